@@ -1,0 +1,1 @@
+"""A durable, shared, queryable replay buffer for LLM reinforcement learning."""

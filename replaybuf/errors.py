@@ -1,0 +1,99 @@
+"""Every error that replaybuf raises on purpose.
+
+All share the base `ReplayBufError`; the docstring of a class is its message when none is given. Where Python has a
+built-in for the same thing (ValueError, TimeoutError, ...) the class is also one of those, so that code which knows
+nothing of replaybuf catches it too. Errors of database drivers are translated at the edge (`storage.sql.driver`), with
+the original as `__cause__` and without passwords.
+"""
+
+from __future__ import annotations
+
+
+class ReplayBufError(Exception):
+    """Something went wrong in replaybuf."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (self.__doc__ or "").strip())
+
+
+class ConfigError(ReplayBufError, ValueError):
+    """The configuration can't work."""
+
+
+class MissingDriverError(ConfigError, ImportError):
+    """A package that this configuration needs is not installed."""
+
+
+class QueryError(ReplayBufError, ValueError):
+    """The query is not understood.
+
+    `place` is where in the query the mistake is, for example `$and[1].staleness.$gt`.
+    """
+
+    def __init__(self, message: str, place: str = "") -> None:
+        super().__init__(f"{place}: {message}" if place else message)
+        self.place = place
+
+
+class RolloutError(ReplayBufError, ValueError):
+    """The rollouts given to put lack something that it needs."""
+
+
+class EncodeError(RolloutError, TypeError):
+    """A rollout holds a value that can't be stored; the message names its path in the rollout."""
+
+
+class DecodeError(ReplayBufError, ValueError):
+    """A stored payload can't be read: it is damaged, or was written for another rollout type."""
+
+
+class ClosedError(ReplayBufError, RuntimeError):
+    """The buffer is closed; build a new one to go on."""
+
+
+class NotReadyError(ReplayBufError, TimeoutError):
+    """The time to wait is over and the groups asked for are not there; nothing was taken."""
+
+
+class StorageError(ReplayBufError):
+    """The database refused or failed; nothing of the operation was stored."""
+
+
+class UnreachableError(StorageError, ConnectionError):
+    """The database server can't be reached."""
+
+
+class AccessError(StorageError, PermissionError):
+    """The database refused the user, the password or the write."""
+
+
+class LockedError(StorageError, TimeoutError):
+    """Another process held the database's write lock for longer than the lock timeout."""
+
+
+class DiskFullError(StorageError, OSError):
+    """The disk is full; what was committed before is safe."""
+
+
+class NotADatabaseError(StorageError):
+    """The file is not a replaybuf database, or it is damaged."""
+
+
+class SchemaError(StorageError):
+    """The database was made by another version of replaybuf."""
+
+
+class SnapshotError(ReplayBufError):
+    """The snapshot can't be resumed from."""
+
+
+class NotEmptyError(SnapshotError, RuntimeError):
+    """A snapshot can be resumed only into an empty buffer."""
+
+
+class MissingSnapshotError(SnapshotError, FileNotFoundError):
+    """There is no snapshot in this folder."""
+
+
+class SnapshotMismatchError(SnapshotError, ValueError):
+    """The snapshot was written with another schema or policy."""

@@ -1,0 +1,112 @@
+"""Rollouts and their status: the data that the store holds.
+
+A *rollout* is one trajectory sampled for a prompt; a *group* is the list of rollouts of one prompt, the unit that is
+stored, taken and expired. Field names and statuses are those of InternLM xtuner, so that data moves without renaming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Status(StrEnum):
+    """What became of a rollout, or of a group of them."""
+
+    INIT = "init"
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+    FAILED = "failed"
+    FILTERED = "filtered"
+    ARCHIVED = "archived"
+
+
+# A group that is not wholly completed has the first of these statuses that one of its rollouts has.
+_STATUS_PRECEDENCE = (
+    Status.FAILED,
+    Status.ABORTED,
+    Status.EXPIRED,
+    Status.FILTERED,
+    Status.INIT,
+    Status.ARCHIVED,
+)
+
+
+def group_status(statuses: Iterable[Status]) -> Status:
+    """The status of a group, from those of its rollouts: COMPLETED when all are, otherwise the first of FAILED,
+    ABORTED, EXPIRED, FILTERED, INIT, ARCHIVED that one of them has."""
+    present = set(statuses)
+    if present == {Status.COMPLETED}:
+        return Status.COMPLETED
+    for status in _STATUS_PRECEDENCE:
+        if status in present:
+            return status
+    return Status.COMPLETED
+
+
+class RolloutState(BaseModel):
+    """One rollout.
+
+    Token fields (`prompt_ids, tokens, response_ids, logprobs, response_mask, response_model_steps, input_ids, labels,
+    position_ids`) take lists or numpy arrays and come back as they went in: arrays with the same dtype and shape, lists
+    as lists. `response_model_steps[i]` is the training step whose weights produced response token i;
+    `seq_staleness` counts train steps. `uid` is the old name of `rollout_id`; setting one sets the other.
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    rollout_id: int | str | None = None
+    group_id: int | str | None = None
+    uid: int | str | None = None
+    message: list[dict[str, Any]]
+    prompt_ids: Any = None
+    num_tokens: int | None = None
+    data_source: Any = None
+    mm_info: Any = None
+    reward_model: Any = None
+    session_id: int | str | None = None
+    tokens: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    sample_params: Any = None
+    response: str | None = None
+    tool_calls: Any = None
+    response_ids: Any = None
+    logprobs: Any = None
+    routed_experts: Any = None
+    finish_reason: str | None = None
+    response_mask: Any = None
+    response_model_steps: Any = None
+    seq_staleness: int = 0
+    input_ids: Any = None
+    labels: Any = None
+    reward: Any = None
+    task_name: str | None = None
+    status: Status = Status.INIT
+    error_msg: str | None = None
+    position_ids: Any = None
+    extra_fields: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_identity(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        rollout_id, uid = data.get("rollout_id"), data.get("uid")
+        if rollout_id is None and uid is None:
+            return data
+        if rollout_id is not None and uid is not None and rollout_id != uid:
+            raise ValueError(f"uid is the old name of rollout_id: give one of them, not {uid!r} and {rollout_id!r}")
+        identity = uid if rollout_id is None else rollout_id
+        return {**data, "rollout_id": identity, "uid": identity}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "uid":
+            super().__setattr__("rollout_id", value)
+        elif name == "rollout_id":
+            super().__setattr__("uid", value)

@@ -1,0 +1,1 @@
+"""The SQL backends: SQLite and PostgreSQL."""
