@@ -16,6 +16,10 @@ class ReplayBufError(Exception):
         super().__init__(message or (self.__doc__ or "").strip())
 
 
+class InputError(ReplayBufError, ValueError):
+    """An argument has a value that can't be used."""
+
+
 class ConfigError(ReplayBufError, ValueError):
     """The configuration can't work."""
 

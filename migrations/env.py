@@ -1,0 +1,47 @@
+"""How alembic reaches a replaybuf database: on a connection it is handed, or at `-x url=...` or REPLAYBUF_URL."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from alembic import context
+from sqlalchemy import Connection
+
+from replaybuf.storage.sql.database import Database
+from replaybuf.storage.sql.driver import parse_url
+from replaybuf.storage.sql.schema import VERSION_TABLE
+from replaybuf.storage.sql.tables import metadata
+
+
+def migrate(connection: Connection) -> None:
+    """Run the chain in the connection's transaction."""
+    context.configure(
+        connection=connection, target_metadata=metadata, version_table=VERSION_TABLE, transactional_ddl=False
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+async def migrate_url(url: str) -> None:
+    database = Database(parse_url(url), durability="full", lock_timeout=30)
+    try:
+        await database.write(migrate, alone=True)
+    finally:
+        await database.dispose()
+
+
+def main() -> None:
+    if context.is_offline_mode():
+        raise SystemExit("offline mode (--sql) is not supported: the statements depend on the database")
+    connection = context.config.attributes.get("connection")
+    if connection is not None:
+        migrate(connection)
+        return
+    url = context.get_x_argument(as_dictionary=True).get("url") or os.environ.get("REPLAYBUF_URL")
+    if not url:
+        raise SystemExit("give the database: alembic -x url=sqlite:///run.db upgrade head (or set REPLAYBUF_URL)")
+    asyncio.run(migrate_url(url))
+
+
+main()

@@ -1,0 +1,104 @@
+"""Checks of what users pass: each says what was wrong and what would be right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from replaybuf.errors import InputError
+from replaybuf.rollout import Status
+from replaybuf.storage.base import Tags
+
+_MAX_NAME = 200
+_INT64 = 2**63
+
+
+def check_task_name(name: Any) -> str:
+    """A task name: a non-empty text that both databases can hold."""
+    return _check_text(name, "task_name")
+
+
+def check_key(key: Any) -> str | None:
+    """The key of a put, or None."""
+    return None if key is None else _check_text(key, "key")
+
+
+def _check_text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{what} must be a text, got {type(value).__name__}")
+    if not value:
+        raise InputError(f"{what} is empty")
+    if len(value) > _MAX_NAME:
+        raise InputError(f"{what} has {len(value)} characters; the limit is {_MAX_NAME}")
+    if not _storable(value):
+        raise InputError(f"{what} {value!r} holds a NUL or a lone surrogate, which no database can store")
+    return str(value)
+
+
+def _storable(text: str) -> bool:
+    if "\x00" in text:
+        return False
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_tags(tags: Any) -> Tags | None:
+    """Tags: a flat dict of texts, 64-bit integers, finite floats, booleans and None; a copy of it."""
+    if tags is None:
+        return None
+    if not isinstance(tags, Mapping):
+        raise InputError(f"tags must be a dict, got {type(tags).__name__}")
+    return {_check_text(name, "a tag's name"): _check_tag(name, value) for name, value in tags.items()}
+
+
+def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and -_INT64 <= value < _INT64:
+        return int(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, str) and _storable(value):
+        return str(value)
+    raise InputError(
+        f"tags[{name!r}] is {value!r:.100}: a tag is a str (without NUL), a 64-bit int, a finite float, a bool or None"
+    )
+
+
+def check_priority(priority: Any) -> float:
+    """A priority: a finite number that isn't negative."""
+    if isinstance(priority, bool) or not isinstance(priority, (int, float)) or not 0 <= priority < math.inf:
+        raise InputError(f"priority must be a finite number of at least 0, got {priority!r}")
+    return float(priority)
+
+
+def check_status(status: Any) -> Status:
+    """A status, from a Status or its value."""
+    try:
+        return Status(status)
+    except ValueError:
+        raise InputError(f"unknown status {status!r}; there are {', '.join(Status)}") from None
+
+
+def check_sizes(sizes: Any) -> dict[str, int]:
+    """Numbers of groups by task; negative ones count as 0."""
+    if not isinstance(sizes, Mapping):
+        raise InputError(f"expected a dict of task names and sizes, got {type(sizes).__name__}")
+    for name, size in sizes.items():
+        check_task_name(name)
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise InputError(f"the size of task {name!r} must be a whole number, got {size!r}")
+    return {name: max(0, size) for name, size in sizes.items()}
+
+
+def check_timeout(timeout: Any) -> float:
+    """A timeout in seconds; None is for ever."""
+    if timeout is None:
+        return math.inf
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout) or timeout < 0:
+        raise InputError(f"timeout must be a number of seconds of at least 0, or None for ever, got {timeout!r}")
+    return float(timeout)

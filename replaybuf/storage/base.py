@@ -1,0 +1,213 @@
+"""The contract of a storage backend.
+
+A backend keeps groups, and answers for their metadata. It knows nothing of how a group gets its status or of how long
+anyone waits: `ReplayBuffer` does that. Queries arrive parsed (`replaybuf.query`), orders as `replaybuf.policy` terms.
+`replaybuf.testing.contract` is the test suite that every backend passes, third-party ones included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from replaybuf.policy import Order
+from replaybuf.query import Node
+from replaybuf.rollout import Status
+from replaybuf.staleness import ExpiryRule
+
+Tags = dict[str, str | int | float | bool | None]
+
+
+class Unset:
+    """The type of UNSET: a value that was not given, where None means something."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset()
+
+
+@dataclass(slots=True)
+class NewGroup:
+    """A group on its way into the store, already normalised and checked by the rules of put.
+
+    `train_step` is the step that the rollouts' staleness was computed for, or None where they brought their own or where
+    some of them expired. `key` makes the put repeatable: a group of the same task and key is replaced.
+    """
+
+    task_name: str
+    status: Status
+    staleness: int
+    rollouts: Sequence[Any]
+    created_at: float
+    train_step: int | None = None
+    priority: float = 1.0
+    tags: Tags | None = None
+    key: str | None = None
+
+
+@dataclass(slots=True)
+class StorageItem:
+    """A stored group with its metadata.
+
+    `uid` identifies it and is never used again, `timestamp_id` is its place in insertion order; neither changes.
+    `staleness` is in train steps, `created_at` in seconds since the epoch, `reward` the mean of its rollouts (None where
+    none has one), `error` says why a group was set aside as FAILED, `item` is the group: the list of its rollouts, or an
+    empty list where the payload can't be decoded.
+    """
+
+    uid: int
+    timestamp_id: int
+    task_name: str
+    status: Status
+    staleness: int
+    priority: float
+    times_sampled: int
+    created_at: float
+    reward: float | None
+    tags: Tags | None = None
+    key: str | None = None
+    error: str | None = None
+    item: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What an update sets; UNSET leaves a field as it is."""
+
+    status: Status | Unset = UNSET
+    priority: float | Unset = UNSET
+    tags: Tags | None | Unset = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """One staleness refresh: the step, the groups that it is for, and each task's rule."""
+
+    train_step: int
+    rules: Mapping[str, ExpiryRule]
+    statuses: tuple[Status, ...]
+
+
+class StorageBackend(ABC):
+    """Where groups are kept. Every coroutine is safe to cancel: either it had its whole effect or none.
+
+    `durable` says whether what was put outlives the process.
+    """
+
+    durable: bool = False
+
+    async def open(self) -> None:  # noqa: B027
+        """Get ready; called before any other method. Creates what isn't there yet."""
+
+    async def close(self) -> None:  # noqa: B027
+        """Let go of all resources. Puts that wait to be committed are committed first."""
+
+    @abstractmethod
+    async def put(self, group: NewGroup) -> int:
+        """Store a group and return its uid. When it returns, the group is committed.
+
+        Raises EncodeError for values that can't be stored; then nothing is.
+        """
+
+    @abstractmethod
+    async def take(
+        self,
+        wanted: Mapping[str, int],
+        *,
+        status: Status,
+        order: Order,
+        where: Node | None = None,
+        all_or_nothing: bool = False,
+    ) -> dict[str, list[StorageItem]] | None:
+        """Remove and return up to `wanted[task]` groups of each task, in `order`, in one transaction.
+
+        No two takers get the same group. With `all_or_nothing` the answer is None, and nothing was taken, unless every
+        task has as many as wanted. A group whose payload can't be decoded is set aside (status FAILED, with the reason
+        in `error`) and the next one is taken in its place. When the call is cancelled, the groups are in the store.
+        """
+
+    @abstractmethod
+    def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
+        """Read the groups that match, without consuming them. Holds no lock or transaction between items."""
+
+    async def get(self, query: Node, *, order: Order, limit: int | None = None) -> list[StorageItem]:
+        """As `find`, as a list."""
+        return [item async for item in self.find(query, order=order, limit=limit)]
+
+    @abstractmethod
+    async def count(self, query: Node, *, at_most: int | None = None) -> int:
+        """How many groups match; counting stops at `at_most`."""
+
+    @abstractmethod
+    async def count_statuses(self) -> dict[tuple[str, Status], int]:
+        """The number of groups of each task and status that has any."""
+
+    @abstractmethod
+    async def delete(self, query: Node) -> int:
+        """Remove the groups that match; how many."""
+
+    @abstractmethod
+    async def update(self, query: Node, changes: Changes) -> int:
+        """Change the metadata of the groups that match; how many. Staleness, uid and order stay."""
+
+    @abstractmethod
+    async def refresh(self, refresh: Refresh) -> dict[str, int]:
+        """Give all groups of the tasks and statuses the staleness of the train step and apply the expiry rules.
+
+        Returns the number of groups of each task that expired. Groups that aren't retryable are removed and counted as
+        dropped. One transaction.
+        """
+
+    @abstractmethod
+    async def drop(self, task_name: str, count: int = 1) -> None:
+        """Count groups of the task that expired before they were stored."""
+
+    @abstractmethod
+    async def dropped(self, task_name: str) -> int:
+        """How many groups of the task were dropped because they expired and weren't retryable."""
+
+    @abstractmethod
+    async def changed(self, timeout: float) -> None:
+        """Return soon after groups were committed by anyone, or after `timeout` seconds at the latest.
+
+        It may also return early without a change: callers look and wait again.
+        """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of groups; can be called inside and outside of an event loop."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything in the store as a dict of plain values and bytes; any backend can load it. Blocks the caller."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` gave into this store, which must be empty. Blocks the caller.
+
+        Raises NotEmptyError when it isn't, SnapshotMismatchError for a dict of another version.
+        """
+
+    async def save(self, path: str, about: Mapping[str, str]) -> None:
+        """Write a consistent snapshot to the SQLite file `path`, over what is there, while others go on writing.
+
+        `about` is kept in the snapshot; `resume` compares it. This version goes through `state_dict`.
+        """
+        from replaybuf.storage.sql.snapshot import write_state
+
+        await asyncio.to_thread(write_state, path, self.state_dict(), about)
+
+    async def resume(self, path: str, expected: Mapping[str, str]) -> None:
+        """Load the snapshot at `path` into this store, all of it or nothing.
+
+        Raises NotEmptyError when the store isn't empty and SnapshotMismatchError when the snapshot's `about` differs
+        from `expected`. This version goes through `load_state_dict`.
+        """
+        from replaybuf.storage.sql.snapshot import load_file_state
+
+        self.load_state_dict(await asyncio.to_thread(load_file_state, path, expected))

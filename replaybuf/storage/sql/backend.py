@@ -1,0 +1,366 @@
+"""The SQL backend: one implementation for SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, func, select
+
+from replaybuf.codec import Codec
+from replaybuf.errors import ClosedError, DecodeError
+from replaybuf.policy import Order, OrderTerm
+from replaybuf.query import LogicNode, Node
+from replaybuf.rollout import Status
+from replaybuf.storage.base import Changes, NewGroup, Refresh, StorageBackend, StorageItem
+from replaybuf.storage.sql import put, refresh, select as selecting, take
+from replaybuf.storage.sql.commit import GroupCommit
+from replaybuf.storage.sql.database import Database
+from replaybuf.storage.sql.driver import is_memory, parse_url, public_url
+from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, encode_group
+from replaybuf.storage.sql.schema import check_schema, create_schema
+from replaybuf.storage.sql.snapshot import copy_from, copy_to, load_state, read_state
+from replaybuf.storage.sql.sweep import Sweeper
+from replaybuf.storage.sql.tables import group
+from replaybuf.storage.sql.thread import DatabaseThread
+from replaybuf.storage.sql.watch import Watch
+
+T = TypeVar("T")
+
+FIND_CHUNK_BYTES = 8 * 1024 * 1024
+FIND_CHUNK_GROUPS = 256
+_EVERYTHING = LogicNode("$and", ())
+_IN_ORDER: Order = (OrderTerm("timestamp_id"),)
+
+
+class SQLStorage(StorageBackend):
+    """Groups in a SQLite file or a PostgreSQL database, shared with whoever opens the same URL.
+
+    `durability="full"` makes SQLite wait for the disk at every commit, so that not even a power cut loses one; "normal"
+    survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds.
+    """
+
+    def __init__(
+        self, url: str, codec: Codec, *, durability: str = "normal", lock_timeout: float = 30.0, read_only: bool = False
+    ) -> None:
+        self.url = parse_url(url)
+        self.durable = not is_memory(self.url)
+        self._codec = codec
+        self._durability = durability
+        self._lock_timeout = lock_timeout
+        self._read_only = read_only
+        self._closed = False
+        self._open: _Open | None = None
+
+    # Opening and closing
+
+    async def open(self) -> None:
+        state = self._state()
+        if not state.ready:
+            await state.thread.run(state.prepare)
+
+    async def close(self) -> None:
+        state, self._open, self._closed = self._open, None, True
+        if state is not None and state.thread.pid == os.getpid():
+            # In a thread, and shielded: a cancelled close still commits what waits.
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, state.close))
+
+    def _state(self) -> _Open:
+        if self._closed:
+            raise ClosedError
+        if self._open is None or self._open.thread.pid != os.getpid():
+            # Threads and connections don't survive a fork; the child opens its own.
+            self._open = _Open(self)
+        return self._open
+
+    async def _read(self, function: Callable[[Connection], T]) -> T:
+        state = await self._ready()
+        return await state.thread.run(lambda: state.database.read(function))
+
+    async def _write(self, function: Callable[[Connection], T], *, alone: bool = False) -> T:
+        state = await self._ready()
+
+        async def work() -> T:
+            result = await state.database.write(function, alone=alone)
+            state.watch.committed()
+            return result
+
+        return await state.thread.run(work)
+
+    async def _ready(self) -> _Open:
+        state = self._state()
+        if not state.ready:
+            await state.thread.run(state.prepare)
+        return state
+
+    # Putting and taking
+
+    async def put(self, group: NewGroup) -> int:
+        state = self._open
+        if state is None or not state.ready or self._closed or state.thread.pid != os.getpid():
+            state = await self._ready()
+        return await state.commits.put(group)
+
+    async def take(
+        self,
+        wanted: Mapping[str, int],
+        *,
+        status: Status,
+        order: Order,
+        where: Node | None = None,
+        all_or_nothing: bool = False,
+    ) -> dict[str, list[StorageItem]] | None:
+        state = await self._ready()
+        taking = _Taking(state, self._codec, dict(wanted), status, order, where, all_or_nothing)
+        taken = await state.thread.run(taking.run, undo=taking.undo)
+        return None if taken is None else taken[1]
+
+    # Reading
+
+    async def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
+        found = await self._read(lambda connection: selecting.find_uids(connection, query, order, limit))
+        for uids in _chunks(found):
+            rows = await self._read(lambda connection, uids=uids: selecting.read_groups(connection, uids, query))  # type: ignore[misc]
+            state = await self._ready()
+            for item in await state.thread.run(lambda rows=rows: state.compute(self._decode_leniently, rows)):  # type: ignore[misc]
+                yield item
+
+    def _decode_leniently(self, rows: list[GroupRow]) -> list[StorageItem]:
+        items = []
+        for row in rows:
+            try:
+                items.append(row.decode(self._codec))
+            except DecodeError as error:
+                items.append(row.item([], str(error)))
+        return items
+
+    async def count(self, query: Node, *, at_most: int | None = None) -> int:
+        return await self._read(lambda connection: selecting.count_groups(connection, query, at_most))
+
+    async def count_statuses(self) -> dict[tuple[str, Status], int]:
+        return await self._read(selecting.count_lanes)
+
+    async def dropped(self, task_name: str) -> int:
+        return await self._read(lambda connection: selecting.count_dropped(connection, task_name))
+
+    def __len__(self) -> int:
+        return self._blocking(_count_all)
+
+    # Changing
+
+    async def delete(self, query: Node) -> int:
+        return await self._write(lambda connection: selecting.delete_groups(connection, query, time.time()))
+
+    async def update(self, query: Node, changes: Changes) -> int:
+        return await self._write(lambda connection: selecting.update_groups(connection, query, changes))
+
+    async def refresh(self, refresh_: Refresh) -> dict[str, int]:
+        return await self._write(
+            lambda connection: refresh.refresh_staleness(connection, refresh_, time.time()), alone=True
+        )
+
+    async def drop(self, task_name: str, count: int = 1) -> None:
+        await self._write(lambda connection: put.count_dropped(connection, task_name, count))
+
+    async def changed(self, timeout: float) -> None:
+        state = await self._ready()
+        await state.watch.wait(timeout)
+
+    # Snapshots
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._blocking(lambda connection: read_state(connection, self._codec))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._blocking(lambda connection: load_state(connection, self._codec, state), write=True)
+
+    async def save(self, path: str, about: Mapping[str, str]) -> None:
+        state = await self._ready()
+        await state.thread.run(lambda: copy_to(state.database, path, about))
+
+    async def resume(self, path: str, expected: Mapping[str, str]) -> None:
+        state = await self._ready()
+
+        async def work() -> None:
+            await copy_from(state.database, path, expected)
+            state.watch.committed()
+
+        await state.thread.run(work)
+
+    def _blocking(self, function: Callable[[Connection], T], *, write: bool = False) -> T:
+        state = self._state()
+
+        async def work() -> T:
+            await state.prepare()
+            return await (state.database.write(function) if write else state.database.read(function))
+
+        return state.thread.run_blocking(work, self._lock_timeout + 600)
+
+
+class _Open:
+    """What an open store holds: the thread, the engine, and the tasks that run beside the operations."""
+
+    def __init__(self, storage: SQLStorage) -> None:
+        self._storage = storage
+        self._codec = storage._codec
+        self.ready = False
+        self._preparing: asyncio.Lock | None = None
+        self.database = Database(
+            storage.url,
+            durability=storage._durability,
+            lock_timeout=storage._lock_timeout,
+            read_only=storage._read_only,
+        )
+        self.executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
+        self.thread = DatabaseThread("replaybuf-database")
+        self.watch = Watch(self.thread, self.database)
+        self.sweeper = Sweeper(self.database)
+        self.commits = GroupCommit(
+            self.thread, lambda new: encode_group(self._codec, new), self._commit, self.executor
+        )
+
+    async def prepare(self) -> None:
+        """Check the schema, or create it in a new database (database's thread)."""
+        if self._preparing is None:
+            self._preparing = asyncio.Lock()
+        async with self._preparing:
+            if self.ready:
+                return
+            where = public_url(self.database.url)
+            exists = await self.database.read(lambda connection: check_schema(connection, where))
+            if not exists:
+                await self.database.write(lambda connection: create_schema(connection, where))
+            if not self._storage._read_only:
+                self.sweeper.start()
+            self.ready = True
+
+    async def compute(self, function: Callable[[T], Any], argument: T) -> Any:
+        """Run CPU work in another thread."""
+        return await self.thread.loop.run_in_executor(self.executor, function, argument)
+
+    async def _commit(self, groups: Sequence[EncodedGroup]) -> list[int]:
+        uids = await self.database.write(lambda connection: put.put_groups(connection, groups, time.time()))
+        self.watch.committed()
+        return uids
+
+    def close(self) -> None:
+        """Commit what waits and let go of everything; blocks."""
+        try:
+            self.thread.close(self._shut_down, timeout=60)
+        finally:
+            self.executor.shutdown(wait=True)
+
+    async def _shut_down(self) -> None:
+        await self.commits.drain()
+        await self.sweeper.stop()
+        await self.watch.stop()
+        await self.database.dispose()
+
+
+Taken = tuple[list[GroupRow], dict[str, list[StorageItem]]]
+
+
+class _Taking:
+    """One take: a transaction, the decoding after it, and the way back."""
+
+    def __init__(
+        self,
+        state: _Open,
+        codec: Codec,
+        wanted: dict[str, int],
+        status: Status,
+        order: Order,
+        where: Node | None,
+        all_or_nothing: bool,
+    ) -> None:
+        self._state = state
+        self._codec = codec
+        self._wanted = {task_name: size for task_name, size in wanted.items() if size > 0}
+        self._empty: dict[str, list[StorageItem]] = {task_name: [] for task_name in wanted}
+        self._status = status
+        self._order = order
+        self._where = where
+        self._all_or_nothing = all_or_nothing
+
+    async def run(self) -> Taken | None:
+        """Take, until every group that was taken could be decoded (database's thread)."""
+        while True:
+            rows = await self._state.database.write(self._transaction)
+            if rows is None:
+                return None
+            try:
+                items, failed = await self._state.compute(self._decode, rows)
+            except BaseException:
+                await self._give_back(rows, {})
+                raise
+            if not failed:
+                return rows, {**self._empty, **_by_task(items)}
+            # Rare: intact, but of another rollout type. Those are set aside, and the take begins anew.
+            await self._give_back(rows, failed)
+
+    async def undo(self, taken: Taken | None) -> None:
+        """Put everything back as it was: nobody received it (database's thread)."""
+        if taken is not None:
+            await self._give_back(taken[0], {})
+
+    async def _give_back(self, rows: list[GroupRow], failed: dict[int, str]) -> None:
+        await self._state.database.write(lambda connection: put.give_back(connection, rows, failed))
+        self._state.watch.committed()
+
+    def _transaction(self, connection: Connection) -> list[GroupRow] | None:
+        rows: list[GroupRow] = []
+        for task_name, size in self._wanted.items():
+            found = take.take_groups(
+                connection,
+                self._codec,
+                task_name,
+                size,
+                status=self._status,
+                order=self._order,
+                where=self._where,
+                now=time.time(),
+            )
+            rows += found
+            if self._all_or_nothing and len(found) < size:
+                # Not a rollback: groups that were set aside as damaged stay so.
+                put.give_back(connection, rows, {})
+                return None
+        return rows
+
+    def _decode(self, rows: list[GroupRow]) -> tuple[list[StorageItem], dict[int, str]]:
+        items: list[StorageItem] = []
+        failed: dict[int, str] = {}
+        for row in rows:
+            try:
+                items.append(row.decode(self._codec))
+            except DecodeError as error:
+                failed[row.uid] = str(error)
+        return items, failed
+
+
+def _by_task(items: Sequence[StorageItem]) -> dict[str, list[StorageItem]]:
+    result: dict[str, list[StorageItem]] = {}
+    for item in items:
+        result.setdefault(item.task_name, []).append(item)
+    return result
+
+
+def _chunks(found: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Uids in chunks whose payloads fit in memory together."""
+    chunks: list[list[int]] = []
+    size = FIND_CHUNK_BYTES + 1
+    for uid, nbytes in found:
+        if size + nbytes > FIND_CHUNK_BYTES or len(chunks[-1]) >= FIND_CHUNK_GROUPS:
+            chunks.append([])
+            size = 0
+        chunks[-1].append(uid)
+        size += nbytes
+    return chunks
+
+
+def _count_all(connection: Connection) -> int:
+    return int(connection.execute(select(func.count()).select_from(group)).scalar_one())

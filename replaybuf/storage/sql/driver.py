@@ -1,0 +1,235 @@
+"""Everything that differs between the database drivers: URLs, engines, settings, and what their exceptions mean."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, event, exc
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
+
+from replaybuf.errors import (
+    AccessError,
+    ConfigError,
+    DiskFullError,
+    LockedError,
+    MissingDriverError,
+    NotADatabaseError,
+    ReplayBufError,
+    StorageError,
+    UnreachableError,
+)
+
+#: 16 KiB pages: 100 KB payloads are written at 1.3 times the rate of 4 KiB pages (`benchmarks/README.md`).
+SQLITE_PAGE_SIZE = 16 * 1024
+#: The write-ahead log is copied into the database whenever it has grown by this many pages (16 MiB).
+SQLITE_CHECKPOINT_PAGES = 1024
+SQLITE_CACHE_KIB = 16 * 1024
+
+_SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
+_POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
+
+
+def parse_url(url: str) -> URL:
+    """A database URL as people write it, with the async driver filled in.
+
+    Accepts `sqlite:///run.db`, `sqlite:///:memory:`, `sqlite://`, `postgresql://...` and `postgres://...`. Raises
+    ConfigError for anything else; the message never shows a password.
+    """
+    if not isinstance(url, str) or not url:
+        raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")
+    try:
+        parsed = make_url(url)
+    except (exc.ArgumentError, ValueError):
+        hint = f"; for a file write sqlite:///{url}" if "://" not in url else ""
+        raise ConfigError(
+            f"can't read the database url {redact(url)!r}: expected sqlite:///FILE or "
+            f"postgresql://user@host/database{hint}"
+        ) from None
+    if parsed.drivername in _SQLITE_NAMES:
+        if parsed.host:
+            raise ConfigError(f"{redact(url)!r} has a host; a relative file is sqlite:///run.db, an absolute one has 4 /")
+        return parsed.set(drivername="sqlite+aiosqlite", database=parsed.database or ":memory:")
+    if parsed.drivername in _POSTGRES_NAMES:
+        return _asyncpg_options(parsed.set(drivername="postgresql+asyncpg"))
+    raise ConfigError(
+        f"{parsed.drivername!r} is not supported (in {redact(url)!r}); use sqlite:///FILE or "
+        "postgresql://user@host/database"
+    )
+
+
+def redact(url: str | URL) -> str:
+    """The URL without passwords, for messages."""
+    text = url.render_as_string(hide_password=True) if isinstance(url, URL) else str(url)
+    text = re.sub(r"(://[^/@:]*):(?:[^@]*)@", r"\1:***@", text)
+    return re.sub(r"(?i)((?:password|passwd|sslpassword)=)[^&\s]*", r"\1***", text)
+
+
+def public_url(url: URL) -> str:
+    """The URL as people write it, without driver and password."""
+    return redact(url.set(drivername=url.get_backend_name()))
+
+
+def is_memory(url: URL) -> bool:
+    """Whether the URL names a SQLite database in memory."""
+    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+
+def _asyncpg_options(url: URL) -> URL:
+    """libpq's spelling of options, as asyncpg wants it."""
+    query = dict(url.query)
+    if "sslmode" in query:
+        query["ssl"] = query.pop("sslmode")
+    for unknown in ("channel_binding", "gssencmode"):
+        query.pop(unknown, None)
+    return url.set(query=query)
+
+
+def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: bool = False) -> AsyncEngine:
+    """The async engine for a URL from `parse_url`. Connects to nothing yet."""
+    if url.get_backend_name() == "sqlite":
+        return _sqlite_engine(url, durability, lock_timeout, read_only)
+    if importlib.util.find_spec("asyncpg") is None:
+        raise MissingDriverError(
+            "PostgreSQL needs the driver asyncpg, which is not installed: pip install 'replaybuf[postgres]'"
+        )
+    milliseconds = str(max(1, int(lock_timeout * 1000)))
+    settings = {"application_name": "replaybuf", "lock_timeout": milliseconds, "jit": "off"}
+    if durability == "normal":
+        settings["synchronous_commit"] = "on"
+    if read_only:
+        settings["default_transaction_read_only"] = "on"
+    return create_async_engine(
+        url,
+        pool_size=8,
+        max_overflow=8,
+        pool_timeout=lock_timeout,
+        pool_pre_ping=True,
+        connect_args={"timeout": 10, "command_timeout": 600, "server_settings": settings},
+    )
+
+
+def _sqlite_engine(url: URL, durability: str, lock_timeout: float, read_only: bool) -> AsyncEngine:
+    memory = is_memory(url)
+    options: dict[str, Any] = {"timeout": lock_timeout, "isolation_level": None, "check_same_thread": False}
+    if read_only and not memory:
+        path = Path(url.database or "").absolute()
+        url = url.set(database=f"file:{_quote_path(path)}", query={"mode": "ro", "uri": "true"})
+    pool: dict[str, Any] = {"poolclass": StaticPool}
+    if not memory:
+        pool = {"poolclass": AsyncAdaptedQueuePool, "pool_size": 6, "max_overflow": 2, "pool_timeout": lock_timeout}
+    engine = create_async_engine(url, connect_args=options, **pool)
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def configure(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA cache_size = -{SQLITE_CACHE_KIB}")
+        if read_only:
+            cursor.execute("PRAGMA query_only = ON")
+        else:
+            cursor.execute(f"PRAGMA page_size = {SQLITE_PAGE_SIZE}")
+            cursor.execute("PRAGMA journal_mode = WAL")
+            cursor.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
+            cursor.execute(f"PRAGMA wal_autocheckpoint = {SQLITE_CHECKPOINT_PAGES}")
+            cursor.execute(f"PRAGMA journal_size_limit = {4 * SQLITE_CHECKPOINT_PAGES * SQLITE_PAGE_SIZE}")
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A read transaction that turns into a write fails at once when another connection has written in between,
+        # whatever the busy timeout; so whoever is going to write says so at the start.
+        write = connection.get_execution_options().get("replaybuf_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _quote_path(path: Path) -> str:
+    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+@contextmanager
+def translated(url: URL, lock_timeout: float) -> Iterator[None]:
+    """Raise what drivers and SQLAlchemy raise as errors of replaybuf that say what to do."""
+    try:
+        yield
+    except ReplayBufError:
+        raise
+    except (exc.SQLAlchemyError, sqlite3.Error, OSError, TimeoutError) as error:
+        raise _translate(error, url, lock_timeout) from error
+    except Exception as error:
+        if type(error).__module__.startswith("asyncpg"):
+            raise _translate(error, url, lock_timeout) from error
+        raise
+
+
+def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBufError:
+    where = public_url(url)
+    cause = _driver_error(error)
+    if url.get_backend_name() == "sqlite":
+        return _translate_sqlite(cause, where, str(url.database), lock_timeout)
+    return _translate_postgres(cause, where, lock_timeout)
+
+
+def _driver_error(error: BaseException) -> BaseException:
+    """The driver's own exception below SQLAlchemy's wrappers."""
+    seen = error
+    while True:
+        inner = getattr(seen, "orig", None) or getattr(seen, "__cause__", None)
+        if inner is None or inner is seen:
+            return seen
+        seen = inner
+
+
+def _translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: float) -> ReplayBufError:
+    text = str(error)
+    if "locked" in text:
+        return LockedError(
+            f"another process held the write lock of {where} for more than {lock_timeout:g} s: look for a long "
+            "transaction (a shell with BEGIN open?), or raise lock_timeout"
+        )
+    if "disk is full" in text or "disk I/O error" in text:
+        return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
+    if "readonly" in text or "read-only" in text:
+        return AccessError(f"{where} is read-only: check the permissions of the file and of its folder")
+    if "not a database" in text or "malformed" in text or "encrypted" in text:
+        return NotADatabaseError(f"{where}: {text}; give the path of a replaybuf database, or of a file to create")
+    if "unable to open" in text:
+        folder = Path(path).absolute().parent
+        reason = "can't be opened or created" if folder.is_dir() else f"can't be created: there is no folder {folder}"
+        return AccessError(f"{where} {reason}")
+    return StorageError(f"{where}: {text}")
+
+
+# What PostgreSQL's error codes mean for the user: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_DISK_FULL = {"53100"}
+_LOCKED = {"55P03", "57014"}
+_ACCESS = {"28000", "28P01", "42501", "25006"}
+
+
+def _translate_postgres(error: BaseException, where: str, lock_timeout: float) -> ReplayBufError:
+    code = getattr(error, "sqlstate", None)
+    text = str(error) or type(error).__name__
+    if code in _ACCESS:
+        return AccessError(f"{where} refused access: {text}")
+    if code == "3D000":
+        return UnreachableError(f"{where}: {text}; create the database first (createdb)")
+    if code in _LOCKED:
+        return LockedError(f"{where}: waited more than {lock_timeout:g} s for a lock: {text}")
+    if code in _DISK_FULL:
+        return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
+    if code is not None and not code.startswith(("08", "57P", "53")):
+        return StorageError(f"{where}: {text}")
+    return UnreachableError(f"can't reach {where}: {text}; is the server running, and are host and port right?")
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether PostgreSQL rolled a transaction back for another's sake, so that it can be run again."""
+    return getattr(_driver_error(error), "sqlstate", None) in {"40001", "40P01"}

@@ -1,0 +1,149 @@
+"""Putting: the statements that store groups, and those that give taken ones back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from replaybuf.rollout import Status
+from replaybuf.storage.sql.lanes import Lane, LaneName, need_lanes, start_clock
+from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, scoped_key
+from replaybuf.storage.sql.tables import counter, garbage, group, info, lane, payload, uid_sequence
+
+
+def put_groups(connection: Connection, groups: Sequence[EncodedGroup], now: float) -> list[int]:
+    """Insert groups, in order; their uids."""
+    lanes = _lanes_for(connection, groups)
+    uids = reserve_uids(connection, len(groups))
+    keys = [scoped_key(encoded.group.task_name, encoded.group.key) for encoded in groups]
+    rows = list(zip(uids, groups, keys, strict=True))
+    if any(key is not None for key in keys):
+        rows = _replace_same_keys(connection, rows, now)
+    connection.execute(insert(group), [group_row(uid, encoded, key, lanes) for uid, encoded, key in rows])
+    connection.execute(insert(payload), [payload_row(uid, encoded) for uid, encoded, _ in rows])
+    return uids
+
+
+def reserve_uids(connection: Connection, count: int) -> list[int]:
+    """The next uids; they are never given again, even when the transaction fails (PostgreSQL: leaving a gap)."""
+    if connection.dialect.name == "postgresql":
+        series = func.generate_series(1, count).table_valued("n")
+        return [int(uid) for (uid,) in connection.execute(select(uid_sequence.next_value()).select_from(series))]
+    raised = update(counter).where(counter.c.name == "uid").values(value=counter.c.value + count)
+    last = connection.execute(raised.returning(counter.c.value)).scalar_one()
+    return list(range(last - count + 1, last + 1))
+
+
+def _lanes_for(connection: Connection, groups: Sequence[EncodedGroup]) -> dict[LaneName, Lane]:
+    names = {(encoded.group.task_name, str(encoded.group.status)) for encoded in groups}
+    lanes = need_lanes(connection, names)
+    started = False
+    for encoded in groups:
+        new = encoded.group
+        if new.train_step is not None and lanes[(new.task_name, str(new.status))].step is None:
+            start_clock(connection, lanes[(new.task_name, str(new.status))].id, new.train_step)
+            lanes[(new.task_name, str(new.status))].step = new.train_step
+            started = True
+    return need_lanes(connection, names) if started else lanes
+
+
+def _replace_same_keys(
+    connection: Connection, rows: list[tuple[int, EncodedGroup, str | None]], now: float
+) -> list[tuple[int, EncodedGroup, str | None]]:
+    """Delete the stored groups that have one of these keys; of several new ones with the same key the last stays."""
+    last = {key: uid for uid, _, key in rows if key is not None}
+    if connection.dialect.name == "postgresql":
+        # Two puts of one key wait for each other here, instead of failing on the unique index.
+        for key in sorted(last):
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": key})
+    gone = delete(group).where(group.c.scoped_key.in_(sorted(last))).returning(group.c.uid)
+    discard(connection, [uid for (uid,) in connection.execute(gone)], now)
+    return [(uid, encoded, key) for uid, encoded, key in rows if key is None or last[key] == uid]
+
+
+def group_row(
+    uid: int, encoded: EncodedGroup, key: str | None, lanes: Mapping[LaneName, Lane]
+) -> dict[str, Any]:
+    """A new group as a row of `rb_group`."""
+    new, marks = encoded.group, encoded.marks
+    home = lanes[(new.task_name, str(new.status))]
+    oldest = marks.oldest_step
+    # A group whose staleness is that of its lane's train step follows the lane from now on.
+    follows = (
+        oldest is not None
+        and new.train_step is not None
+        and home.step == new.train_step
+        and new.staleness == new.train_step - oldest - 1
+    )
+    return {
+        "uid": uid,
+        "lane": home.id,
+        "oldest_step": oldest,
+        "pinned_staleness": None if follows else new.staleness,
+        "pinned_step": None,
+        "mixed": marks.mixed,
+        "priority": new.priority,
+        "times_sampled": 0,
+        "created_at": new.created_at,
+        "reward": marks.mean_reward,
+        "bytes": len(encoded.payload),
+        "marks": marks.to_json(),
+        "tags": new.tags or None,
+        "scoped_key": key,
+        "error": None,
+    }
+
+
+def payload_row(uid: int, encoded: EncodedGroup) -> dict[str, Any]:
+    """A new group as a row of `rb_payload`."""
+    return {"uid": uid, "outline": encoded.outline, "prompt": encoded.prompt, "data": encoded.payload}
+
+
+def discard(connection: Connection, uids: Sequence[int], now: float) -> None:
+    """Leave the payloads of removed groups to the sweep."""
+    if uids:
+        connection.execute(insert(garbage), [{"uid": uid, "removed_at": now} for uid in uids])
+
+
+def give_back(connection: Connection, rows: Sequence[GroupRow], failed: Mapping[int, str]) -> None:
+    """Put taken groups back where they were; those in `failed` are set aside with the reason.
+
+    A group whose key was put again in the meantime stays away: the newer one has replaced it.
+    """
+    if not rows:
+        return
+    lanes = need_lanes(connection, {(row.task_name, str(Status.FAILED)) for row in rows if row.uid in failed})
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    for row in rows:
+        columns = dict(row.columns)
+        if row.uid in failed:
+            columns |= pinned(row) | {
+                "lane": lanes[(row.task_name, str(Status.FAILED))].id,
+                "error": failed[row.uid],
+            }
+        stored = connection.execute(dialect.insert(group).on_conflict_do_nothing(), columns)
+        if stored.rowcount:
+            connection.execute(delete(garbage).where(garbage.c.uid == row.uid))
+
+
+def pinned(row: GroupRow) -> dict[str, Any]:
+    """The columns that keep a group's staleness as it is when it leaves its lane."""
+    if row.columns["pinned_staleness"] is not None:
+        return {}
+    return {"pinned_staleness": row.staleness, "pinned_step": row.step}
+
+
+def count_dropped(connection: Connection, task_name: str, count: int) -> None:
+    """Count groups of a task that expired and weren't retryable."""
+    home = need_lanes(connection, [(task_name, str(Status.EXPIRED))])[(task_name, str(Status.EXPIRED))]
+    connection.execute(update(lane).where(lane.c.id == home.id).values(dropped=lane.c.dropped + count))
+
+
+def set_info(connection: Connection, facts: Mapping[str, str]) -> None:
+    """Write facts about the store, over what they were before."""
+    connection.execute(delete(info).where(info.c.name.in_(list(facts))))
+    if facts:
+        connection.execute(insert(info), [{"name": name, "value": value} for name, value in facts.items()])

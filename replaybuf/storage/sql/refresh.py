@@ -1,0 +1,121 @@
+"""Refreshing staleness: a new train step for a lane, and a look at the groups that may have expired.
+
+Most groups follow their lane's step and are not touched. What is rewritten: groups whose staleness was pinned since the
+last refresh, and groups that expire, which are found by an index range. Payloads are never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, bindparam, case, delete, or_, select, update
+
+from replaybuf.rollout import Status
+from replaybuf.staleness import ExpiryRule
+from replaybuf.storage.base import Refresh
+from replaybuf.storage.sql.lanes import Lane, find_lanes, need_lane
+from replaybuf.storage.sql.put import count_dropped, discard
+from replaybuf.storage.sql.select import uid_in
+from replaybuf.storage.sql.tables import group, lane, unsettled
+from replaybuf.summary import Marks
+
+_CHUNK = 5_000
+
+
+def refresh_staleness(connection: Connection, refresh: Refresh, now: float) -> dict[str, int]:
+    """Refresh the lanes and expire groups; the number of expired groups by task."""
+    names = [(task_name, str(status)) for task_name in refresh.rules for status in refresh.statuses]
+    lanes = find_lanes(connection, names)
+    counts = dict.fromkeys(refresh.rules, 0)
+    # EXPIRED goes first: what expires from the other lanes now must not be refreshed a second time there.
+    for task_name, status in sorted(lanes, key=lambda name: (name[0], name[1] != Status.EXPIRED)):
+        home = lanes[(task_name, status)]
+        _set_step(connection, home, refresh.train_step)
+        counts[task_name] += _expire(connection, home, task_name, refresh, now)
+    return counts
+
+
+def _set_step(connection: Connection, home: Lane, step: int) -> None:
+    """Give the lane its step, and the groups whose staleness was pinned since the last one their own."""
+    connection.execute(update(lane).where(lane.c.id == home.id).values(step=step))
+    # Staleness 0 can't be derived from the step for groups without model steps, and for mixed groups whose model is
+    # ahead of the train step.
+    ahead = and_(group.c.mixed, group.c.oldest_step >= step)
+    zero = or_(group.c.oldest_step.is_(None), ahead)
+    in_lane = group.c.lane == home.id
+    connection.execute(
+        update(group)
+        .where(in_lane, unsettled)
+        .values(pinned_staleness=case((zero, 0)), pinned_step=case((zero, step)))
+    )
+    connection.execute(
+        update(group)
+        .where(in_lane, group.c.pinned_staleness.is_(None), group.c.oldest_step >= step, group.c.mixed)
+        .values(pinned_staleness=0, pinned_step=step)
+    )
+
+
+def _expire(connection: Connection, home: Lane, task_name: str, refresh: Refresh, now: float) -> int:
+    """Expire the groups of a lane that its task's rule says are too old; how many."""
+    rule, step = refresh.rules[task_name], refresh.train_step
+    thresholds = [t for t in (rule.stale_threshold, rule.token_stale_threshold) if t is not None]
+    if not thresholds:
+        return 0
+    # A rollout's newest trainable token isn't older than its oldest token, so this range holds all that may expire.
+    newest_expired = step - 1 - min(thresholds)
+    candidates = (
+        select(group.c.uid, group.c.marks)
+        .where(group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired)
+        .order_by(group.c.oldest_step, group.c.uid)
+    )
+    expired: list[tuple[int, Marks]] = []
+    for uid, data in connection.execute(candidates):
+        marks = Marks.from_json(data)
+        if marks.expire(rule, step):
+            expired.append((uid, marks))
+    _store_expired(connection, task_name, expired, rule, now)
+    return len(expired)
+
+
+def _store_expired(
+    connection: Connection, task_name: str, expired: Sequence[tuple[int, Marks]], rule: ExpiryRule, now: float
+) -> None:
+    if not expired:
+        return
+    if not rule.retryable:
+        for start in range(0, len(expired), _CHUNK):
+            uids = [uid for uid, _ in expired[start : start + _CHUNK]]
+            connection.execute(delete(group).where(uid_in(connection, uids)))
+            discard(connection, uids, now)
+        count_dropped(connection, task_name, len(expired))
+        return
+    target = need_lane(connection, task_name, Status.EXPIRED)
+    connection.execute(_EXPIRE, [_expired_row(uid, marks, target) for uid, marks in expired])
+
+
+_EXPIRE = (
+    update(group)
+    .where(group.c.uid == bindparam("expired_uid"))
+    .values(
+        lane=bindparam("new_lane"),
+        oldest_step=bindparam("new_oldest_step"),
+        pinned_staleness=bindparam("staleness_at_expiry"),
+        pinned_step=None,
+        mixed=bindparam("new_mixed"),
+        reward=bindparam("new_reward"),
+        marks=bindparam("new_marks"),
+    )
+)
+
+
+def _expired_row(uid: int, marks: Marks, target: Lane) -> dict[str, Any]:
+    return {
+        "expired_uid": uid,
+        "new_lane": target.id,
+        "new_oldest_step": marks.oldest_step,
+        "staleness_at_expiry": max(marks.staleness or [0]),
+        "new_mixed": marks.mixed,
+        "new_reward": marks.mean_reward,
+        "new_marks": marks.to_json(),
+    }

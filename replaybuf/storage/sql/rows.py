@@ -1,0 +1,112 @@
+"""Groups as rows: what is written for a group, and the group that is read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from replaybuf.codec import Codec
+from replaybuf.errors import DecodeError
+from replaybuf.rollout import Status
+from replaybuf.storage.base import NewGroup, StorageItem
+from replaybuf.summary import Marks, outline, prompt_preview
+
+
+@dataclass(slots=True)
+class EncodedGroup:
+    """A group ready to be inserted."""
+
+    group: NewGroup
+    payload: bytes
+    marks: Marks
+    outline: list[dict[str, Any]]
+    prompt: str | None
+
+
+def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
+    """Encode a group's payload and metadata; CPU work without any waiting. Raises EncodeError."""
+    payload = codec.encode(group.rollouts)
+    return EncodedGroup(
+        group, payload, Marks.of(group.rollouts), outline(group.rollouts), prompt_preview(group.rollouts)
+    )
+
+
+@dataclass(slots=True)
+class GroupRow:
+    """A row of `rb_group` with the lane's names and step, and the payload where it was asked for."""
+
+    uid: int
+    lane: int
+    task_name: str
+    status: Status
+    step: int | None
+    columns: dict[str, Any]
+    payload: bytes | None = None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> GroupRow:
+        columns = dict(row)
+        return cls(
+            uid=columns["uid"],
+            lane=columns["lane"],
+            task_name=columns.pop("task_name"),
+            status=Status(columns.pop("status")),
+            step=columns.pop("step"),
+            payload=columns.pop("data", None),
+            columns=columns,
+        )
+
+    @property
+    def staleness(self) -> int:
+        pinned = self.columns["pinned_staleness"]
+        if pinned is not None:
+            return int(pinned)
+        return (self.step or 0) - self.columns["oldest_step"] - 1
+
+    @property
+    def refreshed_to(self) -> int | None:
+        """The train step that the rollouts' staleness was last refreshed to; None: never since put or expiry."""
+        if self.columns["pinned_staleness"] is None:
+            return self.step
+        return self.columns["pinned_step"]  # type: ignore[no-any-return]
+
+    def decode(self, codec: Codec) -> StorageItem:
+        """The stored group with its rollouts. Raises DecodeError."""
+        if self.payload is None:
+            raise DecodeError(f"group {self.uid}: its payload is missing")
+        rollouts = codec.decode(self.payload)
+        marks = Marks.from_json(self.columns["marks"])
+        if len(rollouts) != len(marks.oldest):
+            raise DecodeError(f"group {self.uid}: {len(rollouts)} rollouts in the payload, {len(marks.oldest)} expected")
+        marks.apply(rollouts, self.refreshed_to)
+        return self.item(rollouts)
+
+    def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
+        columns = self.columns
+        return StorageItem(
+            uid=self.uid,
+            timestamp_id=self.uid,
+            task_name=self.task_name,
+            status=self.status,
+            staleness=self.staleness,
+            priority=columns["priority"],
+            times_sampled=columns["times_sampled"],
+            created_at=columns["created_at"],
+            reward=columns["reward"],
+            tags=columns["tags"],
+            key=key_of(columns["scoped_key"]),
+            error=error or columns["error"],
+            item=rollouts,
+        )
+
+
+def scoped_key(task_name: str, key: str | None) -> str | None:
+    """A put's key together with its task, as one text."""
+    return None if key is None else json.dumps([task_name, key])
+
+
+def key_of(scoped: str | None) -> str | None:
+    """The put's key in a scoped one."""
+    return None if scoped is None else json.loads(scoped)[1]

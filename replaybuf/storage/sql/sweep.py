@@ -1,0 +1,84 @@
+"""Sweeping: payloads of groups that are gone are deleted later, in small transactions.
+
+Deleting a payload costs more than all else in a take, so takes leave it to quiet moments. A grace time keeps payloads of
+groups that may yet be given back (a cancelled take).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from sqlalchemy import Connection, delete, select
+
+from replaybuf.errors import ReplayBufError
+from replaybuf.storage.sql.database import Database
+from replaybuf.storage.sql.select import uid_in
+from replaybuf.storage.sql.tables import garbage, group, payload
+
+GRACE_SECONDS = 2.0
+_LONGEST_SECONDS = 0.02
+_IDLE_SECONDS = 1.0
+
+_logger = logging.getLogger("replaybuf.sweep")
+
+
+def sweep(connection: Connection, removed_before: float, limit: int) -> int:
+    """Delete up to `limit` payloads of groups that were removed before a time; how many."""
+    due = select(garbage.c.uid).where(garbage.c.removed_at <= removed_before).order_by(garbage.c.removed_at).limit(limit)
+    if connection.dialect.name == "postgresql":
+        due = due.with_for_update(skip_locked=True)
+    uids = list(connection.execute(due).scalars())
+    if uids:
+        chosen = uid_in(connection, uids)
+        back = set(connection.execute(select(group.c.uid).where(chosen)).scalars())
+        gone = [uid for uid in uids if uid not in back]
+        connection.execute(delete(payload).where(payload.c.uid.in_(gone)))
+        connection.execute(delete(garbage).where(garbage.c.uid.in_(uids)))
+    return len(uids)
+
+
+class Sweeper:
+    """Sweeps in the background for as long as the store is open."""
+
+    def __init__(self, database: Database, grace: float = GRACE_SECONDS) -> None:
+        self._database = database
+        self._grace = grace
+        self._limit = 16
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """End at the next pause; a sweep that has begun is committed first."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                full = await asyncio.shield(asyncio.ensure_future(self._step()))
+            except ReplayBufError as error:
+                _logger.warning("sweeping failed and will be tried again: %s", error)
+                full = False
+            # Others get at least as much of the write lock as the sweep.
+            await asyncio.sleep(_LONGEST_SECONDS if full else _IDLE_SECONDS)
+
+    async def _step(self) -> bool:
+        """One small sweep; whether more is waiting."""
+        limit, started = self._limit, time.monotonic()
+        cutoff = time.time() - self._grace
+        if not await self._database.read(lambda connection: _any_due(connection, cutoff)):
+            return False
+        swept = await self._database.write(lambda connection: sweep(connection, cutoff, limit))
+        elapsed = time.monotonic() - started
+        self._limit = max(4, limit // 2) if elapsed > _LONGEST_SECONDS else min(512, limit * 2)
+        return swept == limit
+
+
+def _any_due(connection: Connection, removed_before: float) -> bool:
+    due = select(garbage.c.uid).where(garbage.c.removed_at <= removed_before).limit(1)
+    return connection.execute(due).first() is not None

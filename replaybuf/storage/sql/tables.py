@@ -1,0 +1,156 @@
+"""The schema: its one source. The alembic chain in `migrations` must produce exactly this, on both databases.
+
+Payloads are immutable and apart; all that changes is narrow metadata:
+
+    rb_lane     a task's groups of one status, and the train step that their staleness was last refreshed to
+    rb_group    one narrow row a group: its lane, staleness, priority, tags, marks
+    rb_payload  one wide row a group, written once: the encoded rollouts, their outline and previews for people
+    rb_garbage  groups that were taken or deleted and whose payloads wait to be swept
+    rb_counter  counters of the store (SQLite: the last uid)
+    rb_info     facts about the store, such as the policy that a snapshot was written under
+
+The staleness of a group is `lane.step - oldest_step - 1`, so that a refresh rewrites the step of a lane and not its
+groups. Groups whose staleness isn't that (they brought their own, have no model steps, or expired at the last refresh)
+have it in `pinned_staleness`; `pinned_step` is the train step that it was computed for, NULL for the rollouts' own.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Sequence,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    and_,
+    case,
+    or_,
+    text,
+)
+from sqlalchemy.dialects.postgresql import DOUBLE_PRECISION, JSONB
+
+metadata = MetaData()
+
+Name = Text().with_variant(String(collation="C"), "postgresql")
+Number = Float().with_variant(DOUBLE_PRECISION(), "postgresql")
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+Id = BigInteger().with_variant(Integer(), "sqlite")
+
+uid_sequence = Sequence("rb_uid", metadata=metadata)
+
+lane = Table(
+    "rb_lane",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("task_name", Name, nullable=False),
+    Column("status", Name, nullable=False),
+    Column("step", BigInteger),
+    Column("dropped", BigInteger, nullable=False, server_default=text("0")),
+    UniqueConstraint("task_name", "status", name="rb_lane_task_status"),
+)
+
+group = Table(
+    "rb_group",
+    metadata,
+    Column("uid", Id, primary_key=True, autoincrement=False),
+    Column("lane", Integer, nullable=False),
+    Column("oldest_step", BigInteger),
+    Column("pinned_staleness", BigInteger),
+    Column("pinned_step", BigInteger),
+    Column("mixed", Boolean, nullable=False),
+    Column("priority", Number, nullable=False),
+    Column("times_sampled", Integer, nullable=False),
+    Column("created_at", Number, nullable=False),
+    Column("reward", Number),
+    Column("bytes", BigInteger, nullable=False),
+    Column("marks", Json, nullable=False),
+    Column("tags", Json),
+    Column("scoped_key", Name),
+    Column("error", Text),
+    postgresql_with={"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.02"},
+)
+
+payload = Table(
+    "rb_payload",
+    metadata,
+    Column("uid", Id, primary_key=True, autoincrement=False),
+    Column("outline", Json, nullable=False),
+    Column("prompt", Text),
+    Column("data", LargeBinary, nullable=False),
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "toast.autovacuum_vacuum_scale_factor": "0.02"},
+)
+
+garbage = Table(
+    "rb_garbage",
+    metadata,
+    Column("uid", Id, primary_key=True, autoincrement=False),
+    Column("removed_at", Number, nullable=False),
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02"},
+)
+
+counter = Table(
+    "rb_counter",
+    metadata,
+    Column("name", Name, primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+
+info = Table(
+    "rb_info",
+    metadata,
+    Column("name", Name, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+#: Pinned groups whose staleness the next refresh of their lane has to look at. (Groups without model steps have
+#: staleness 0 for good once they were refreshed.)
+unsettled: ColumnElement[bool] = and_(
+    group.c.pinned_staleness.is_not(None),
+    or_(group.c.oldest_step.is_not(None), group.c.pinned_step.is_(None)),
+)
+
+
+def _partial_index(name: str, *columns: ColumnElement[object], where: ColumnElement[bool]) -> Index:
+    return Index(name, *columns, sqlite_where=where, postgresql_where=where)
+
+
+Index("rb_group_in_order", group.c.lane, group.c.uid)
+_partial_index(
+    "rb_group_by_step",
+    group.c.lane,
+    group.c.oldest_step,
+    group.c.uid,
+    where=group.c.pinned_staleness.is_(None),
+)
+_partial_index(
+    "rb_group_by_pinned",
+    group.c.lane,
+    group.c.pinned_staleness.desc(),
+    group.c.uid,
+    where=group.c.pinned_staleness.is_not(None),
+)
+_partial_index("rb_group_unsettled", group.c.lane, where=unsettled)
+Index(
+    "rb_group_key",
+    group.c.scoped_key,
+    unique=True,
+    sqlite_where=group.c.scoped_key.is_not(None),
+    postgresql_where=group.c.scoped_key.is_not(None),
+)
+Index("rb_garbage_in_order", garbage.c.removed_at)
+
+#: The staleness of a group; needs `group` joined to `lane`.
+staleness: ColumnElement[int] = case(
+    (group.c.pinned_staleness.is_not(None), group.c.pinned_staleness),
+    else_=lane.c.step - group.c.oldest_step - 1,
+)

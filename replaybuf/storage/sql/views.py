@@ -1,0 +1,143 @@
+"""Views for people: `groups` (a row per group) and `rollouts` (a row per rollout), in each database's own SQL.
+
+They need nothing but `sqlite3` or `psql`. Joins to the payloads are outer joins on a unique key, so that both databases
+leave them out when no column of theirs is asked for.
+"""
+
+from __future__ import annotations
+
+VIEWS = ("groups", "rollouts")
+
+_STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
+
+# The staleness of one rollout: the step of the refresh if there was one, else what it was put or expired with.
+_ROLLOUT_STEP = "CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END"
+
+_SQLITE_GROUPS = f"""
+CREATE VIEW groups AS
+SELECT
+    g.uid AS uid,
+    g.uid AS timestamp_id,
+    l.task_name AS task_name,
+    l.status AS status,
+    {_STALENESS} AS staleness,
+    g.priority AS priority,
+    g.times_sampled AS times_sampled,
+    strftime('%Y-%m-%d %H:%M:%f', g.created_at, 'unixepoch') AS created_at,
+    g.reward AS reward,
+    json_array_length(g.marks, '$.oldest') AS rollouts,
+    (SELECT sum(json_extract(r.value, '$.prompt_tokens')) FROM json_each(p.outline) r) AS prompt_tokens,
+    (SELECT sum(json_extract(r.value, '$.response_tokens')) FROM json_each(p.outline) r
+      WHERE coalesce(json_extract(g.marks, '$.expired[' || r.key || ']'), 0) = 0) AS response_tokens,
+    (SELECT group_concat(reason || ':' || times, ' ') FROM (
+        SELECT json_extract(r.value, '$.finish_reason') AS reason, count(*) AS times FROM json_each(p.outline) r
+         WHERE coalesce(json_extract(g.marks, '$.expired[' || r.key || ']'), 0) = 0
+           AND json_extract(r.value, '$.finish_reason') IS NOT NULL
+         GROUP BY reason ORDER BY reason)) AS finish_reasons,
+    p.prompt AS prompt,
+    CASE WHEN coalesce(json_extract(g.marks, '$.expired[0]'), 0) THEN ''
+         ELSE json_extract(p.outline, '$[0].response') END AS response,
+    g.tags AS tags,
+    json_extract(g.scoped_key, '$[1]') AS key,
+    g.error AS error,
+    g.bytes AS bytes
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid
+"""
+
+_SQLITE_ROLLOUTS = f"""
+CREATE VIEW rollouts AS
+SELECT
+    r.uid AS uid,
+    r.position AS position,
+    r.task_name AS task_name,
+    json_extract(r.outline, '$.id') AS rollout_id,
+    CASE WHEN r.expired THEN 'expired' ELSE json_extract(r.outline, '$.status') END AS status,
+    CASE WHEN r.step IS NOT NULL THEN coalesce(r.step - r.oldest_step - 1, 0)
+         ELSE coalesce(r.staleness, json_extract(r.outline, '$.staleness')) END AS staleness,
+    r.oldest_step AS oldest_model_step,
+    r.reward AS reward,
+    json_extract(r.outline, '$.prompt_tokens') AS prompt_tokens,
+    CASE WHEN r.expired THEN 0 ELSE json_extract(r.outline, '$.response_tokens') END AS response_tokens,
+    CASE WHEN r.expired THEN NULL ELSE json_extract(r.outline, '$.finish_reason') END AS finish_reason,
+    r.prompt AS prompt,
+    CASE WHEN r.expired THEN '' ELSE json_extract(r.outline, '$.response') END AS response
+FROM (
+    SELECT
+        g.uid AS uid, o.key AS position, o.value AS outline, l.task_name AS task_name, p.prompt AS prompt,
+        {_ROLLOUT_STEP} AS step,
+        json_extract(g.marks, '$.oldest[' || o.key || ']') AS oldest_step,
+        json_extract(g.marks, '$.reward[' || o.key || ']') AS reward,
+        json_extract(g.marks, '$.staleness[' || o.key || ']') AS staleness,
+        coalesce(json_extract(g.marks, '$.expired[' || o.key || ']'), 0) AS expired
+    FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid, json_each(p.outline) o
+) r
+"""
+
+_POSTGRES_GROUPS = f"""
+CREATE VIEW groups AS
+SELECT
+    g.uid AS uid,
+    g.uid AS timestamp_id,
+    l.task_name AS task_name,
+    l.status AS status,
+    {_STALENESS} AS staleness,
+    g.priority AS priority,
+    g.times_sampled AS times_sampled,
+    to_timestamp(g.created_at) AS created_at,
+    g.reward AS reward,
+    jsonb_array_length(g.marks -> 'oldest') AS rollouts,
+    (SELECT sum((r.value ->> 'prompt_tokens')::bigint) FROM jsonb_array_elements(p.outline) r(value)) AS prompt_tokens,
+    (SELECT sum((r.value ->> 'response_tokens')::bigint)
+       FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
+      WHERE NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)) AS response_tokens,
+    (SELECT string_agg(f.reason || ':' || f.times, ' ' ORDER BY f.reason) FROM (
+        SELECT r.value ->> 'finish_reason' AS reason, count(*) AS times
+          FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
+         WHERE NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)
+           AND r.value ->> 'finish_reason' IS NOT NULL
+         GROUP BY r.value ->> 'finish_reason') f) AS finish_reasons,
+    p.prompt AS prompt,
+    CASE WHEN coalesce((g.marks -> 'expired' ->> 0)::boolean, false) THEN ''
+         ELSE p.outline -> 0 ->> 'response' END AS response,
+    g.tags AS tags,
+    g.scoped_key::jsonb ->> 1 AS key,
+    g.error AS error,
+    g.bytes AS bytes
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid
+"""
+
+_POSTGRES_ROLLOUTS = f"""
+CREATE VIEW rollouts AS
+SELECT
+    r.uid AS uid,
+    r.position AS position,
+    r.task_name AS task_name,
+    r.outline ->> 'id' AS rollout_id,
+    CASE WHEN r.expired THEN 'expired' ELSE r.outline ->> 'status' END AS status,
+    CASE WHEN r.step IS NOT NULL THEN coalesce(r.step - r.oldest_step - 1, 0)
+         ELSE coalesce(r.staleness, (r.outline ->> 'staleness')::bigint) END AS staleness,
+    r.oldest_step AS oldest_model_step,
+    r.reward AS reward,
+    (r.outline ->> 'prompt_tokens')::bigint AS prompt_tokens,
+    CASE WHEN r.expired THEN 0 ELSE (r.outline ->> 'response_tokens')::bigint END AS response_tokens,
+    CASE WHEN r.expired THEN NULL ELSE r.outline ->> 'finish_reason' END AS finish_reason,
+    r.prompt AS prompt,
+    CASE WHEN r.expired THEN '' ELSE r.outline ->> 'response' END AS response
+FROM (
+    SELECT
+        g.uid AS uid, (o.place - 1)::int AS position, o.value AS outline, l.task_name AS task_name, p.prompt AS prompt,
+        {_ROLLOUT_STEP} AS step,
+        (g.marks -> 'oldest' ->> (o.place - 1)::int)::bigint AS oldest_step,
+        (g.marks -> 'reward' ->> (o.place - 1)::int)::double precision AS reward,
+        (g.marks -> 'staleness' ->> (o.place - 1)::int)::bigint AS staleness,
+        coalesce((g.marks -> 'expired' ->> (o.place - 1)::int)::boolean, false) AS expired
+    FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid
+    CROSS JOIN LATERAL jsonb_array_elements(p.outline) WITH ORDINALITY o(value, place)
+) r
+"""
+
+#: The statements that create the views, by dialect.
+CREATE_VIEWS: dict[str, tuple[str, ...]] = {
+    "sqlite": (_SQLITE_GROUPS, _SQLITE_ROLLOUTS),
+    "postgresql": (_POSTGRES_GROUPS, _POSTGRES_ROLLOUTS),
+}

@@ -1,0 +1,155 @@
+"""Noticing what other processes commit.
+
+SQLite: the file's data version, asked for every 20 ms while someone waits. PostgreSQL: NOTIFY as a hint that comes at
+once, and a look every half second as the guarantee, because a LISTEN connection can die without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaybuf.errors import ReplayBufError
+from replaybuf.storage.sql.database import Database
+from replaybuf.storage.sql.thread import DatabaseThread
+
+POLL_SECONDS = {"sqlite": 0.02, "postgresql": 0.5}
+CHANNEL = "replaybuf"
+_NOTIFY_SECONDS = 0.005
+
+_logger = logging.getLogger("replaybuf.watch")
+
+
+class Watch:
+    """Wakes those who wait for a change, in any event loop."""
+
+    def __init__(self, thread: DatabaseThread, database: Database) -> None:
+        self._thread = thread
+        self._database = database
+        self._lock = threading.Lock()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._polling: asyncio.Task[None] | None = None
+        self._notifying: asyncio.Task[None] | None = None
+        self._connection: AsyncConnection | None = None
+        self._version: int | None = None
+        self._commits = 0
+        self._seen_commits = -1
+
+    async def wait(self, timeout: float) -> None:
+        """Return when something was committed since the last look, or after `timeout` seconds (any event loop)."""
+        waiting = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._waiting.add(waiting)
+        self._thread.post(self._start)
+        try:
+            async with asyncio.timeout(timeout):
+                await waiting
+        except TimeoutError:
+            pass
+        finally:
+            with self._lock:
+                self._waiting.discard(waiting)
+
+    def committed(self) -> None:
+        """This process has committed something that others may wait for (database's thread)."""
+        self._commits += 1
+        self._wake()
+        if self._database.dialect == "postgresql" and self._notifying is None:
+            self._notifying = self._thread.loop.create_task(self._notify())
+
+    async def stop(self) -> None:
+        """Wake everyone and end (database's thread)."""
+        self._wake()
+        for task in (self._polling, self._notifying):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        await self._disconnect()
+
+    def _start(self) -> None:
+        if self._polling is None:
+            self._polling = self._thread.loop.create_task(self._poll())
+
+    def _wake(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            with contextlib.suppress(RuntimeError):  # its loop was closed
+                future.get_loop().call_soon_threadsafe(_resolve, future)
+
+    async def _poll(self) -> None:
+        try:
+            while self._waiting:
+                try:
+                    if await self._look():
+                        self._wake()
+                except (ReplayBufError, OSError, asyncio.TimeoutError, Exception) as error:
+                    _logger.debug("can't look for changes: %s", error)
+                    await self._disconnect()
+                    self._wake()
+                await asyncio.sleep(POLL_SECONDS[self._database.dialect])
+        finally:
+            self._polling = None
+            if self._waiting:  # someone came while this was ending
+                self._start()
+
+    async def _look(self) -> bool:
+        """Whether anything may have been committed since the last look."""
+        if self._database.dialect == "postgresql":
+            if self._connection is None:
+                await self._listen()
+            return True
+        changed, self._seen_commits = self._commits != self._seen_commits, self._commits
+        if self._database.memory:
+            return changed
+        if self._connection is None:
+            self._connection = await self._database.connect()
+        version = await self._connection.run_sync(_data_version)
+        changed, self._version = version != self._version or changed, version
+        return changed
+
+    async def _listen(self) -> None:
+        self._connection = await self._database.connect()
+        raw: Any = await self._connection.get_raw_connection()
+        await raw.driver_connection.add_listener(CHANNEL, lambda *_: self._wake())
+        raw.driver_connection.add_termination_listener(lambda *_: self._lost())
+
+    def _lost(self) -> None:
+        self._connection = None
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                await connection.invalidate()
+                await connection.close()
+
+    async def _notify(self) -> None:
+        # Commits of the next few milliseconds share one NOTIFY: it takes a lock that all committing sessions share.
+        try:
+            await asyncio.sleep(_NOTIFY_SECONDS)
+            self._notifying = None
+            await self._database.read(lambda connection: connection.execute(text(f"NOTIFY {CHANNEL}")))
+        except ReplayBufError as error:
+            _logger.debug("can't notify: %s", error)
+
+
+def _data_version(connection: Any) -> int:
+    driver = connection.connection
+    cursor = driver.cursor()
+    try:
+        cursor.execute("PRAGMA data_version")
+        return int(cursor.fetchone()[0])
+    finally:
+        cursor.close()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
