@@ -1,0 +1,106 @@
+"""The parts of a parsed query, and the fields that a query may name.
+
+Nodes are plain data. Users may build them by hand; `parse` checks those as it checks a dict, and only nodes that it
+returned go on to `predicate` and `compile_sql`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+Value: TypeAlias = str | int | float | None
+"""An operand after parsing. A bool is an int to Python, and here too."""
+
+Kind: TypeAlias = Literal["int", "float", "time", "str", "status", "tag"]
+
+SCALAR_OPERATORS = ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte")
+SET_OPERATORS = {"$in": "$in", "$not_in": "$not_in", "$nin": "$not_in"}
+LOGIC_OPERATORS = ("$and", "$or", "$not")
+FIELD_OPERATORS = (*SCALAR_OPERATORS, *SET_OPERATORS, "$between", "$not")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldType:
+    """What a field holds; `nullable` ones may be None. A `time` is a float, seconds since the epoch."""
+
+    kind: Kind
+    nullable: bool = False
+
+
+FIELDS: dict[str, FieldType] = {
+    "uid": FieldType("int"),
+    "timestamp_id": FieldType("int"),
+    "task_name": FieldType("str"),
+    "status": FieldType("status"),
+    "staleness": FieldType("int"),
+    "priority": FieldType("float"),
+    "times_sampled": FieldType("int"),
+    "created_at": FieldType("time"),
+    "reward": FieldType("float", nullable=True),
+}
+
+TAG_PREFIX = "tags."
+TAG = FieldType("tag", nullable=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarNode:
+    """`field op value`, where op is one of $eq $ne $gt $gte $lt $lte."""
+
+    field: str
+    op: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class SetNode:
+    """The field is ($in) or is not ($not_in) one of the values."""
+
+    field: str
+    op: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BetweenNode:
+    """`lower <= field <= upper`."""
+
+    field: str
+    lower: Any
+    upper: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LogicNode:
+    """All ($and) or at least one ($or) of the conditions hold; of no conditions, $and holds and $or does not."""
+
+    relation: str
+    conditions: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotNode:
+    """The condition does not hold."""
+
+    condition: Node
+
+
+Node: TypeAlias = ScalarNode | SetNode | BetweenNode | LogicNode | NotNode
+Query: TypeAlias = Mapping[Any, Any] | Node
+
+
+def tag_name(field: str) -> str | None:
+    """The name of the tag that the field is, or None when it is no tag: everything after `tags.`."""
+    return field.removeprefix(TAG_PREFIX) if field.startswith(TAG_PREFIX) else None
+
+
+def field_type(field: str) -> FieldType | None:
+    """The type of a field or tag; None when there is no such field."""
+    return TAG if tag_name(field) is not None else FIELDS.get(field)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a tag compares as a number does; bools do, as 0 and 1."""
+    return isinstance(value, int | float)

@@ -1,0 +1,189 @@
+"""Reading a query: from what the user wrote to checked nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any
+
+from replaybuf.errors import QueryError
+from replaybuf.query.nodes import (
+    FIELD_OPERATORS,
+    FIELDS,
+    LOGIC_OPERATORS,
+    SCALAR_OPERATORS,
+    SET_OPERATORS,
+    BetweenNode,
+    FieldType,
+    LogicNode,
+    Node,
+    NotNode,
+    Query,
+    ScalarNode,
+    SetNode,
+    field_type,
+    tag_name,
+)
+from replaybuf.query.operands import check_storable, read_bounds, read_value, read_values
+
+MAX_DEPTH = 64
+# Databases bound the size of a statement; a query within this number of nodes stays below every such bound.
+MAX_NODES = 1000
+MAX_TAG_NAME = 200
+
+
+def parse(query: Query) -> Node:
+    """The checked nodes of a query, given as a dict or as nodes.
+
+    Raises QueryError, and nothing else, for whatever is not a query; its `place` says where.
+    """
+    try:
+        return _Reader().query(query, "", 0)
+    except QueryError:
+        raise
+    except Exception as error:  # objects of the user may raise anything when they are looked at
+        raise QueryError(f"the query can't be read: looking at it raised {type(error).__name__}") from error
+
+
+class _Reader:
+    """Reads one query; it counts the nodes, because a small query that refers to itself can hold billions of them.
+
+    `depth` is always the number of logic nodes above, so that nodes that were read can be read again.
+    """
+
+    def __init__(self) -> None:
+        self._nodes = 0
+
+    def query(self, query: object, place: str, depth: int) -> Node:
+        if isinstance(query, Mapping):
+            return self._all_of(query, place, depth)
+        match query:
+            case LogicNode(relation, conditions):
+                return self._logic(_text(relation, place), conditions, place, depth)
+            case NotNode(condition):
+                return self._logic("$not", condition, place, depth)
+            case ScalarNode(field, op, value):
+                return self._leaf(field, op, value, SCALAR_OPERATORS, place, depth)
+            case SetNode(field, op, values):
+                return self._leaf(field, op, values, SET_OPERATORS, place, depth)
+            case BetweenNode(field, lower, upper):
+                return self._leaf(field, "$between", (lower, upper), ("$between",), place, depth)
+        wanted = 'expected a query, a dict such as {"staleness": {"$lt": 5}}'
+        raise QueryError(f"{wanted}, not one of type {type(query).__name__}", place)
+
+    def _all_of(self, query: Mapping[Any, Any], place: str, depth: int) -> Node:
+        entries = list(query.items())
+        if len(entries) == 1:
+            return self._entry(*entries[0], place, depth)
+        self._count(place, depth)
+        return LogicNode("$and", tuple(self._entry(key, operand, place, depth + 1) for key, operand in entries))
+
+    def _entry(self, key: object, operand: object, place: str, depth: int) -> Node:
+        name = _text(key, place)
+        if name.startswith("$"):
+            return self._logic(name, operand, place, depth)
+        return self._field(name, operand, _inside(place, name), depth)
+
+    def _logic(self, relation: str, operand: object, place: str, depth: int) -> Node:
+        place = _inside(place, relation)
+        self._count(place, depth)
+        if relation == "$not":
+            return NotNode(self.query(operand, place, depth + 1))
+        if relation not in LOGIC_OPERATORS:
+            raise _unknown("operator for queries", relation, LOGIC_OPERATORS, place)
+        if not isinstance(operand, list | tuple):
+            raise QueryError(f"expected a list of queries, not one of type {type(operand).__name__}", place)
+        return LogicNode(relation, tuple(self.query(q, f"{place}[{i}]", depth + 1) for i, q in enumerate(operand)))
+
+    def _field(self, name: str, operand: object, place: str, depth: int) -> Node:
+        """What a field is compared with: a value, or a dict of operators that all hold."""
+        kind = _known_field(name, place)
+        if not isinstance(operand, Mapping):
+            self._count(place, depth)
+            return ScalarNode(name, "$eq", read_value(operand, kind, place))
+        entries = [(_text(key, place), value) for key, value in operand.items()]
+        if not entries:
+            raise QueryError(f"expected a value or an operator ({', '.join(FIELD_OPERATORS)})", place)
+        if len(entries) == 1:
+            return self._operator(name, kind, *entries[0], place, depth)
+        self._count(place, depth)
+        return LogicNode("$and", tuple(self._operator(name, kind, op, v, place, depth + 1) for op, v in entries))
+
+    def _operator(self, name: str, kind: FieldType, op: str, operand: object, place: str, depth: int) -> Node:
+        self._count(place, depth)
+        place = _inside(place, op)
+        if op == "$not":
+            return NotNode(self._field(name, operand, place, depth + 1))
+        return _compared(name, kind, op, operand, place)
+
+    def _leaf(self, field: object, op: object, operand: Any, valid: Iterable[str], place: str, depth: int) -> Node:
+        """A node that the user built."""
+        self._count(place, depth)
+        name = _text(field, place)
+        kind = _known_field(name, _inside(place, name))
+        operator = _text(op, _inside(place, name))
+        place = _inside(_inside(place, name), operator)
+        if operator not in valid:
+            raise _unknown("operator for this node", operator, valid, place)
+        return _compared(name, kind, operator, operand, place)
+
+    def _count(self, place: str, depth: int) -> None:
+        self._nodes += 1
+        if depth > MAX_DEPTH:
+            raise QueryError(f"queries nest at most {MAX_DEPTH} levels deep", place)
+        if self._nodes > MAX_NODES:
+            raise QueryError(f"a query has at most {MAX_NODES} conditions; for many values use $in", place)
+
+
+def _compared(name: str, kind: FieldType, op: str, operand: Any, place: str) -> Node:
+    if op in SCALAR_OPERATORS:
+        value = read_value(operand, kind, place)
+        if value is None and op not in ("$eq", "$ne"):
+            raise QueryError("None has no order; it goes with $eq, $ne, $in and $not_in", place)
+        return ScalarNode(name, op, value)
+    if op in SET_OPERATORS:
+        return SetNode(name, SET_OPERATORS[op], read_values(operand, kind, place))
+    if op == "$between":
+        return BetweenNode(name, *read_bounds(operand, kind, place))
+    raise _unknown("operator", op, FIELD_OPERATORS, place)
+
+
+def _text(key: object, place: str) -> str:
+    """A key of the query, which may be a member of an enum.
+
+    Raises QueryError when it is no str.
+    """
+    if isinstance(key, Enum):
+        key = key.value
+    if not isinstance(key, str):
+        raise QueryError(f"expected the name of a field or operator, not one of type {type(key).__name__}", place)
+    return str.__str__(key)
+
+
+def _known_field(name: str, place: str) -> FieldType:
+    kind = field_type(name)
+    if kind is None:
+        raise _unknown("field", name, (*FIELDS, "tags.NAME"), place)
+    tag = tag_name(name)
+    if tag is not None:
+        if not 0 < len(tag) <= MAX_TAG_NAME:
+            raise QueryError(f"expected tags.NAME, with a name of 1 to {MAX_TAG_NAME} characters", place)
+        check_storable(tag, place)
+    return kind
+
+
+def _unknown(what: str, name: str, valid: Iterable[str], place: str) -> QueryError:
+    near = get_close_matches(name[:100], list(valid), n=1)
+    suggestion = f"did you mean {near[0]}? " if near else ""
+    return QueryError(f"there is no {what} {_short(name)}; {suggestion}valid: {', '.join(valid)}", place)
+
+
+def _inside(place: str, name: str) -> str:
+    step = name if name.isprintable() and len(name) <= 100 else _short(name)
+    return f"{place}.{step}" if place else step
+
+
+def _short(name: str) -> str:
+    """The name as a message can show it: of any length, and of characters that can't be printed."""
+    return ascii(name) if len(name) <= 100 else ascii(name[:100]) + "..."

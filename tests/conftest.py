@@ -1,0 +1,23 @@
+"""Fixtures for every test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.postgres import new_database, running_server
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """`postgresql://...` of a server whose user may create databases."""
+    with running_server() as url:
+        yield url
+
+
+@pytest.fixture
+def postgres_database(postgres_url: str) -> Iterator[str]:
+    """`postgresql://...` of a new, empty database, which is dropped after the test."""
+    with new_database(postgres_url) as url:
+        yield url
