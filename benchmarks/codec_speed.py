@@ -1,0 +1,91 @@
+"""How fast the codec is, beside bare msgpack, zlib.crc32 and memcpy: `PYTHONPATH=. python benchmarks/codec_speed.py`.
+
+Each line is the best of many repeats, those of the lines of one section taken in turn, so that a noisy machine harms
+them alike.
+"""
+
+from __future__ import annotations
+
+import timeit
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from replaybuf.codec import Codec
+from replaybuf.rollout import RolloutState, Status
+from replaybuf.rollout_type import RolloutType
+
+STATES = RolloutType(RolloutState)
+CODEC = Codec(STATES)
+RNG = np.random.default_rng(0)
+MESSAGE = [{"role": "user", "content": "What is 12 times 7? " * 10}, {"role": "assistant", "content": "84 " * 20}]
+
+
+def compare(title: str, cases: dict[str, Callable[[], Any]], repeats: int = 40) -> None:
+    """Print the best time of each case in microseconds."""
+    print(title)
+    best = dict.fromkeys(cases, float("inf"))
+    timers = {name: timeit.Timer(case) for name, case in cases.items()}
+    loops = {name: max(1, int(0.004 / timer.timeit(1))) for name, timer in timers.items()}
+    for _ in range(repeats):
+        for name, timer in timers.items():
+            best[name] = min(best[name], timer.timeit(loops[name]) / loops[name])
+    for name, seconds in best.items():
+        print(f"  {name:32s} {seconds * 1e6:10.2f} us")
+
+
+def rollout(length: int, as_list: bool) -> RolloutState:
+    """A rollout of `length` response tokens, with seven token fields."""
+    fields: dict[str, Any] = {
+        "prompt_ids": RNG.integers(0, 150_000, 40).astype("i4"),
+        "tokens": RNG.integers(0, 150_000, length + 40).astype("i4"),
+        "response_ids": RNG.integers(0, 150_000, length).astype("i4"),
+        "logprobs": RNG.normal(size=length).astype("f8" if as_list else "f4"),
+        "response_mask": np.ones(length, "i1"),
+        "response_model_steps": np.full(length, 41, "i4"),
+    }
+    if as_list:
+        fields = {name: array.tolist() for name, array in fields.items()}
+    return RolloutState(message=MESSAGE, rollout_id=1, status=Status.COMPLETED, seq_staleness=0, **fields)
+
+
+def beside_msgpack(title: str, group: list[RolloutState]) -> None:
+    """The codec beside msgpack on the same values, which then are no rollouts yet."""
+    payload = CODEC.encode(group)
+    bare = [{**STATES.to_fields(one), "status": one.status.value} for one in group]
+    packed = [msgpack.packb(one) for one in bare]
+    cases: dict[str, Callable[[], Any]] = {
+        "encode": lambda: CODEC.encode(group),
+        "bare packb": lambda: [msgpack.packb(one) for one in bare],
+        "decode": lambda: CODEC.decode(payload),
+        "bare unpackb": lambda: [msgpack.unpackb(one) for one in packed],
+        "of it to_fields": lambda: [STATES.to_fields(one) for one in group],
+        "of it from_fields": lambda: [STATES.from_fields(dict(one)) for one in bare],
+        "of it crc32": lambda: zlib.crc32(payload),
+    }
+    compare(f"{title}, {len(payload):,} bytes", cases)
+
+
+def beside_memcpy(title: str, groups: list[list[RolloutState]]) -> None:
+    """The codec beside a copy of the bytes."""
+    payloads = [CODEC.encode(group) for group in groups]
+    cases: dict[str, Callable[[], Any]] = {
+        "encode": lambda: [CODEC.encode(group) for group in groups],
+        "decode": lambda: [CODEC.decode(payload) for payload in payloads],
+        "crc32": lambda: [zlib.crc32(payload) for payload in payloads],
+        "memcpy": lambda: [bytearray(payload) for payload in payloads],
+    }
+    compare(f"{title}, {sum(map(len, payloads)):,} bytes", cases)
+
+
+if __name__ == "__main__":
+    beside_msgpack("one small rollout, lists", [rollout(40, True)])
+    beside_msgpack("8 rollouts of 700 tokens, lists", [rollout(700, True) for _ in range(8)])
+    beside_msgpack("1 rollout of 20,000 tokens, lists", [rollout(20_000, True)])
+    beside_memcpy("8 rollouts of 700 tokens, arrays", [[rollout(700, False) for _ in range(8)]])
+    beside_memcpy("1 rollout of 6,000 tokens, arrays", [[rollout(6000, False)]])
+    beside_memcpy("64 groups of 1 rollout of 6,000 tokens", [[rollout(6000, False)] for _ in range(64)])
+    beside_memcpy("64 groups of 8 rollouts of 700 tokens", [[rollout(700, False) for _ in range(8)] for _ in range(64)])

@@ -1,0 +1,106 @@
+"""numpy arrays and scalars in payloads: what is stored of them, and how they are built from it.
+
+An array is stored as `[dtype, shape, order, bytes]`, a scalar as `[dtype, bytes]`. A dtype is stored as its `str`
+("<i8", ">f4", "<M8[ns]") or, when structured, as its `descr`. Nothing from a payload reaches `np.dtype` before it
+matched the grammar below, which knows no objects.
+
+The bytes lie within the msgpack. Laying them behind it saves one copy when reading; that was measured to be slower for
+a group of 56 arrays of 2 KB (0.87x), equal for one of 100 KB, and faster only beyond that (4 MB: 1.8x).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+AnyArray = npt.NDArray[Any]
+
+_SIMPLE = re.compile(r"[<>|](b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32)|[mM]8(\[\d{0,9}[a-zA-Z]+\])?|[SUV]\d{1,9})")
+_MAX_NESTING = 16
+_WHY_NOT = {
+    "O": "it holds Python objects; use a list, or a dtype that says what it holds",
+    "T": "use a fixed-width dtype ('U') or a list of str",
+}
+
+
+def take_apart(array: AnyArray) -> list[Any]:
+    """What is stored of an array. TypeError for dtypes that would not come back as they are."""
+    order: Literal["C", "F"] = "F" if array.flags.fnc else "C"
+    return [describe_dtype(array.dtype), list(array.shape), order, array.tobytes(order)]
+
+
+def build(content: Any) -> AnyArray:
+    """The array stored as `content`: writable, aligned, with memory of its own.
+
+    ValueError or TypeError when the content makes no sense; takes no more memory than the content does.
+    """
+    description, shape, order, raw = content
+    if order not in ("C", "F"):
+        raise ValueError(f"unknown array order {order!r:.80}")
+    array: AnyArray = np.ndarray(shape, build_dtype(description), raw, order=order)
+    if array.nbytes != len(raw) or list(array.shape) != shape:  # numpy takes -1 for "whatever fits"
+        raise ValueError(f"an array of shape {shape!r:.80} can't have {len(raw)} bytes")
+    return array.copy(order)
+
+
+def take_scalar_apart(value: np.generic) -> list[Any]:
+    """What is stored of a numpy scalar (not of `np.str_` and `np.bytes_`: arrays lose their trailing zeros)."""
+    return [describe_dtype(value.dtype), value.tobytes()]
+
+
+def build_scalar(content: Any) -> Any:
+    """The numpy scalar stored as `content`; errors as in `build`."""
+    description, raw = content
+    return build([description, [], "C", raw])[()]
+
+
+@lru_cache(maxsize=512)
+def describe_dtype(dtype: np.dtype[Any]) -> Any:
+    """What is stored of a dtype. TypeError, with advice, when `build_dtype` would not give it back."""
+    advice = _WHY_NOT["O"] if dtype.hasobject and dtype.kind != "T" else _WHY_NOT.get(dtype.kind, "")
+    if not advice:
+        try:
+            description = dtype.str if dtype.names is None else dtype.descr
+            rebuilt = build_dtype(description)
+            if rebuilt == dtype and rebuilt.type is dtype.type:
+                return description
+        except (TypeError, ValueError) as error:
+            advice = str(error)
+    raise TypeError(f"a numpy dtype {dtype} can't be stored: {advice or 'convert it to a dtype of numpy itself'}")
+
+
+def build_dtype(description: Any) -> np.dtype[Any]:
+    """The dtype so described. ValueError when the description is outside the grammar."""
+    if isinstance(description, str):
+        return _simple_dtype(description)
+    _check_structured(description, 0)
+    return _with_size(np.lib.format.descr_to_dtype(description))
+
+
+@lru_cache(maxsize=512)
+def _simple_dtype(description: str) -> np.dtype[Any]:
+    if not _SIMPLE.fullmatch(description):
+        raise ValueError(f"unknown dtype {description!r}")
+    return _with_size(np.dtype(description))
+
+
+def _with_size(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if dtype.itemsize == 0:  # a few bytes of payload could then claim endlessly many items
+        raise ValueError("its items have no size")
+    return dtype
+
+
+def _check_structured(description: Any, depth: int) -> None:
+    """ValueError unless the description is a list of `(name, dtype)` or `(name, dtype, shape)`, dtypes likewise."""
+    if isinstance(description, str) and _SIMPLE.fullmatch(description):
+        return
+    if not isinstance(description, list) or depth > _MAX_NESTING:
+        raise ValueError(f"unknown dtype {description!r:.80}")
+    for field in description:
+        if not isinstance(field, tuple) or len(field) not in (2, 3):
+            raise ValueError(f"unknown dtype field {field!r:.80}")
+        _check_structured(field[1], depth + 1)

@@ -1,0 +1,120 @@
+"""What fields a class of rollouts declares, and their defaults: pydantic models and dataclasses made alike."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+Fields = dict[str, Any]
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, Enum)  # defaults that can be shared, not copied
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a rollout class. `make(values)` gives a fresh default from the fields before it; None: share
+    `default`. A field that is `optional` may be absent (it then stays unset when it has no default)."""
+
+    name: str
+    annotation: Any
+    optional: bool
+    has_default: bool = False
+    default: Any = None
+    make: Callable[[Fields], Any] | None = None
+
+
+class Defaults:
+    """Fills in what fields are missing."""
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        fields = tuple(fields)
+        # Required fields hold a place in it: the result has the order of declaration.
+        self._template = {field.name: field.default for field in fields if field.has_default or not field.optional}
+        self._makers = tuple((field.name, field.make) for field in fields if field.make is not None)
+
+    def fill(self, given: Fields, context: Fields | None = None) -> Fields:
+        """A new dict of all fields; factories that ask for the fields before theirs see `context` too."""
+        values = {**self._template, **given}
+        for name, make in self._makers:
+            if name not in given:
+                values[name] = make(values if context is None else {**context, **values})
+        return values
+
+
+def private_defaults(cls: type[BaseModel]) -> Defaults | None:
+    """The defaults of a model's private attributes; None when it declares none."""
+    if not cls.__private_attributes__:
+        return None
+    return Defaults(
+        [
+            _with_default(name, None, info.default, info.default_factory, _takes_values(info))
+            for name, info in cls.__private_attributes__.items()
+            if info.default is not PydanticUndefined or info.default_factory is not None
+        ]
+    )
+
+
+def _takes_values(info: Any) -> bool:
+    return bool(getattr(info, "default_factory_takes_validated_data", False))  # pydantic 2.9 doesn't know it
+
+
+def pydantic_fields(infos: Mapping[str, FieldInfo]) -> Iterator[Field]:
+    """The fields of a pydantic model or dataclass, from its `model_fields`."""
+    for name, info in infos.items():
+        if info.is_required():
+            yield Field(name, info.annotation, optional=info.init is False)
+        else:
+            yield _with_default(name, info.annotation, info.default, info.default_factory, _takes_values(info))
+
+
+def dataclass_fields(cls: type[Any]) -> Iterator[Field]:
+    """The fields of a dataclass; those with init=False and no default are optional."""
+    infos = getattr(cls, "__pydantic_fields__", None)
+    if infos is not None:  # a pydantic dataclass: the fields of the standard library may hold FieldInfo as defaults
+        yield from pydantic_fields(infos)
+        return
+    hints = _type_hints(cls)
+    for field in dataclasses.fields(cls):
+        annotation = hints.get(field.name, field.type)
+        if field.default is not dataclasses.MISSING:
+            yield _with_default(field.name, annotation, field.default, None)
+        elif field.default_factory is not dataclasses.MISSING:
+            yield _with_default(field.name, annotation, None, field.default_factory)
+        else:
+            yield Field(field.name, annotation, optional=not field.init)
+
+
+def _with_default(
+    name: str, annotation: Any, default: Any, factory: Callable[..., Any] | None, takes_values: bool = False
+) -> Field:
+    make: Callable[[Fields], Any] | None = None
+    if factory is not None:
+        make = factory if takes_values else lambda _: factory()
+    elif not isinstance(default, _ATOMS):
+        make = lambda _: copy.deepcopy(default)  # noqa: E731
+    return Field(name, annotation, optional=True, has_default=True, default=default, make=make)
+
+
+def _type_hints(cls: type[Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls)
+    except Exception:  # names that exist only for the type checker: their enums must be given to the codec
+        return {}
+
+
+def enums_in(annotation: Any) -> Iterator[type[Enum]]:
+    """The enum classes that an annotation names, at any depth."""
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        yield annotation
+    elif isinstance(annotation, Enum):  # a member, in Literal[...]
+        yield type(annotation)
+    for argument in typing.get_args(annotation):
+        yield from enums_in(argument)

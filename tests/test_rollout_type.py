@@ -1,0 +1,282 @@
+"""Rollouts of any type: fields out, fields in, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from enum import Enum
+from typing import Any, Literal
+
+import pydantic
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from replaybuf.errors import ConfigError, DecodeError, RolloutError
+from replaybuf.rollout import RolloutState, Status
+from replaybuf.rollout_type import RolloutType, get_field, has_field, set_field
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Size(Enum):
+    BIG = 1
+
+
+class Shape(Enum):
+    ROUND = 1
+
+
+class Model(BaseModel):
+    message: str
+    tags: list[str] = []
+    notes: dict[str, Any] = Field(default_factory=dict)
+    color: Color | None = None
+    sizes: dict[str, list[Size]] | None = None
+    score: float | None = 1.0
+    _seen: list[int] = PrivateAttr(default_factory=list)
+
+    @functools.cached_property
+    def length(self) -> int:
+        return len(self.message)
+
+
+class OpenModel(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    message: str
+
+
+class FrozenModel(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    message: str
+    status: Status = Status.INIT
+
+
+class PostInitModel(BaseModel):
+    message: str
+
+    def model_post_init(self, context: Any) -> None:
+        raise AssertionError("building must not run the class's code")
+
+
+@dataclasses.dataclass
+class Plain:
+    message: str
+    tags: list[str] = dataclasses.field(default_factory=list)
+    shape: Literal[Shape.ROUND] | None = None
+    count: int = dataclasses.field(init=False)
+    unset: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count = len(self.message)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tight:
+    message: str
+    tags: tuple[str, ...] = ()
+    note: str | None = None
+    unset: int = dataclasses.field(init=False)
+
+
+@dataclasses.dataclass
+class Inherits(Tight.__mro__[1]):  # type: ignore[misc]
+    message: str = "x"
+
+
+@pydantic.dataclasses.dataclass
+class Validated:
+    message: str
+    count: int = Field(default=3)
+    tags: list[str] = Field(default_factory=list)
+
+
+ROLLOUTS = [
+    RolloutState(message=[{"role": "user"}], rollout_id=3, status=Status.COMPLETED),
+    Model(message="hi", color=Color.RED, score=None),
+    OpenModel(message="hi", more=[1]),  # type: ignore[call-arg]
+    FrozenModel(message="hi"),
+    Plain("hi", ["a"]),
+    Tight(message="hi", tags=("a",)),
+    Inherits("hi"),
+    Validated("hi", tags=["a"]),
+    {"message": "hi", "none": None},
+]
+of_each_type = pytest.mark.parametrize("rollout", ROLLOUTS, ids=lambda rollout: type(rollout).__name__)
+
+
+def round_trip(rollout: Any) -> Any:
+    rollout_type = RolloutType(type(rollout))
+    return rollout_type.from_fields(rollout_type.to_fields(rollout))
+
+
+@of_each_type
+def test_the_round_trip_gives_an_equal_rollout(rollout: Any) -> None:
+    if isinstance(rollout, Plain | Tight):
+        fields = [f.name for f in dataclasses.fields(rollout) if f.name != "unset"]
+        back = round_trip(rollout)
+        assert type(back) is type(rollout)
+        assert [getattr(back, name) for name in fields] == [getattr(rollout, name) for name in fields]
+        assert not hasattr(back, "unset")
+        return
+    assert round_trip(rollout) == rollout
+    assert repr(round_trip(rollout)) == repr(rollout)
+
+
+@of_each_type
+def test_fields_are_got_set_and_looked_for_alike(rollout: Any) -> None:
+    rollout = round_trip(rollout)
+    assert get_field(rollout, "message") in ("hi", [{"role": "user"}])
+    assert get_field(rollout, "absent") is None
+    assert get_field(rollout, "absent", 3) == 3
+    assert has_field(rollout, "message")
+    assert not has_field(rollout, "absent")
+    message: Any = [{"a": 1}]
+    set_field(rollout, "message", message)
+    assert get_field(rollout, "message") is message
+
+
+def test_setting_a_field_runs_the_class_own_setattr() -> None:
+    rollout = RolloutState(message=[])
+    set_field(rollout, "rollout_id", 7)
+    assert rollout.uid == 7
+
+
+def test_setting_a_field_that_the_class_lacks_is_an_error_that_names_it() -> None:
+    with pytest.raises(RolloutError, match="'absent' of a RolloutState"):
+        set_field(RolloutState(message=[]), "absent", 1)
+
+
+def test_none_that_is_the_default_is_left_out() -> None:
+    assert RolloutType(RolloutState).to_fields(RolloutState(message=[])).keys() == {
+        "message",
+        "seq_staleness",
+        "status",
+        "extra_fields",
+    }
+    assert RolloutType(Tight).to_fields(Tight(message="hi")) == {"message": "hi", "tags": ()}
+
+
+def test_none_that_is_not_the_default_is_kept() -> None:
+    assert RolloutType(Model).to_fields(Model(message="hi", score=None))["score"] is None
+
+
+def test_fields_are_the_values_themselves_in_a_new_dict() -> None:
+    message: list[dict[str, Any]] = [{}]
+    rollout = RolloutState.model_construct(message=message, status=Status.INIT)
+    fields = RolloutType(RolloutState).to_fields(rollout)
+    fields["extra"] = 1
+    assert fields["message"] is message
+    assert not has_field(rollout, "extra")
+    plain = {"a": 1}
+    assert RolloutType(dict).to_fields(plain) is not plain
+
+
+def test_cached_properties_are_no_fields() -> None:
+    rollout = Model(message="hi")
+    assert rollout.length == 2
+    assert "length" not in RolloutType(Model).to_fields(rollout)
+
+
+@pytest.mark.parametrize("cls", [Model, Plain, Validated, RolloutState])
+def test_mutable_defaults_are_fresh(cls: type[Any]) -> None:
+    rollout_type = RolloutType(cls)
+    first, second = (rollout_type.from_fields({"message": "hi"}) for _ in range(2))
+    for name in ("tags", "notes", "extra_fields"):
+        if has_field(first, name):
+            assert get_field(first, name) is not get_field(second, name)
+
+
+def test_private_attributes_get_their_defaults() -> None:
+    rollout = Model(message="hi")
+    rollout._seen.append(1)
+    first, second = round_trip(rollout), round_trip(rollout)
+    assert first._seen == []
+    assert first._seen is not second._seen
+
+
+def test_a_built_model_is_whole() -> None:
+    rollout = round_trip(Model(message="hi"))
+    rollout.message = "other"
+    assert rollout.model_copy(deep=True) == rollout
+    assert rollout.model_dump()["message"] == "other"
+    assert "message" in rollout.model_fields_set
+
+
+def test_extra_fields_are_kept_where_the_model_allows_them() -> None:
+    rollout = round_trip(OpenModel(message="hi", more=[1]))  # type: ignore[call-arg]
+    assert rollout.model_extra == {"more": [1]}
+    assert round_trip(OpenModel(message="hi")).model_extra == {}
+
+
+def test_building_runs_no_code_of_the_class() -> None:
+    assert RolloutType(PostInitModel).from_fields({"message": "hi"}).message == "hi"
+
+
+def test_defaults_may_depend_on_the_fields_before_them() -> None:
+    class Dependent(BaseModel):
+        message: str
+        size: int = Field(default_factory=lambda values: len(values["message"]))
+
+    assert RolloutType(Dependent).from_fields({"message": "hi"}).size == 2
+
+
+@pytest.mark.parametrize("cls", [Model, RolloutState, Plain, Tight])
+def test_fields_of_another_rollout_type_are_named(cls: type[Any]) -> None:
+    rollout_type = RolloutType(cls)
+    for _ in range(2):  # what was found wrong is not remembered as right
+        with pytest.raises(DecodeError, match=rf"{cls.__name__}: it has no field 'alien' and field 'message' must be"):
+            rollout_type.from_fields({"alien": 1})
+
+
+def test_a_rollout_without_a_required_field_is_refused_at_put() -> None:
+    with pytest.raises(RolloutError, match="field 'message' must be there"):
+        RolloutType(RolloutState).to_fields(RolloutState.model_construct())
+
+
+def test_a_rollout_of_another_class_is_refused_and_both_are_named() -> None:
+    with pytest.raises(RolloutError, match="exactly RolloutState, not dict"):
+        RolloutType(RolloutState).to_fields({"message": []})
+    with pytest.raises(RolloutError, match="exactly dict, not RolloutState"):
+        RolloutType(dict).require(RolloutState(message=[]), ["message"], "put")
+
+
+def test_a_subclass_is_refused_with_the_reason() -> None:
+    class More(RolloutState):
+        more: int = 0
+
+    with pytest.raises(RolloutError, match=r"not .*More \(a subclass may have fields that would be lost"):
+        RolloutType(RolloutState).to_fields(More(message=[]))
+
+
+@of_each_type
+def test_require_names_the_missing_fields_and_the_feature(rollout: Any) -> None:
+    rollout_type = RolloutType(type(rollout))
+    rollout_type.require(rollout, ["message"], "put")
+    with pytest.raises(RolloutError, match="staleness needs fields 'aa', 'bb', which this"):
+        rollout_type.require(rollout, ["message", "aa", "bb"], "staleness")
+
+
+def test_require_finds_extra_fields() -> None:
+    RolloutType(OpenModel).require(OpenModel(message="hi", more=1), ["more"], "put")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("cls", [int, list, Color, "dict", dict[str, int]])
+def test_classes_that_are_no_rollouts_are_refused(cls: Any) -> None:
+    with pytest.raises(ConfigError, match="rollout_type must be"):
+        RolloutType(cls)
+
+
+def test_enums_are_found_within_annotations() -> None:
+    assert RolloutType(Model).enums() == {Color, Size}
+    assert RolloutType(Plain).enums() == {Shape}
+    assert RolloutType(RolloutState).enums() == {Status}
+    assert RolloutType(dict).enums() == frozenset()
+
+
+def test_the_memory_of_names_is_bounded() -> None:
+    rollout_type = RolloutType(OpenModel)
+    for number in range(3000):
+        rollout_type.from_fields({"message": "hi", f"extra{number}": 1})
+    assert len(rollout_type._seen) <= 1024
