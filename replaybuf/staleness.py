@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -88,20 +89,35 @@ def _newest_trainable_step(rollout: Any) -> int | None:
         return None
     mask = get_field(rollout, "response_mask")
     if mask is None:
-        return int(max(steps))
-    return max((int(step) for step, kept in zip(steps, mask, strict=False) if kept), default=None)
+        return _highest(steps)
+    if isinstance(steps, np.ndarray) or isinstance(mask, np.ndarray):
+        length = min(len(steps), len(mask))
+        return _highest(np.asarray(steps)[:length][np.asarray(mask)[:length] != 0])
+    return max(map(int, compress(steps, mask)), default=None)
+
+
+def _highest(steps: Any) -> int | None:
+    if len(steps) == 0:
+        return None
+    return int(steps.max() if isinstance(steps, np.ndarray) else max(steps))
 
 
 def fill_model_steps(rollout: Any, model_step: int) -> None:
-    """Extend `response_model_steps` with `model_step` up to the length of `response_ids`; what is there stays."""
+    """Extend `response_model_steps` with `model_step` up to the length of `response_ids`; what is there stays.
+
+    Steps that weren't there become a list, or an int32 array where `response_ids` is an array.
+    """
     response_ids = get_field(rollout, "response_ids")
     wanted = 0 if response_ids is None else len(response_ids)
     steps = get_field(rollout, "response_model_steps")
     missing = wanted - (0 if steps is None else len(steps))
     if missing <= 0:
         return
+    filled: Any
     if isinstance(steps, np.ndarray):
-        filled: Any = np.concatenate([steps, np.full(missing, model_step, dtype=steps.dtype)])
+        filled = np.concatenate([steps, np.full(missing, model_step, dtype=steps.dtype)])
+    elif steps is None and isinstance(response_ids, np.ndarray):
+        filled = np.full(missing, model_step, dtype=np.int32)
     else:
         filled = [*(steps or ()), *([model_step] * missing)]
     set_field(rollout, "response_model_steps", filled)
