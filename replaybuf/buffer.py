@@ -108,7 +108,9 @@ class ReplayBuffer:
         check_task_name(task_name)
         rule = ExpiryRule(stale_threshold, token_stale_threshold, expired_groups_retryable)
         if token_stale_threshold is not None and current_train_step is None:
-            raise ValueError("token_stale_threshold needs current_train_step: the staleness of a token is relative to it")
+            raise ValueError(
+                "token_stale_threshold needs current_train_step: the staleness of a token is relative to it"
+            )
         rollouts = _as_list(items)
         if not rollouts:
             return None
@@ -247,7 +249,9 @@ class ReplayBuffer:
                 return
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                lines = "; ".join(f"task {name}: {available[name]} of {wanted[name]} {status} groups" for name in missing)
+                lines = "; ".join(
+                    f"task {name}: {available[name]} of {wanted[name]} {status} groups" for name in missing
+                )
                 raise NotReadyError(f"after {timeout:g} s: {lines}; nothing was taken")
             await self.storage.changed(min(remaining, _LONGEST_WAIT))
 
@@ -314,7 +318,7 @@ class ReplayBuffer:
         *,
         status: Status | str | Unset = UNSET,
         priority: float | Unset = UNSET,
-        tags: Tags | None | Unset = UNSET,
+        tags: Tags | Unset | None = UNSET,
     ) -> int:
         """Set the status, priority or tags of the groups that match; how many. Order, staleness and rollouts stay."""
         self._check_open()

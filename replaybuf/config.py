@@ -69,7 +69,9 @@ class ReplayBufferConfig(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
+            problems = "; ".join(
+                f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)
+            )
             raise ConfigError(f"{cls.__name__}: {problems} (fields: {', '.join(cls.model_fields)})") from None
         except TypeError as error:
             raise ConfigError(f"{cls.__name__}: {error}") from None

@@ -75,7 +75,7 @@ def resolve_policy(policy: str | ReplayPolicy | type[ReplayPolicy]) -> ReplayPol
     if isinstance(policy, type) and issubclass(policy, ReplayPolicy):
         return policy()
     try:
-        return POLICIES[policy]()  # type: ignore[index]
+        return POLICIES[policy]()
     except (KeyError, TypeError):
         raise ConfigError(f"unknown policy {policy!r}; there are {', '.join(sorted(POLICIES))}") from None
 
@@ -111,6 +111,6 @@ def in_order(items: Iterable[T], order: Order, value: Callable[[T, str], Any] = 
     for term in reversed(order):
         known = [item for item in result if value(item, term.field) is not None]
         unknown = [item for item in result if value(item, term.field) is None]
-        known.sort(key=lambda item: value(item, term.field), reverse=term.descending)  # noqa: B023
+        known.sort(key=lambda item: value(item, term.field), reverse=term.descending)
         result = known + unknown
     return result

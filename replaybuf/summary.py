@@ -82,9 +82,7 @@ class Marks:
     def expire(self, rule: ExpiryRule, train_step: int) -> bool:
         """Refresh to `train_step` and apply `rule`; whether any rollout expired. Marks are left alone when none did."""
         staleness = self.staleness_at(train_step)
-        fired = [
-            rule.expires(value, newest, train_step) for value, newest in zip(staleness, self.newest, strict=True)
-        ]
+        fired = [rule.expires(value, newest, train_step) for value, newest in zip(staleness, self.newest, strict=True)]
         if not any(fired):
             return False
         before = self.expired or [False] * len(fired)
@@ -110,7 +108,7 @@ class Marks:
 
 
 def reward_value(reward: Any) -> float | None:
-    """A reward as a number: the number itself, or the "score" of a dict. None where there is none or it isn't finite."""
+    """A reward as a number: itself, or the "score" of a dict. None where there is none or it isn't finite."""
     if isinstance(reward, dict):
         reward = reward.get("score")
     if reward is None or not isinstance(reward, Real):

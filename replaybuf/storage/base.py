@@ -81,7 +81,7 @@ class Changes:
 
     status: Status | Unset = UNSET
     priority: float | Unset = UNSET
-    tags: Tags | None | Unset = UNSET
+    tags: Tags | Unset | None = UNSET
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from replaybuf.policy import Order, OrderTerm
 from replaybuf.query import LogicNode, Node
 from replaybuf.rollout import Status
 from replaybuf.storage.base import Changes, NewGroup, Refresh, StorageBackend, StorageItem
-from replaybuf.storage.sql import put, refresh, select as selecting, take
+from replaybuf.storage.sql import put, refresh, take
+from replaybuf.storage.sql import select as selecting
 from replaybuf.storage.sql.commit import GroupCommit
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.driver import is_memory, parse_url, public_url
@@ -219,9 +220,7 @@ class _Open:
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.database)
         self.sweeper = Sweeper(self.database)
-        self.commits = GroupCommit(
-            self.thread, lambda new: encode_group(self._codec, new), self._commit, self.executor
-        )
+        self.commits = GroupCommit(self.thread, lambda new: encode_group(self._codec, new), self._commit, self.executor)
 
     async def prepare(self) -> None:
         """Check the schema, or create it in a new database (database's thread)."""

@@ -74,7 +74,7 @@ class Database:
                     async with connection.begin():
                         if write and self.dialect == "postgresql":
                             lock = "pg_advisory_xact_lock" if alone else "pg_advisory_xact_lock_shared"
-                            await connection.execute(text(f"SELECT {lock}(:key)"), {"key": _ADVISORY_LOCK})  # noqa: S608
+                            await connection.execute(text(f"SELECT {lock}(:key)"), {"key": _ADVISORY_LOCK})
                         yield connection
 
     async def connect(self) -> AsyncConnection:

@@ -55,7 +55,9 @@ def parse_url(url: str) -> URL:
         ) from None
     if parsed.drivername in _SQLITE_NAMES:
         if parsed.host:
-            raise ConfigError(f"{redact(url)!r} has a host; a relative file is sqlite:///run.db, an absolute one has 4 /")
+            raise ConfigError(
+                f"{redact(url)!r} has a host; a relative file is sqlite:///run.db, an absolute one has 4 /"
+            )
         return parsed.set(drivername="sqlite+aiosqlite", database=parsed.database or ":memory:")
     if parsed.drivername in _POSTGRES_NAMES:
         return _asyncpg_options(parsed.set(drivername="postgresql+asyncpg"))

@@ -64,9 +64,7 @@ def _replace_same_keys(
     return [(uid, encoded, key) for uid, encoded, key in rows if key is None or last[key] == uid]
 
 
-def group_row(
-    uid: int, encoded: EncodedGroup, key: str | None, lanes: Mapping[LaneName, Lane]
-) -> dict[str, Any]:
+def group_row(uid: int, encoded: EncodedGroup, key: str | None, lanes: Mapping[LaneName, Lane]) -> dict[str, Any]:
     """A new group as a row of `rb_group`."""
     new, marks = encoded.group, encoded.marks
     home = lanes[(new.task_name, str(new.status))]

@@ -45,9 +45,7 @@ def _set_step(connection: Connection, home: Lane, step: int) -> None:
     zero = or_(group.c.oldest_step.is_(None), ahead)
     in_lane = group.c.lane == home.id
     connection.execute(
-        update(group)
-        .where(in_lane, unsettled)
-        .values(pinned_staleness=case((zero, 0)), pinned_step=case((zero, step)))
+        update(group).where(in_lane, unsettled).values(pinned_staleness=case((zero, 0)), pinned_step=case((zero, step)))
     )
     connection.execute(
         update(group)

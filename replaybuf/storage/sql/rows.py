@@ -46,7 +46,7 @@ class GroupRow:
     payload: bytes | None = None
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> GroupRow:
+    def of(cls, row: Mapping[Any, Any]) -> GroupRow:
         columns = dict(row)
         return cls(
             uid=columns["uid"],
@@ -63,7 +63,7 @@ class GroupRow:
         pinned = self.columns["pinned_staleness"]
         if pinned is not None:
             return int(pinned)
-        return (self.step or 0) - self.columns["oldest_step"] - 1
+        return (self.step or 0) - int(self.columns["oldest_step"]) - 1
 
     @property
     def refreshed_to(self) -> int | None:
@@ -79,7 +79,9 @@ class GroupRow:
         rollouts = codec.decode(self.payload)
         marks = Marks.from_json(self.columns["marks"])
         if len(rollouts) != len(marks.oldest):
-            raise DecodeError(f"group {self.uid}: {len(rollouts)} rollouts in the payload, {len(marks.oldest)} expected")
+            raise DecodeError(
+                f"group {self.uid}: {len(rollouts)} rollouts in the payload, {len(marks.oldest)} expected"
+            )
         marks.apply(rollouts, self.refreshed_to)
         return self.item(rollouts)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, insert, select, text
+from sqlalchemy import Column, Connection, MetaData, String, Table, insert, inspect, select, text
 
 from replaybuf.errors import NotADatabaseError, SchemaError
 from replaybuf.storage.sql.tables import counter, metadata

@@ -26,7 +26,9 @@ _logger = logging.getLogger("replaybuf.sweep")
 
 def sweep(connection: Connection, removed_before: float, limit: int) -> int:
     """Delete up to `limit` payloads of groups that were removed before a time; how many."""
-    due = select(garbage.c.uid).where(garbage.c.removed_at <= removed_before).order_by(garbage.c.removed_at).limit(limit)
+    due = (
+        select(garbage.c.uid).where(garbage.c.removed_at <= removed_before).order_by(garbage.c.removed_at).limit(limit)
+    )
     if connection.dialect.name == "postgresql":
         due = due.with_for_update(skip_locked=True)
     uids = list(connection.execute(due).scalars())

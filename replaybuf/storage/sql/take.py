@@ -131,9 +131,7 @@ def _read(
 ) -> tuple[list[GroupRow], list[tuple[GroupRow, str]]]:
     """The rows of these groups with their payloads, in the order given: the undamaged ones, and the others with why."""
     statement = (
-        select(group, payload.c.data)
-        .outerjoin(payload, payload.c.uid == group.c.uid)
-        .where(uid_in(connection, uids))
+        select(group, payload.c.data).outerjoin(payload, payload.c.uid == group.c.uid).where(uid_in(connection, uids))
     )
     names = {"task_name": source.task_name, "status": str(source.status), "step": source.lane.step}
     rows = {row["uid"]: GroupRow.of({**row, **names}) for row in connection.execute(statement).mappings()}

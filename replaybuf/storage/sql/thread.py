@@ -76,9 +76,7 @@ class DatabaseThread:
         self.loop.run_forever()
         self.loop.close()
 
-    async def run(
-        self, work: Callable[[], Awaitable[T]], *, undo: Callable[[T], Awaitable[object]] | None = None
-    ) -> T:
+    async def run(self, work: Callable[[], Awaitable[T]], *, undo: Callable[[T], Awaitable[object]] | None = None) -> T:
         """Run `work()` in the database's thread and return its result.
 
         When the caller is cancelled, work that has begun goes on to its end, and then `undo(result)` is run. Raises

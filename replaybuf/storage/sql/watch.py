@@ -89,7 +89,7 @@ class Watch:
                 try:
                     if await self._look():
                         self._wake()
-                except (ReplayBufError, OSError, asyncio.TimeoutError, Exception) as error:
+                except Exception as error:  # whatever it is, those who wait look for themselves
                     _logger.debug("can't look for changes: %s", error)
                     await self._disconnect()
                     self._wake()
