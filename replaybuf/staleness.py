@@ -126,7 +126,9 @@ def fill_model_steps(rollout: Any, model_step: int) -> None:
 def refresh_group(rollouts: Sequence[Any], train_step: int) -> None:
     """Set every rollout's `seq_staleness` to its staleness at `train_step`."""
     for rollout in rollouts:
-        set_field(rollout, "seq_staleness", staleness_of(oldest_step(rollout), train_step))
+        staleness = staleness_of(oldest_step(rollout), train_step)
+        if get_field(rollout, "seq_staleness") != staleness:
+            set_field(rollout, "seq_staleness", staleness)
 
 
 def group_staleness(rollouts: Sequence[Any]) -> int:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json, to_json
 from sqlalchemy import Connection, event, exc
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -32,6 +33,8 @@ SQLITE_PAGE_SIZE = 16 * 1024
 #: The write-ahead log is copied into the database whenever it has grown by this many pages (16 MiB).
 SQLITE_CHECKPOINT_PAGES = 1024
 SQLITE_CACHE_KIB = 16 * 1024
+
+_JSON: dict[str, Any] = {"json_serializer": lambda value: to_json(value).decode(), "json_deserializer": from_json}
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
@@ -110,6 +113,7 @@ def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: 
         settings["default_transaction_read_only"] = "on"
     return create_async_engine(
         url,
+        **_JSON,
         pool_size=8,
         max_overflow=8,
         pool_timeout=lock_timeout,
@@ -127,7 +131,7 @@ def _sqlite_engine(url: URL, durability: str, lock_timeout: float, read_only: bo
     pool: dict[str, Any] = {"poolclass": StaticPool}
     if not memory:
         pool = {"poolclass": AsyncAdaptedQueuePool, "pool_size": 6, "max_overflow": 2, "pool_timeout": lock_timeout}
-    engine = create_async_engine(url, connect_args=options, **pool)
+    engine = create_async_engine(url, connect_args=options, **_JSON, **pool)
 
     @event.listens_for(engine.sync_engine, "connect")
     def configure(connection: Any, _record: Any) -> None:
