@@ -1,8 +1,8 @@
 """The rules of staleness and expiry, as plain functions over a group of rollouts.
 
-The *staleness* of a rollout at train step T is `T - min(response_model_steps) - 1`: how many optimiser steps lie between
-the weights that wrote its oldest token and the ones that it will train. A rollout without model steps has staleness 0.
-The rules are those of InternLM xtuner's replay buffer.
+The *staleness* of a rollout at train step T is `T - min(response_model_steps) - 1`: how many optimiser steps lie
+between the weights that wrote its oldest token and the ones that it will train. A rollout without model steps has
+staleness 0. The rules are those of InternLM xtuner's replay buffer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Creating, checking and upgrading the schema.
 
-A new database gets the tables of `tables.py` at once and is stamped with the newest revision; an existing one must be at
-that revision. The alembic chain in `migrations` brings older ones there.
+A new database gets the tables of `tables.py` at once and is stamped with the newest revision; an existing one must be
+at that revision. The alembic chain in `migrations` brings older ones there.
 """
 
 from __future__ import annotations

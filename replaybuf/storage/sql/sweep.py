@@ -1,7 +1,7 @@
 """Sweeping: payloads of groups that are gone are deleted later, in small transactions.
 
-Deleting a payload costs more than all else in a take, so takes leave it to quiet moments. A grace time keeps payloads of
-groups that may yet be given back (a cancelled take).
+Deleting a payload costs more than all else in a take, so takes leave it to quiet moments. A grace time keeps payloads
+of groups that may yet be given back (a cancelled take).
 """
 
 from __future__ import annotations
