@@ -135,7 +135,7 @@ class ReplayBuffer:
     def _require_fields(
         self, rollouts: list[Any], model_step: int | None, train_step: int | None, rule: ExpiryRule
     ) -> None:
-        features = [("put", ("status",))]
+        features: list[tuple[str, tuple[str, ...]]] = [("put", ("status",))]
         if model_step is not None:
             features.append(("model_step", ("response_ids", "response_model_steps")))
         if train_step is not None:

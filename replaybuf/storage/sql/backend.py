@@ -31,6 +31,7 @@ from replaybuf.storage.sql.tables import group
 from replaybuf.storage.sql.thread import DatabaseThread
 from replaybuf.storage.sql.watch import Watch
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 FIND_CHUNK_BYTES = 8 * 1024 * 1024
@@ -245,7 +246,7 @@ class _Open:
                 self.sweeper.start()
             self.ready = True
 
-    async def compute(self, function: Callable[[T], Any], argument: T) -> Any:
+    async def compute(self, function: Callable[[S], T], argument: S) -> T:
         """Run CPU work in another thread."""
         return await self.thread.loop.run_in_executor(self.executor, function, argument)
 
