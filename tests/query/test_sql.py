@@ -27,7 +27,7 @@ def expected(query: Query, rows: list[Group]) -> list[int]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(rows=st.lists(groups, max_size=8), query=queries)
+@given(rows=st.lists(groups, min_size=6, max_size=9), query=queries)
 def test_sql_means_what_the_predicate_means(store: Store, rows: list[Group], query: Query) -> None:
     store.fill(rows)
     assert store.matches(query) == expected(query, rows)
