@@ -67,15 +67,15 @@ def upgrade_command(url: Url, output: Output) -> None:
     """
     parsed = read_url(url)
     where = public_url(parsed)
+    # Opening a SQLite file for writing changes its journal; what isn't replaybuf's is left alone.
+    open_reader(url).read(lambda connection: _check_owner(connection, where))
 
     def work(connection: Connection) -> tuple[str | None, str | None]:
         before = current_revision(connection)
         if before is None:
-            _create(connection, where)
-        elif before in REVISIONS[:-1]:
+            create_schema(connection, where)
+        elif before != HEAD:
             upgrade(connection)
-        else:
-            check_schema(connection, where)
         return before, current_revision(connection)
 
     async def run() -> tuple[str | None, str | None]:
@@ -99,11 +99,9 @@ def upgrade_command(url: Url, output: Output) -> None:
         output.note("it was up to date already")
 
 
-def _create(connection: Connection, where: str) -> None:
-    tables = inspect(connection).get_table_names()
-    if tables:
+def _check_owner(connection: Connection, where: str) -> None:
+    if current_revision(connection) is None and (tables := inspect(connection).get_table_names()):
         some = ", ".join(sorted(tables)[:3])
-        raise NotADatabaseError(
-            f"{where} is the database of something else (it has tables {some}); nothing was changed"
-        )
-    create_schema(connection, where)
+        raise NotADatabaseError(f"{where} belongs to something else (it has tables {some}); nothing was changed")
+    if current_revision(connection) not in REVISIONS:
+        check_schema(connection, where)

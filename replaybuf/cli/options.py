@@ -78,5 +78,5 @@ def url_and(url: str, value: str | None, name: str) -> tuple[str, str]:
         return url, value
     variable = os.environ.get(URL_VARIABLE)
     if not variable or url == variable:
-        raise typer.BadParameter(f"Missing argument '{name}'.")
+        raise typer.BadParameter("it is missing.", param_hint=name)
     return variable, url

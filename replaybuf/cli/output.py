@@ -30,6 +30,7 @@ Row = Mapping[str, Any]
 
 # Where no terminal sets the width, tables are as wide as they need to be, with texts of this length.
 _LONGEST_TEXT = 80
+_SHORTEST_TEXT = 10
 _WIDE = 100_000
 
 
@@ -61,14 +62,14 @@ class Output:
         elif self.format == "csv":
             self._csv(rows)
         elif self.format == "nl":
-            write(_encode(row) + "\n" for row in rows)
+            write(encode(row) + "\n" for row in rows)
         else:
-            write(f"{',' if i else '['}\n {_encode(row)}" for i, row in enumerate(rows))
+            write(f"{',' if i else '['}\n {encode(row)}" for i, row in enumerate(rows))
             write("\n]\n" if rows else "[]\n")
 
     def value(self, value: Any) -> None:
         """Print one value as JSON."""
-        write([_encode(value, indent=2) + "\n"])
+        write([encode(value, indent=2) + "\n"])
 
     def note(self, text: str) -> None:
         """Tell people something about what was printed, on stderr."""
@@ -93,38 +94,40 @@ def write(texts: Iterable[str]) -> None:
     sys.stdout.writelines(texts)
 
 
-def console() -> Console:
+def console(width: int | None = None) -> Console:
     """stdout for rich: data is never read as markup, and there are no colours unless it is a terminal."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else _WIDE
-    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+    if width is None and not sys.stdout.isatty():
+        width = _WIDE
+    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_table(rows: Sequence[Row], columns: Sequence[Column], *, footer: bool = False) -> None:
     """Print a table; with `footer` the last row is a total."""
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
-    longest = None if sys.stdout.isatty() else _LONGEST_TEXT
-    for column in columns:
+    cells = [[escape(column.show(row)) for column in columns] for row in rows]
+    headers = [escape(column.header) for column in columns]
+    natural = [max(map(cell_len, texts)) for texts in zip(headers, *cells, strict=True)]
+    gap, widths = fit(natural, [column.text for column in columns], console().width)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    for column, header, width in zip(columns, headers, widths, strict=True):
         justify: Literal["left", "right"] = "right" if column.right else "left"
-        # Numbers are never cut; texts share what is left.
-        table.add_column(
-            Text(escape(column.header)),
-            justify=justify,
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=None if column.text else _widest(rows, column),
-            max_width=longest if column.text else None,
+        table.add_column(Text(header), justify=justify, no_wrap=True, overflow="ellipsis", width=width)
+    for i, (row, texts) in enumerate(zip(rows, cells, strict=True)):
+        styles = (column.style(row) if column.style else "" for column in columns)
+        total = footer and i == len(rows) - 1
+        table.add_row(
+            *(Text(text, style=style) for text, style in zip(texts, styles, strict=True)),
+            style="bold" if total else None,
+            end_section=footer and i == len(rows) - 2,
         )
-    for i, row in enumerate(rows):
-        last = footer and i == len(rows) - 1
-        cells = (Text(escape(c.show(row)), style=c.style(row) if c.style else "") for c in columns)
-        table.add_row(*cells, style="bold" if last else None, end_section=footer and i == len(rows) - 2)
-    out = console()
+    # Where even that is too wide, the terminal wraps the lines and no column is lost.
+    out = console(max(console().width, sum(widths) + gap * len(widths)))
     if out.is_terminal:
         out.print(table)
         return
@@ -133,16 +136,27 @@ def print_table(rows: Sequence[Row], columns: Sequence[Column], *, footer: bool 
     write(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
-def _widest(rows: Sequence[Row], column: Column) -> int:
-    from rich.cells import cell_len
-
-    return max([cell_len(column.header), *(cell_len(escape(column.show(row))) for row in rows)])
+def fit(natural: Sequence[int], texts: Sequence[bool], available: int) -> tuple[int, list[int]]:
+    """The gap between columns and their widths: texts give way, the longest first, numbers never."""
+    limit = available if available < _WIDE else _LONGEST_TEXT
+    widths = [min(width, limit) if is_text else width for width, is_text in zip(natural, texts, strict=True)]
+    shortest = [min(width, _SHORTEST_TEXT) if is_text else width for width, is_text in zip(widths, texts, strict=True)]
+    gap = 2 if sum(shortest) + 2 * (len(widths) - 1) <= available else 1
+    excess = sum(widths) + gap * (len(widths) - 1) - available
+    while excess > 0:
+        i = max((i for i, is_text in enumerate(texts) if is_text), key=lambda i: widths[i], default=None)
+        if i is None or widths[i] <= _SHORTEST_TEXT:
+            break
+        widths[i] -= 1
+        excess -= 1
+    return gap, widths
 
 
 # Values for programs
 
 
-def _encode(value: Any, indent: int | None = None) -> str:
+def encode(value: Any, indent: int | None = None) -> str:
+    """A value as JSON."""
     return escape_json(json.dumps(_finite(value), ensure_ascii=not _speaks_unicode(), default=_simple, indent=indent))
 
 

@@ -13,7 +13,7 @@ from replaybuf.cli.conversation import fields_of, print_conversation
 from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import age_of, find_groups, find_rollouts, status_style, tags_text
 from replaybuf.cli.options import Url, listing, option, url_and
-from replaybuf.cli.output import Column, Output, Row, console, iso, print_table
+from replaybuf.cli.output import Column, Output, Row, console, iso, print_table, write
 from replaybuf.cli.reading import open_reader, read
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.query import ScalarNode
@@ -65,6 +65,7 @@ def show(
     else:
         _print_group(group)
         if decoded is None:
+            write("\n")
             print_table(rollouts, _columns())
         else:
             print_conversation(rollouts, decoded)
@@ -114,7 +115,7 @@ def _print_group(group: Row) -> None:
     for name, value in facts.items():
         if value:
             style = status_style(group) if name == "status" else ""
-            out.print(Text(f"  {name:<14}").append(escape(str(value)), style=style))
+            out.print(Text(f"  {name:<14}").append(escape(str(value)), style=style), soft_wrap=True)
 
 
 def _columns() -> list[Column]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any, NoReturn
 
@@ -11,7 +12,7 @@ import typer
 from sqlalchemy import Connection
 
 from replaybuf.cli.options import Url, listing, option, url_and
-from replaybuf.cli.output import Column, Output, Row, iso
+from replaybuf.cli.output import Column, Output, Row, encode, iso
 from replaybuf.cli.reading import open_reader
 from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
 
@@ -84,6 +85,8 @@ def explain(error: StorageError, timeout: float) -> NoReturn:
         raise QueryError("give one statement at a time") from error
     if "server expects" in message or "bindings" in message:
         raise QueryError(f"the statement has parameters, which can't be given here: {message}") from error
+    if type(error) is StorageError:
+        raise QueryError(message) from error  # the statement's fault: it needs no URL
     raise error
 
 
@@ -119,6 +122,8 @@ def cell(value: Any) -> str:
         return f"<{len(value):,} bytes>"
     if isinstance(value, float | Decimal):
         return f"{value:.6g}"
-    if hasattr(value, "astimezone"):
+    if isinstance(value, datetime):
         return iso(value)
+    if isinstance(value, dict | list):
+        return encode(value)
     return str(value)

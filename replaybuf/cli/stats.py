@@ -134,7 +134,7 @@ def _print(found: Stats) -> None:
     rows = found.rows
     if rows:
         several = len(rows) > 1
-        print_table([*rows, _total(rows)] if several else rows, _columns(now), footer=several)
+        print_table([*rows, _total(rows)] if several else rows, _columns(rows, now), footer=several)
     database = found.database
     size = units.size(database["database_bytes"])
     waiting = units.number(database["unswept_payloads"])
@@ -155,11 +155,11 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"task_name": _TOTAL, "status": "", **total}
 
 
-def _columns(now: datetime) -> list[Column]:
+def _columns(rows: list[dict[str, Any]], now: datetime) -> list[Column]:
     def mean(row: Row, name: str, digits: int) -> str:
         return units.number(row[name], digits) if row["status"] else ""
 
-    return [
+    columns = [
         Column("task", lambda r: r["task_name"], right=False, text=True),
         Column("status", lambda r: r["status"], right=False, style=status_style),
         Column("groups", lambda r: units.number(r["groups"])),
@@ -173,3 +173,6 @@ def _columns(now: datetime) -> list[Column]:
         Column("oldest", lambda r: units.age(age_of(r["oldest"], now))),
         Column("newest", lambda r: units.age(age_of(r["newest"], now))),
     ]
+    if not any(row["dropped"] for row in rows):
+        columns = [column for column in columns if column.header != "dropped"]
+    return columns
