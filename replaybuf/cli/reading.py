@@ -109,7 +109,9 @@ class SqliteReader(Reader):
         try:
             return self._read(function, timeout, immutable=False)
         except AccessError as error:
-            if not os.access(self._path, os.R_OK) or os.access(self._path.parent, os.W_OK):
+            if not os.access(self._path, os.R_OK):
+                raise AccessError(f"{self.where} can't be read: check the permissions of the file") from error
+            if os.access(self._path.parent, os.W_OK):
                 raise
             raise AccessError(
                 f"{self.where} has a write-ahead log ({self._path.name}-wal) that can't be read in a folder that isn't "
