@@ -96,6 +96,8 @@ class SqliteReader(Reader):
         self._path = Path(url.database or "").absolute()
 
     def read(self, function: Callable[[Connection], T], *, timeout: float | None = None) -> T:
+        if not os.access(self._path, os.R_OK):
+            raise AccessError(f"{self.where} can't be read: check the permissions of the file")
         quiet = self._quiet_state()
         if quiet is not None:
             try:
@@ -109,8 +111,6 @@ class SqliteReader(Reader):
         try:
             return self._read(function, timeout, immutable=False)
         except AccessError as error:
-            if not os.access(self._path, os.R_OK):
-                raise AccessError(f"{self.where} can't be read: check the permissions of the file") from error
             if os.access(self._path.parent, os.W_OK):
                 raise
             raise AccessError(
