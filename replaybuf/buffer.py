@@ -245,6 +245,7 @@ class ReplayBuffer:
     async def _wait(self, wanted: dict[str, int], status: Status, deadline: float, timeout: float) -> None:
         while True:
             self._check_open()
+            seen = self.storage.version()
             available = await self._available(wanted, status)
             missing = _missing(wanted, available)
             if not missing:
@@ -255,7 +256,7 @@ class ReplayBuffer:
                     f"task {name}: {available[name]} of {wanted[name]} {status} groups" for name in missing
                 )
                 raise NotReadyError(f"after {timeout:g} s: {lines}; nothing was taken")
-            await self.storage.changed(min(remaining, _LONGEST_WAIT))
+            await self.storage.changed(min(remaining, _LONGEST_WAIT), seen)
 
     async def _available(self, wanted: Mapping[str, int], status: Status) -> dict[str, int]:
         return {

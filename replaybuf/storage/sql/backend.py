@@ -167,9 +167,12 @@ class SQLStorage(StorageBackend):
     async def drop(self, task_name: str, count: int = 1) -> None:
         await self._write(lambda connection: put.count_dropped(connection, task_name, count))
 
-    async def changed(self, timeout: float) -> None:
+    def version(self) -> int:
+        return self._state().watch.version()
+
+    async def changed(self, timeout: float, since: int) -> None:
         state = await self._ready()
-        await state.watch.wait(timeout)
+        await state.watch.wait(timeout, since)
 
     # Snapshots
 
