@@ -67,9 +67,8 @@ class ReplayBuffer:
 
     async def close(self) -> None:
         """Commit what waits to be put, end all waits with ClosedError, and let go of the database. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            await self.storage.close()
+        self._closed = True
+        await self.storage.close()
 
     def __len__(self) -> int:
         """The number of groups in the buffer, of all tasks and statuses. Blocks for the time of one query."""

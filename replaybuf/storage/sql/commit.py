@@ -6,6 +6,7 @@ Each put returns only after its own commit, a lone put waits for nobody, and a p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import exc
 
+from replaybuf.errors import ClosedError
 from replaybuf.storage.base import NewGroup
 from replaybuf.storage.sql.rows import EncodedGroup
 from replaybuf.storage.sql.thread import DatabaseThread
@@ -53,12 +55,15 @@ class GroupCommit:
         self._queue: deque[_Waiting] = deque()
         self._flushing: asyncio.Task[None] | None = None
         self._scheduled = False
+        self._closed = False
 
     async def put(self, group: NewGroup) -> int:
         """Commit a group together with what else waits; its uid. Cancelled, it is committed wholly or not at all."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(group, loop, loop.create_future())
         with self._lock:
+            if self._closed:
+                raise ClosedError
             self._queue.append(waiting)
             wake, self._scheduled = not self._scheduled, True
         if wake:
@@ -67,13 +72,18 @@ class GroupCommit:
             return await waiting.future
         except asyncio.CancelledError:
             waiting.cancelled = True
-            self._thread.post(self._hold, waiting)
+            with contextlib.suppress(ClosedError):  # then it has been committed
+                self._thread.post(self._hold, waiting)
             raise
 
-    async def drain(self) -> None:
-        """Wait until nothing waits to be committed (database's thread)."""
-        while self._flushing is not None:
-            await asyncio.wait([self._flushing])
+    async def close(self) -> None:
+        """Accept no more, and wait until nothing waits to be committed (database's thread)."""
+        with self._lock:
+            self._closed = True
+        while self._flushing is not None or self._queue:
+            self._start()
+            if self._flushing is not None:
+                await asyncio.wait([self._flushing])
 
     def _start(self) -> None:
         if self._flushing is None:
