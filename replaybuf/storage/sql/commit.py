@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import exc
 
-from replaybuf.errors import ClosedError
+from replaybuf.errors import ClosedError, ReplayBufError
 from replaybuf.storage.base import NewGroup
 from replaybuf.storage.sql.rows import EncodedGroup
 from replaybuf.storage.sql.thread import DatabaseThread
@@ -66,14 +66,15 @@ class GroupCommit:
                 raise ClosedError
             self._queue.append(waiting)
             wake, self._scheduled = not self._scheduled, True
-        if wake:
-            self._thread.post(self._start)
         try:
+            if wake:
+                self._thread.post(self._start)
             return await waiting.future
-        except asyncio.CancelledError:
-            waiting.cancelled = True
-            with contextlib.suppress(ClosedError):  # then it has been committed
-                self._thread.post(self._hold, waiting)
+        except BaseException:
+            if not waiting.future.done() or waiting.future.cancelled():
+                waiting.cancelled = True
+                with contextlib.suppress(ClosedError):  # then it has been committed, or never will be
+                    self._thread.post(self._hold, waiting)
             raise
 
     async def close(self) -> None:
@@ -177,9 +178,13 @@ class GroupCommit:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the database refused a row, as opposed to being out of reach, locked or full."""
+    """Whether the database or its driver refused a row, as opposed to being out of reach, locked or full."""
     cause = error.__cause__
-    return isinstance(cause, (exc.IntegrityError, exc.DataError)) or type(cause) in (exc.StatementError, exc.DBAPIError)
+    return (
+        not isinstance(error, ReplayBufError)
+        or isinstance(cause, (exc.IntegrityError, exc.DataError))
+        or type(cause) in (exc.StatementError, exc.DBAPIError)
+    )
 
 
 def _finish(waiting: _Waiting) -> None:

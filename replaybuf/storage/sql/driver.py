@@ -8,13 +8,10 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from pydantic_core import from_json, to_json
-from sqlalchemy import Connection, event, exc
+from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
 
 from replaybuf.errors import (
     AccessError,
@@ -27,14 +24,7 @@ from replaybuf.errors import (
     StorageError,
     UnreachableError,
 )
-
-#: 16 KiB pages: 100 KB payloads are written at 1.3 times the rate of 4 KiB pages (`benchmarks/README.md`).
-SQLITE_PAGE_SIZE = 16 * 1024
-#: The write-ahead log is copied into the database whenever it has grown by this many pages (16 MiB).
-SQLITE_CHECKPOINT_PAGES = 1024
-SQLITE_CACHE_KIB = 16 * 1024
-
-_JSON: dict[str, Any] = {"json_serializer": lambda value: to_json(value).decode(), "json_deserializer": from_json}
+from replaybuf.storage.sql.sqlite import JSON_OPTIONS, sqlite_engine
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
@@ -44,7 +34,7 @@ def parse_url(url: str) -> URL:
     """A database URL as people write it, with the async driver filled in.
 
     Accepts `sqlite:///run.db`, `sqlite:///:memory:`, `sqlite://`, `postgresql://...` and `postgres://...`. Raises
-    ConfigError for anything else; the message never shows a password.
+    ConfigError for anything else, and MissingDriverError without the driver; messages never show a password.
     """
     if not isinstance(url, str) or not url:
         raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")
@@ -63,6 +53,10 @@ def parse_url(url: str) -> URL:
             )
         return parsed.set(drivername="sqlite+aiosqlite", database=parsed.database or ":memory:")
     if parsed.drivername in _POSTGRES_NAMES:
+        if importlib.util.find_spec("asyncpg") is None:
+            raise MissingDriverError(
+                "PostgreSQL needs the driver asyncpg, which is not installed: pip install 'replaybuf[postgres]'"
+            )
         return _asyncpg_options(parsed.set(drivername="postgresql+asyncpg"))
     raise ConfigError(
         f"{parsed.drivername!r} is not supported (in {redact(url)!r}); use sqlite:///FILE or "
@@ -73,18 +67,13 @@ def parse_url(url: str) -> URL:
 def redact(url: str | URL) -> str:
     """The URL without passwords, for messages."""
     text = url.render_as_string(hide_password=True) if isinstance(url, URL) else str(url)
-    text = re.sub(r"(://[^/@:]*):(?:[^@]*)@", r"\1:***@", text)
+    text = re.sub(r"(://[^/@:]*):.*@", r"\1:***@", text)
     return re.sub(r"(?i)((?:password|passwd|sslpassword)=)[^&\s]*", r"\1***", text)
 
 
 def public_url(url: URL) -> str:
     """The URL as people write it, without driver and password."""
     return redact(url.set(drivername=url.get_backend_name()))
-
-
-def is_memory(url: URL) -> bool:
-    """Whether the URL names a SQLite database in memory."""
-    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
 def _asyncpg_options(url: URL) -> URL:
@@ -100,11 +89,7 @@ def _asyncpg_options(url: URL) -> URL:
 def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: bool = False) -> AsyncEngine:
     """The async engine for a URL from `parse_url`. Connects to nothing yet."""
     if url.get_backend_name() == "sqlite":
-        return _sqlite_engine(url, durability, lock_timeout, read_only)
-    if importlib.util.find_spec("asyncpg") is None:
-        raise MissingDriverError(
-            "PostgreSQL needs the driver asyncpg, which is not installed: pip install 'replaybuf[postgres]'"
-        )
+        return sqlite_engine(url, durability=durability, lock_timeout=lock_timeout, read_only=read_only)
     milliseconds = str(max(1, int(lock_timeout * 1000)))
     settings = {"application_name": "replaybuf", "lock_timeout": milliseconds, "jit": "off"}
     if durability == "normal":
@@ -113,52 +98,13 @@ def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: 
         settings["default_transaction_read_only"] = "on"
     return create_async_engine(
         url,
-        **_JSON,
+        **JSON_OPTIONS,
         pool_size=8,
         max_overflow=8,
         pool_timeout=lock_timeout,
         pool_pre_ping=True,
         connect_args={"timeout": 10, "command_timeout": 600, "server_settings": settings},
     )
-
-
-def _sqlite_engine(url: URL, durability: str, lock_timeout: float, read_only: bool) -> AsyncEngine:
-    memory = is_memory(url)
-    options: dict[str, Any] = {"timeout": lock_timeout, "isolation_level": None, "check_same_thread": False}
-    if read_only and not memory:
-        path = Path(url.database or "").absolute()
-        url = url.set(database=f"file:{_quote_path(path)}", query={"mode": "ro", "uri": "true"})
-    pool: dict[str, Any] = {"poolclass": StaticPool}
-    if not memory:
-        pool = {"poolclass": AsyncAdaptedQueuePool, "pool_size": 6, "max_overflow": 2, "pool_timeout": lock_timeout}
-    engine = create_async_engine(url, connect_args=options, **_JSON, **pool)
-
-    @event.listens_for(engine.sync_engine, "connect")
-    def configure(connection: Any, _record: Any) -> None:
-        cursor = connection.cursor()
-        cursor.execute(f"PRAGMA cache_size = -{SQLITE_CACHE_KIB}")
-        if read_only:
-            cursor.execute("PRAGMA query_only = ON")
-        else:
-            cursor.execute(f"PRAGMA page_size = {SQLITE_PAGE_SIZE}")
-            cursor.execute("PRAGMA journal_mode = WAL")
-            cursor.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
-            cursor.execute(f"PRAGMA wal_autocheckpoint = {SQLITE_CHECKPOINT_PAGES}")
-            cursor.execute(f"PRAGMA journal_size_limit = {4 * SQLITE_CHECKPOINT_PAGES * SQLITE_PAGE_SIZE}")
-        cursor.close()
-
-    @event.listens_for(engine.sync_engine, "begin")
-    def begin(connection: Connection) -> None:
-        # A read transaction that turns into a write fails at once when another connection has written in between,
-        # whatever the busy timeout; so whoever is going to write says so at the start.
-        write = connection.get_execution_options().get("replaybuf_write", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-    return engine
-
-
-def _quote_path(path: Path) -> str:
-    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
 @contextmanager

@@ -45,9 +45,7 @@ async def copy_to(source: Database, path: str, about: Mapping[str, str]) -> None
             await writing.run_sync(set_info, dict(about))
     finally:
         await _close_file(target)
-    with open(partial, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    await asyncio.to_thread(_publish, partial, path)
 
 
 async def copy_from(target: Database, path: str, expected: Mapping[str, str]) -> None:
@@ -189,7 +187,7 @@ def write_state(path: str, state: dict[str, Any], about: Mapping[str, str]) -> N
             await target.write(lambda connection: set_info(connection, about))
         finally:
             await _close_file(target)
-        os.replace(partial, path)
+        _publish(partial, path)
 
     asyncio.run(write())
 
@@ -254,6 +252,13 @@ def _leave_wal(connection: Connection) -> None:
     cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     cursor.execute("PRAGMA journal_mode = DELETE")
     cursor.close()
+
+
+def _publish(partial: str, path: str) -> None:
+    """Give a complete file its name, so that it is there as a whole after a power cut, too."""
+    with open(partial, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, path)
 
 
 def _remove(path: str) -> None:

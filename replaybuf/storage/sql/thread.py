@@ -88,6 +88,7 @@ class DatabaseThread:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self._unsettled: set[asyncio.Future[Any]] = set()
+        self._running: set[asyncio.Future[Any]] = set()
         self._retries: set[asyncio.Future[Any]] = set()
         self._calls: set[_Call[Any]] = set()  # whose result nobody has received yet
         self._posting = threading.Lock()
@@ -165,12 +166,15 @@ class DatabaseThread:
             await asyncio.wait(set(self._unsettled))
 
     async def settle_all(self) -> None:
-        """Undo what was handed over and not received, and wait for all that has to be done without a caller."""
+        """Undo what nobody will receive, and wait for all that has to be done without a caller (database's thread)."""
+        self._take_back()
+        while tasks := self._unsettled | self._retries:
+            await asyncio.wait(tasks)
+
+    def _take_back(self) -> None:
         for call in list(self._calls):
             if call.undo is not None:
                 self._settle_call(call, call.withdraw())
-        while self._unsettled or self._retries:
-            await asyncio.wait(self._unsettled | self._retries)
 
     def keep_trying(self, work: Callable[[], Awaitable[object]]) -> None:
         """Run `work()` every second until it succeeds (database's thread); closing waits for it, operations don't."""
@@ -187,12 +191,17 @@ class DatabaseThread:
             except ReplayBufError as error:
                 _logger.warning("will be tried again: %s", error)
 
-    def close(self, last: Callable[[], Coroutine[Any, Any, object]], timeout: float) -> None:
-        """Let running operations end, run `last()`, and end the thread. Blocks for up to `timeout` s; idempotent."""
-        if self._closed:
-            return
+    def close(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
+        """Refuse new operations, let those that run end, run `last()`, and end the thread. Blocks; idempotent.
+
+        Operations that take longer than `timeout` seconds are cancelled; their callers get a ClosedError.
+        """
+        with self._posting:
+            if self._closed:
+                return
+            ending = asyncio.run_coroutine_threadsafe(self._end(last, timeout), self.loop)
         try:
-            self.run_blocking(lambda: self._end(last), timeout)
+            ending.result(3 * timeout)
         finally:
             self.stop()
 
@@ -205,15 +214,21 @@ class DatabaseThread:
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
 
-    async def _end(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    async def _end(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
         self._ending = True
-        while tasks := {call.task for call in list(self._calls) if call.task is not None and not call.task.done()}:
-            await asyncio.wait(tasks)
+        await self._finish(timeout)
         deadline = self.loop.time() + _RECEIVING_SECONDS
         while self._calls and self.loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        await self.settle_all()
+        self._take_back()
+        await self._finish(timeout)
         await last()
+
+    async def _finish(self, timeout: float) -> None:
+        while tasks := self._running | self._unsettled | self._retries:
+            _, late = await asyncio.wait(tasks, timeout=timeout)
+            for task in late:
+                task.cancel()
 
     async def _settled(self, work: Callable[[], Awaitable[T]]) -> T:
         await self.settle()
@@ -225,6 +240,8 @@ class DatabaseThread:
             return
         self._calls.add(call)
         call.task = self.loop.create_task(self._perform(call, work))
+        self._running.add(call.task)
+        call.task.add_done_callback(self._running.discard)
 
     async def _perform(self, call: _Call[T], work: Callable[[], Awaitable[T]]) -> None:
         try:
@@ -238,7 +255,7 @@ class DatabaseThread:
                     return
                 outcome = await work()
             except asyncio.CancelledError:  # the thread ends
-                problem = ClosedError()
+                problem = ClosedError("the buffer was closed before this operation ended; nothing of it was stored")
             except BaseException as error:
                 problem = error
             if not call.offer(outcome, problem) and problem is None:

@@ -35,8 +35,8 @@ class Watch:
         self._lock = threading.Lock()
         self._waiting: set[asyncio.Future[None]] = set()
         self._polling: asyncio.Task[None] | None = None
-        self._announcing = False
-        self._notifying: set[asyncio.Task[None]] = set()
+        self._notifying: asyncio.Task[None] | None = None
+        self._due = False
         self._stopped = False
         self._looking = False
         self._wakes = 0
@@ -71,11 +71,10 @@ class Watch:
         """This process has committed something that others may wait for (database's thread)."""
         self._commits += 1
         self._wake()
-        if self._database.dialect == "postgresql" and not self._announcing and not self._stopped:
-            self._announcing = True
-            task = self._thread.loop.create_task(self._notify())
-            self._notifying.add(task)
-            task.add_done_callback(self._notifying.discard)
+        if self._database.dialect == "postgresql" and not self._stopped:
+            self._due = True
+            if self._notifying is None:
+                self._notifying = self._thread.loop.create_task(self._notify())
 
     async def stop(self) -> None:
         """Wake everyone and end; what others may wait for is announced first (database's thread)."""
@@ -86,8 +85,8 @@ class Watch:
             if not self._looking:
                 self._polling.cancel()
             await asyncio.wait([self._polling])
-        if self._notifying:
-            await asyncio.wait(self._notifying)
+        if self._notifying is not None:
+            await asyncio.wait([self._notifying])
         await self._disconnect()
 
     def _start(self) -> None:
@@ -154,11 +153,14 @@ class Watch:
     async def _notify(self) -> None:
         # Commits of the next few milliseconds share one NOTIFY: it takes a lock that all committing sessions share.
         try:
-            await asyncio.sleep(_NOTIFY_SECONDS)
-            self._announcing = False
-            await self._database.read(lambda connection: connection.execute(text(f"NOTIFY {CHANNEL}")))
+            while self._due:
+                await asyncio.sleep(_NOTIFY_SECONDS)
+                self._due = False
+                await self._database.read(lambda connection: connection.execute(text(f"NOTIFY {CHANNEL}")))
         except ReplayBufError as error:
             _logger.debug("can't notify: %s", error)
+        finally:
+            self._notifying = None
 
 
 def _data_version(connection: Any) -> int:
