@@ -482,7 +482,12 @@ def test_a_loop_that_is_closed_with_a_pending_take_loses_nothing(sql_url: str) -
             else:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # closing it like this is bad style
             del task
-            gc.collect()
+
+        async def all_back() -> bool:
+            gc.collect()  # that is what tells of the take that nobody can go on with
+            return len(buffer) + len(taken) == 20
+
+        asyncio.run(until(all_back))
         taken += asyncio.run(take_all(buffer))
     assert sorted(taken) == list(range(20))
 

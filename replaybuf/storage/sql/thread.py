@@ -90,7 +90,9 @@ class DatabaseThread:
         self._unsettled: set[asyncio.Future[Any]] = set()
         self._running: set[asyncio.Future[Any]] = set()
         self._retries: set[asyncio.Future[Any]] = set()
-        self._calls: set[_Call[Any]] = set()  # whose result nobody has received yet
+        # Calls whose result nobody has received yet. A caller whose loop was closed gives its result back when it is
+        # garbage-collected, so nothing here may keep it alive.
+        self._calls: dict[int, weakref.ref[_Call[Any]]] = {}
         self._posting = threading.Lock()
         self._ending = False
         self._closed = False
@@ -124,7 +126,7 @@ class DatabaseThread:
                 self.post(self._settle_call, call, call.withdraw())
             raise
         finally:
-            self._calls.discard(call)
+            self._calls.pop(id(call), None)
         return call.receive()
 
     def run_blocking(self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float | None) -> T:
@@ -172,8 +174,9 @@ class DatabaseThread:
             await asyncio.wait(tasks)
 
     def _take_back(self) -> None:
-        for call in list(self._calls):
-            if call.undo is not None:
+        for reference in list(self._calls.values()):
+            call = reference()
+            if call is not None and call.undo is not None:
                 self._settle_call(call, call.withdraw())
 
     def keep_trying(self, work: Callable[[], Awaitable[object]]) -> None:
@@ -238,7 +241,8 @@ class DatabaseThread:
         if self._ending:
             call.offer(None, ClosedError())
             return
-        self._calls.add(call)
+        key = id(call)
+        self._calls[key] = weakref.ref(call, lambda _: self._calls.pop(key, None))
         call.task = self.loop.create_task(self._perform(call, work))
         self._running.add(call.task)
         call.task.add_done_callback(self._running.discard)
@@ -262,7 +266,7 @@ class DatabaseThread:
                 await _undone(call, outcome)
         finally:
             if call.gone:
-                self._calls.discard(call)
+                self._calls.pop(id(call), None)
 
     def _settle_call(self, call: _Call[Any], undo: bool) -> None:
         """The caller has gone: later operations wait until its operation has ended and is undone."""
