@@ -38,6 +38,7 @@ class MemoryStorage(StorageBackend):
         self._next_uid = 1
         self._dropped: dict[str, int] = {}
         self._waiting: set[asyncio.Future[None]] = set()
+        self._version = 0
 
     async def close(self) -> None:
         self._notify()
@@ -178,7 +179,12 @@ class MemoryStorage(StorageBackend):
     async def dropped(self, task_name: str) -> int:
         return self._dropped.get(task_name, 0)
 
-    async def changed(self, timeout: float) -> None:
+    def version(self) -> int:
+        return self._version
+
+    async def changed(self, timeout: float, since: int) -> None:
+        if self._version != since:
+            return
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         try:
@@ -209,6 +215,7 @@ class MemoryStorage(StorageBackend):
         return sum(self._groups.pop(uid, None) is not None for uid in list(uids))
 
     def _notify(self) -> None:
+        self._version += 1
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.get_loop().call_soon_threadsafe(_wake, waiting)
