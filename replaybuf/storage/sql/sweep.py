@@ -49,6 +49,7 @@ class Sweeper:
         self._grace = grace
         self._limit = 16
         self._task: asyncio.Task[None] | None = None
+        self._stepping: asyncio.Task[bool] | None = None
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -58,11 +59,14 @@ class Sweeper:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        if self._stepping is not None:
+            await asyncio.gather(self._stepping, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
             try:
-                full = await asyncio.shield(asyncio.ensure_future(self._step()))
+                self._stepping = asyncio.create_task(self._step())
+                full = await asyncio.shield(self._stepping)
             except ReplayBufError as error:
                 _logger.warning("sweeping failed and will be tried again: %s", error)
                 full = False
