@@ -309,6 +309,7 @@ class _Taking:
         self._order = order
         self._where = where
         self._all_or_nothing = all_or_nothing
+        self._set_aside: set[int] = set()
 
     async def run(self) -> Taken | None:
         """Take, until every group that was taken could be decoded (database's thread)."""
@@ -325,6 +326,7 @@ class _Taking:
                 return rows, {**self._empty, **_by_task(items)}
             # Rare: intact, but of another rollout type. Those are set aside, and the take begins anew.
             await self._give_back(rows, failed)
+            self._set_aside.update(failed)
 
     async def undo(self, taken: Taken | None) -> None:
         """Put everything back as it was: nobody received it (database's thread)."""
@@ -355,6 +357,7 @@ class _Taking:
                 order=self._order,
                 where=self._where,
                 now=time.time(),
+                skip=self._set_aside,
             )
             rows += found
             if self._all_or_nothing and len(found) < size:
