@@ -12,7 +12,17 @@ from benchmarks.table import Row, Settings, in_turn, number
 
 AIMS = {("sqlite", "1 KB"): 0.6, ("sqlite", "100 KB"): 1.5, ("postgresql", "1 KB"): 0.7, ("postgresql", "100 KB"): 0.7}
 SIZES: dict[str, Callable[[], Any]] = {"1 KB": groups.small, "100 KB": groups.arrays}
-COUNTS = {("sqlite", "1 KB"): 8192, ("sqlite", "100 KB"): 1024, ("postgresql", "1 KB"): 4096, ("postgresql", "100 KB"): 512}
+COUNTS = {
+    ("sqlite", "1 KB"): 8192,
+    ("sqlite", "100 KB"): 1024,
+    ("postgresql", "1 KB"): 4096,
+    ("postgresql", "100 KB"): 512,
+}
+    ("sqlite", "1 KB"): 8192,
+    ("sqlite", "100 KB"): 1024,
+    ("postgresql", "1 KB"): 4096,
+    ("postgresql", "100 KB"): 512,
+}
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:

@@ -33,9 +33,7 @@ async def run(settings: Settings) -> AsyncIterator[Row]:
                 yield await _refreshes(settings, kind, buffer, many)
 
 
-async def _gets(
-    settings: Settings, kind: str, policy: str, large: str, small: str, many: int, few: int
-) -> Row:
+async def _gets(settings: Settings, kind: str, policy: str, large: str, small: str, many: int, few: int) -> Row:
     async with open_buffer(large, policy) as big, open_buffer(small, policy) as little:
         pairs = await in_turn(
             lambda: big.get(BATCH, TASK), lambda: little.get(BATCH, TASK), settings.rounds * 3, warm_up=4

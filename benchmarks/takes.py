@@ -112,7 +112,7 @@ async def _until_swept(buffer: ReplayBuffer) -> None:
             return int((await connection.execute(text("SELECT count(*) FROM rb_garbage"))).scalar_one())
 
     while await state.thread.run(left):
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # noqa: ASYNC110
 
 
 async def _lists(settings: Settings, kind: str, url: str) -> Row:
