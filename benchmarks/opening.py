@@ -48,8 +48,6 @@ def _memory_row(kind: str, what: str, count: int, resident: float, lasted: float
         f"{kind}: most resident memory while {count / 1e4:g} GB are {what}",
         f"{number(resident)} MB",
         f"({number(count / lasted)} groups/s{', made by the same process' if what == 'put' else ''})",
-        if what == "put"
-        else f"({number(count / lasted)} groups/s)",
         aim="<= 400 MB",
         met=resident <= 400,
     )

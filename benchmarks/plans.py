@@ -142,9 +142,9 @@ async def _explain_postgres(connection: Any, result: Explained, parameters: Any)
     # A statement that is run often may get one plan for all parameters, which then are not looked at.
     driver = (await connection.get_raw_connection()).driver_connection
     await driver.execute(f"PREPARE explained AS {result.statement}")
-    nulls = ", ".join(["NULL"] * len(parameters))
+    nulls = f"({', '.join(['NULL'] * len(parameters))})" if parameters else ""
     await driver.execute("SET plan_cache_mode = force_generic_plan")
-    generic = await driver.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE explained({nulls})")
+    generic = await driver.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE explained{nulls}")
     await driver.execute("RESET plan_cache_mode; DEALLOCATE explained")
     _judge(result, "generic", generic)
     return result

@@ -18,11 +18,6 @@ COUNTS = {
     ("postgresql", "1 KB"): 4096,
     ("postgresql", "100 KB"): 512,
 }
-    ("sqlite", "1 KB"): 8192,
-    ("sqlite", "100 KB"): 1024,
-    ("postgresql", "1 KB"): 4096,
-    ("postgresql", "100 KB"): 512,
-}
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:

@@ -111,8 +111,8 @@ async def _until_swept(buffer: ReplayBuffer) -> None:
         async with engine.connect() as connection:
             return int((await connection.execute(text("SELECT count(*) FROM rb_garbage"))).scalar_one())
 
-    while await state.thread.run(left):
-        await asyncio.sleep(0.05)  # noqa: ASYNC110
+    while await state.thread.run(left):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
 
 
 async def _lists(settings: Settings, kind: str, url: str) -> Row:
