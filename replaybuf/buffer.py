@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -106,7 +107,7 @@ class ReplayBuffer:
         """
         self._check_open()
         check_task_name(task_name)
-        rule = ExpiryRule(stale_threshold, token_stale_threshold, expired_groups_retryable)
+        rule = _expiry_rule(stale_threshold, token_stale_threshold, expired_groups_retryable)
         if token_stale_threshold is not None and current_train_step is None:
             raise ValueError(
                 "token_stale_threshold needs current_train_step: the staleness of a token is relative to it"
@@ -134,16 +135,17 @@ class ReplayBuffer:
     def _require_fields(
         self, rollouts: list[Any], model_step: int | None, train_step: int | None, rule: ExpiryRule
     ) -> None:
+        features: list[tuple[str, tuple[str, ...]]] = [("put", ("status",))]
+        if model_step is not None:
+            features.append(("model_step", ("response_ids", "response_model_steps")))
+        if train_step is not None:
+            features.append(("current_train_step", ("seq_staleness", "response_model_steps")))
+        if rule.active:
+            features.append(("stale_threshold", ("seq_staleness",)))
+        if rule.token_stale_threshold is not None:
+            features.append(("token_stale_threshold", ("response_ids", "response_model_steps")))
         for rollout in rollouts:
-            self._type.require(rollout, ("status",), "put")
-            if model_step is not None:
-                self._type.require(rollout, ("response_ids", "response_model_steps"), "model_step")
-            if train_step is not None:
-                self._type.require(rollout, ("seq_staleness", "response_model_steps"), "current_train_step")
-            if rule.active:
-                self._type.require(rollout, ("seq_staleness",), "stale_threshold")
-            if rule.token_stale_threshold is not None:
-                self._type.require(rollout, ("response_ids", "response_model_steps"), "token_stale_threshold")
+            self._type.require_all(rollout, features)
 
     def _normalise(self, new: NewGroup, model_step: int | None, rule: ExpiryRule) -> bool:
         """Bring the rollouts into the state in which they are stored; False when the group is to be dropped."""
@@ -398,6 +400,9 @@ class ReplayBuffer:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError
+
+
+_expiry_rule = lru_cache(ExpiryRule)
 
 
 def _as_list(items: Any) -> list[Any]:

@@ -7,7 +7,7 @@ Users bring `RolloutState`, their own pydantic model, a dataclass, or plain `dic
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -125,6 +125,13 @@ class RolloutType:
                 f"the payload was written for another rollout type than {self.cls.__qualname__}: {problem}"
             )
         return self._build(fields)
+
+    def require_all(self, rollout: Any, features: Iterable[tuple[str, Sequence[str]]]) -> None:
+        """`require` for several features, each with the names of the fields that it needs."""
+        self._check_class(rollout)
+        for feature, names in features:
+            if not self.names.issuperset(names):
+                self.require(rollout, names, feature)
 
     def require(self, rollout: Any, names: Iterable[str], feature: str) -> None:
         """RolloutError naming the missing fields and the `feature` that needs them; nothing when all are there."""

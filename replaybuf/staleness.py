@@ -1,8 +1,8 @@
 """The rules of staleness and expiry, as plain functions over a group of rollouts.
 
-The *staleness* of a rollout at train step T is `T - min(response_model_steps) - 1`: how many optimiser steps lie between
-the weights that wrote its oldest token and the ones that it will train. A rollout without model steps has staleness 0.
-The rules are those of InternLM xtuner's replay buffer.
+The *staleness* of a rollout at train step T is `T - min(response_model_steps) - 1`: how many optimiser steps lie
+between the weights that wrote its oldest token and the ones that it will train. A rollout without model steps has
+staleness 0. The rules are those of InternLM xtuner's replay buffer.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def fill_model_steps(rollout: Any, model_step: int) -> None:
 def refresh_group(rollouts: Sequence[Any], train_step: int) -> None:
     """Set every rollout's `seq_staleness` to its staleness at `train_step`."""
     for rollout in rollouts:
-        set_field(rollout, "seq_staleness", staleness_of(oldest_step(rollout), train_step))
+        staleness = staleness_of(oldest_step(rollout), train_step)
+        if get_field(rollout, "seq_staleness") != staleness:
+            set_field(rollout, "seq_staleness", staleness)
 
 
 def group_staleness(rollouts: Sequence[Any]) -> int:

@@ -51,7 +51,7 @@ def read_value(value: Any, field: FieldType, place: str) -> Value:
     if not isinstance(value, _ACCEPTED[field.kind]) or (isinstance(value, bool) and field.kind != "tag"):
         raise QueryError(f"expected {_wanted(field)}, not {_kind_name(value)}{_hint(value)}", place)
     if isinstance(value, datetime):
-        value = _seconds(value)
+        value = _seconds(value, place)
     if isinstance(value, str):
         return _checked_text(value, field, place)
     return _checked_number(value, place)
@@ -116,10 +116,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _seconds(moment: datetime) -> float:
-    if moment.utcoffset() is None:
-        moment = moment.replace(tzinfo=UTC)
-    return moment.timestamp()
+def _seconds(moment: datetime, place: str) -> float:
+    try:
+        return (moment if moment.utcoffset() is not None else moment.replace(tzinfo=UTC)).timestamp()
+    except Exception as error:  # of a time zone, or because it is pandas' NaT, which says that it is a datetime
+        raise QueryError("the datetime is no moment in time", place) from error
 
 
 def _checked_text(text: str, field: FieldType, place: str) -> str:

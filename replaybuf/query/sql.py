@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, String, and_, false, literal, not_, or_, true
+from sqlalchemy import Boolean, ColumnElement, String, and_, false, literal, not_, or_, true, type_coerce
+from sqlalchemy.sql.elements import Grouping
 
 from replaybuf.query.dialects import DIALECTS, Dialect
 from replaybuf.query.exact import COMPARISONS, compare_number, number_type, representable
@@ -37,8 +38,10 @@ def compile_sql(node: Node, columns: Mapping[str, ColumnElement[Any]], dialect_n
     """The condition that a node from `parse` stands for, for `sqlite` or `postgresql`.
 
     `columns` has a column for each field, and `tags`: JSON as text on SQLite, JSONB on PostgreSQL, NULL for no tags.
-    Only `reward` and `tags` may be NULL.
+    Only `reward` and `tags` may be NULL. Raises ValueError for another database.
     """
+    if dialect_name not in DIALECTS:
+        raise ValueError(f"no SQL for {dialect_name!r}, only for {' and '.join(DIALECTS)}")
     sets = _count_sets(node)
     dialect = DIALECTS[dialect_name](min(_INLINE, _INLINE_IN_ALL // max(sets, 1)))
     return _Compiler(columns, dialect).condition(node)
@@ -118,7 +121,9 @@ def _joined(join: Callable[..., Condition], empty: Condition, parts: Sequence[Co
     if len(parts) <= _FLAT:
         return join(empty, *parts)
     middle = len(parts) // 2
-    return join(*(_joined(join, empty, half).self_group() for half in (parts[:middle], parts[middle:])))
+    halves = (_joined(join, empty, half) for half in (parts[:middle], parts[middle:]))
+    # Without the type_coerce, SQLAlchemy takes the parentheses away.
+    return join(*(type_coerce(Grouping(half), Boolean()) for half in halves))
 
 
 def _count_sets(node: Node) -> int:

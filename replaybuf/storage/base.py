@@ -35,8 +35,8 @@ UNSET: Final = Unset()
 class NewGroup:
     """A group on its way into the store, already normalised and checked by the rules of put.
 
-    `train_step` is the step that the rollouts' staleness was computed for, or None where they brought their own or where
-    some of them expired. `key` makes the put repeatable: a group of the same task and key is replaced.
+    `train_step` is the step that the rollouts' staleness was computed for, or None where they brought their own or
+    where some of them expired. `key` makes the put repeatable: a group of the same task and key is replaced.
     """
 
     task_name: str
@@ -55,9 +55,9 @@ class StorageItem:
     """A stored group with its metadata.
 
     `uid` identifies it and is never used again, `timestamp_id` is its place in insertion order; neither changes.
-    `staleness` is in train steps, `created_at` in seconds since the epoch, `reward` the mean of its rollouts (None where
-    none has one), `error` says why a group was set aside as FAILED, `item` is the group: the list of its rollouts, or an
-    empty list where the payload can't be decoded.
+    `staleness` is in train steps, `created_at` in seconds since the epoch, `reward` the mean of its rollouts (None
+    where none has one), `error` says why a group was set aside as FAILED, `item` is the group: the list of its
+    rollouts, or an empty list where the payload can't be decoded.
     """
 
     uid: int

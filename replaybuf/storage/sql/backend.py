@@ -21,15 +21,17 @@ from replaybuf.storage.sql import put, refresh, take
 from replaybuf.storage.sql import select as selecting
 from replaybuf.storage.sql.commit import GroupCommit
 from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.driver import is_memory, parse_url, public_url
+from replaybuf.storage.sql.driver import parse_url, public_url
 from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, encode_group
 from replaybuf.storage.sql.schema import check_schema, create_schema
 from replaybuf.storage.sql.snapshot import copy_from, copy_to, load_state, read_state
+from replaybuf.storage.sql.sqlite import is_memory
 from replaybuf.storage.sql.sweep import Sweeper
 from replaybuf.storage.sql.tables import group
 from replaybuf.storage.sql.thread import DatabaseThread
 from replaybuf.storage.sql.watch import Watch
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 FIND_CHUNK_BYTES = 8 * 1024 * 1024
@@ -125,10 +127,17 @@ class SQLStorage(StorageBackend):
     async def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
         found = await self._read(lambda connection: selecting.find_uids(connection, query, order, limit))
         for uids in _chunks(found):
-            rows = await self._read(lambda connection, uids=uids: selecting.read_groups(connection, uids, query))  # type: ignore[misc]
-            state = await self._ready()
-            for item in await state.thread.run(lambda rows=rows: state.compute(self._decode_leniently, rows)):  # type: ignore[misc]
+            for item in await self._read_items(uids, query):
                 yield item
+
+    async def _read_items(self, uids: list[int], query: Node) -> list[StorageItem]:
+        state = await self._ready()
+
+        async def work() -> list[StorageItem]:
+            rows = await state.database.read(lambda connection: selecting.read_groups(connection, uids, query))
+            return await state.compute(self._decode_leniently, rows)
+
+        return await state.thread.run(work)
 
     def _decode_leniently(self, rows: list[GroupRow]) -> list[StorageItem]:
         items = []
@@ -237,7 +246,7 @@ class _Open:
                 self.sweeper.start()
             self.ready = True
 
-    async def compute(self, function: Callable[[T], Any], argument: T) -> Any:
+    async def compute(self, function: Callable[[S], T], argument: S) -> T:
         """Run CPU work in another thread."""
         return await self.thread.loop.run_in_executor(self.executor, function, argument)
 

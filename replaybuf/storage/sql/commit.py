@@ -61,13 +61,14 @@ class GroupCommit:
         with self._lock:
             self._queue.append(waiting)
             wake, self._scheduled = not self._scheduled, True
-        if wake:
-            self._thread.post(self._start)
         try:
+            if wake:
+                self._thread.post(self._start)
             return await waiting.future
-        except asyncio.CancelledError:
-            waiting.cancelled = True
-            self._thread.post(self._hold, waiting)
+        except BaseException:
+            if not waiting.future.done() or waiting.future.cancelled():
+                waiting.cancelled = True
+                self._thread.post_late(self._hold, waiting)
             raise
 
     async def drain(self) -> None:

@@ -16,7 +16,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.sql.driver import create_engine, is_memory, is_transient, translated
+from replaybuf.storage.sql.driver import create_engine, is_transient, translated
+from replaybuf.storage.sql.sqlite import is_memory, run_transaction
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ class Database:
 
     async def read(self, function: Callable[[Connection], T]) -> T:
         """Run `function(connection)` in a read transaction: it sees one state of the database."""
+        if self.dialect == "sqlite":
+            return await self._in_thread(function, write=False)
         async with self.transaction(write=False) as connection:
             return await connection.run_sync(function)
 
@@ -51,6 +54,8 @@ class Database:
 
         A transaction that PostgreSQL rolled back for another's sake (deadlock, serialisation) is run again.
         """
+        if self.dialect == "sqlite":
+            return await self._in_thread(function, write=True)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 async with self.transaction(write=True, alone=alone) as connection:
@@ -61,21 +66,26 @@ class Database:
                 await asyncio.sleep(0.01 * 2**attempt)
         raise AssertionError("unreachable")
 
+    async def _in_thread(self, function: Callable[[Connection], T], *, write: bool) -> T:
+        with translated(self.url, self.lock_timeout):
+            async with self._turn if write or self.memory else nullcontext(), self.engine.connect() as connection:
+                return await run_transaction(connection, function, write=write)
+
     @asynccontextmanager
     async def transaction(self, *, write: bool, alone: bool = False) -> AsyncIterator[AsyncConnection]:
         """A transaction, committed at the end of the block and rolled back by an exception."""
+        turn = self._turn if write or self.memory else nullcontext()
         with translated(self.url, self.lock_timeout):
-            async with self._turn if write or self.memory else nullcontext():
-                async with self.engine.connect() as connection:
-                    if write:
-                        await connection.execution_options(replaybuf_write=True)
-                    elif self.dialect == "postgresql":
-                        await connection.execution_options(isolation_level="REPEATABLE READ")
-                    async with connection.begin():
-                        if write and self.dialect == "postgresql":
-                            lock = "pg_advisory_xact_lock" if alone else "pg_advisory_xact_lock_shared"
-                            await connection.execute(text(f"SELECT {lock}(:key)"), {"key": _ADVISORY_LOCK})
-                        yield connection
+            async with turn, self.engine.connect() as connection:
+                if write:
+                    await connection.execution_options(replaybuf_write=True)
+                elif self.dialect == "postgresql":
+                    await connection.execution_options(isolation_level="REPEATABLE READ")
+                async with connection.begin():
+                    if write and self.dialect == "postgresql":
+                        lock = "pg_advisory_xact_lock" if alone else "pg_advisory_xact_lock_shared"
+                        await connection.execute(text(f"SELECT {lock}(:key)"), {"key": _ADVISORY_LOCK})
+                    yield connection
 
     async def connect(self) -> AsyncConnection:
         """A connection of one's own, to be closed by the caller."""

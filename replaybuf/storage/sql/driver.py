@@ -8,12 +8,10 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Connection, event, exc
+from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
 
 from replaybuf.errors import (
     AccessError,
@@ -26,12 +24,7 @@ from replaybuf.errors import (
     StorageError,
     UnreachableError,
 )
-
-#: 16 KiB pages: 100 KB payloads are written at 1.3 times the rate of 4 KiB pages (`benchmarks/README.md`).
-SQLITE_PAGE_SIZE = 16 * 1024
-#: The write-ahead log is copied into the database whenever it has grown by this many pages (16 MiB).
-SQLITE_CHECKPOINT_PAGES = 1024
-SQLITE_CACHE_KIB = 16 * 1024
+from replaybuf.storage.sql.sqlite import JSON_OPTIONS, sqlite_engine
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
@@ -79,11 +72,6 @@ def public_url(url: URL) -> str:
     return redact(url.set(drivername=url.get_backend_name()))
 
 
-def is_memory(url: URL) -> bool:
-    """Whether the URL names a SQLite database in memory."""
-    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
-
-
 def _asyncpg_options(url: URL) -> URL:
     """libpq's spelling of options, as asyncpg wants it."""
     query = dict(url.query)
@@ -97,7 +85,7 @@ def _asyncpg_options(url: URL) -> URL:
 def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: bool = False) -> AsyncEngine:
     """The async engine for a URL from `parse_url`. Connects to nothing yet."""
     if url.get_backend_name() == "sqlite":
-        return _sqlite_engine(url, durability, lock_timeout, read_only)
+        return sqlite_engine(url, durability=durability, lock_timeout=lock_timeout, read_only=read_only)
     if importlib.util.find_spec("asyncpg") is None:
         raise MissingDriverError(
             "PostgreSQL needs the driver asyncpg, which is not installed: pip install 'replaybuf[postgres]'"
@@ -110,51 +98,13 @@ def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: 
         settings["default_transaction_read_only"] = "on"
     return create_async_engine(
         url,
+        **JSON_OPTIONS,
         pool_size=8,
         max_overflow=8,
         pool_timeout=lock_timeout,
         pool_pre_ping=True,
         connect_args={"timeout": 10, "command_timeout": 600, "server_settings": settings},
     )
-
-
-def _sqlite_engine(url: URL, durability: str, lock_timeout: float, read_only: bool) -> AsyncEngine:
-    memory = is_memory(url)
-    options: dict[str, Any] = {"timeout": lock_timeout, "isolation_level": None, "check_same_thread": False}
-    if read_only and not memory:
-        path = Path(url.database or "").absolute()
-        url = url.set(database=f"file:{_quote_path(path)}", query={"mode": "ro", "uri": "true"})
-    pool: dict[str, Any] = {"poolclass": StaticPool}
-    if not memory:
-        pool = {"poolclass": AsyncAdaptedQueuePool, "pool_size": 6, "max_overflow": 2, "pool_timeout": lock_timeout}
-    engine = create_async_engine(url, connect_args=options, **pool)
-
-    @event.listens_for(engine.sync_engine, "connect")
-    def configure(connection: Any, _record: Any) -> None:
-        cursor = connection.cursor()
-        cursor.execute(f"PRAGMA cache_size = -{SQLITE_CACHE_KIB}")
-        if read_only:
-            cursor.execute("PRAGMA query_only = ON")
-        else:
-            cursor.execute(f"PRAGMA page_size = {SQLITE_PAGE_SIZE}")
-            cursor.execute("PRAGMA journal_mode = WAL")
-            cursor.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
-            cursor.execute(f"PRAGMA wal_autocheckpoint = {SQLITE_CHECKPOINT_PAGES}")
-            cursor.execute(f"PRAGMA journal_size_limit = {4 * SQLITE_CHECKPOINT_PAGES * SQLITE_PAGE_SIZE}")
-        cursor.close()
-
-    @event.listens_for(engine.sync_engine, "begin")
-    def begin(connection: Connection) -> None:
-        # A read transaction that turns into a write fails at once when another connection has written in between,
-        # whatever the busy timeout; so whoever is going to write says so at the start.
-        write = connection.get_execution_options().get("replaybuf_write", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-    return engine
-
-
-def _quote_path(path: Path) -> str:
-    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
 @contextmanager

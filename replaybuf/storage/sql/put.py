@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, text, update
+from sqlalchemy import Connection, Dialect, Table, delete, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from replaybuf.rollout import Status
 from replaybuf.storage.sql.lanes import Lane, LaneName, need_lanes, start_clock
-from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, scoped_key
+from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, dump_json, scoped_key
 from replaybuf.storage.sql.tables import counter, garbage, group, info, lane, payload, uid_sequence
 
 
@@ -22,9 +23,24 @@ def put_groups(connection: Connection, groups: Sequence[EncodedGroup], now: floa
     rows = list(zip(uids, groups, keys, strict=True))
     if any(key is not None for key in keys):
         rows = _replace_same_keys(connection, rows, now)
-    connection.execute(insert(group), [group_row(uid, encoded, key, lanes) for uid, encoded, key in rows])
-    connection.execute(insert(payload), [payload_row(uid, encoded) for uid, encoded, _ in rows])
+    insert_rows(connection, group, [group_row(uid, encoded, key, lanes) for uid, encoded, key in rows])
+    insert_rows(connection, payload, [payload_row(uid, encoded) for uid, encoded, _ in rows])
     return uids
+
+
+def insert_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Insert rows, each a tuple in the order of the table's columns, JSON as text.
+
+    The statement is SQLAlchemy's, but compiled once and given to the driver with the rows as they are: half the time of
+    an insert of dicts.
+    """
+    if rows:
+        connection.exec_driver_sql(_insert_statement(connection.dialect, table), list(rows))
+
+
+@lru_cache
+def _insert_statement(dialect: Dialect, table: Table) -> str:
+    return str(insert(table).compile(dialect=dialect, column_keys=[column.key for column in table.columns]))
 
 
 def reserve_uids(connection: Connection, count: int) -> list[int]:
@@ -64,11 +80,10 @@ def _replace_same_keys(
     return [(uid, encoded, key) for uid, encoded, key in rows if key is None or last[key] == uid]
 
 
-def group_row(uid: int, encoded: EncodedGroup, key: str | None, lanes: Mapping[LaneName, Lane]) -> dict[str, Any]:
+def group_row(uid: int, encoded: EncodedGroup, key: str | None, lanes: Mapping[LaneName, Lane]) -> tuple[Any, ...]:
     """A new group as a row of `rb_group`."""
-    new, marks = encoded.group, encoded.marks
-    home = lanes[(new.task_name, str(new.status))]
-    oldest = marks.oldest_step
+    new, oldest = encoded.group, encoded.oldest_step
+    home = lanes[(new.task_name, new.status)]
     # A group whose staleness is that of its lane's train step follows the lane from now on.
     follows = (
         oldest is not None
@@ -76,28 +91,28 @@ def group_row(uid: int, encoded: EncodedGroup, key: str | None, lanes: Mapping[L
         and home.step == new.train_step
         and new.staleness == new.train_step - oldest - 1
     )
-    return {
-        "uid": uid,
-        "lane": home.id,
-        "oldest_step": oldest,
-        "pinned_staleness": None if follows else new.staleness,
-        "pinned_step": None,
-        "mixed": marks.mixed,
-        "priority": new.priority,
-        "times_sampled": 0,
-        "created_at": new.created_at,
-        "reward": marks.mean_reward,
-        "bytes": len(encoded.payload),
-        "marks": marks.to_json(),
-        "tags": new.tags or None,
-        "scoped_key": key,
-        "error": None,
-    }
+    return (
+        uid,
+        home.id,
+        oldest,
+        None if follows else new.staleness,  # pinned_staleness
+        None,  # pinned_step
+        encoded.mixed,
+        new.priority,
+        0,  # times_sampled
+        new.created_at,
+        encoded.reward,
+        len(encoded.payload),
+        encoded.marks,
+        dump_json(new.tags) if new.tags else None,
+        key,
+        None,  # error
+    )
 
 
-def payload_row(uid: int, encoded: EncodedGroup) -> dict[str, Any]:
+def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
     """A new group as a row of `rb_payload`."""
-    return {"uid": uid, "outline": encoded.outline, "prompt": encoded.prompt, "data": encoded.payload}
+    return uid, encoded.outline, encoded.prompt, encoded.payload
 
 
 def discard(connection: Connection, uids: Sequence[int], now: float) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic_core import to_json
 
 from replaybuf.codec import Codec
 from replaybuf.errors import DecodeError
@@ -20,17 +22,37 @@ class EncodedGroup:
 
     group: NewGroup
     payload: bytes
-    marks: Marks
-    outline: list[dict[str, Any]]
+    oldest_step: int | None
+    mixed: bool
+    reward: float | None
+    marks: str
+    outline: str
     prompt: str | None
 
 
 def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
     """Encode a group's payload and metadata; CPU work without any waiting. Raises EncodeError."""
-    payload = codec.encode(group.rollouts)
+    return describe(group, group.rollouts, codec.encode(group.rollouts))
+
+
+def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes) -> EncodedGroup:
+    """The metadata of a group whose rollouts were encoded as `payload`."""
+    marks = Marks.of(rollouts)
     return EncodedGroup(
-        group, payload, Marks.of(group.rollouts), outline(group.rollouts), prompt_preview(group.rollouts)
+        group=group,
+        payload=payload,
+        oldest_step=marks.oldest_step,
+        mixed=marks.mixed,
+        reward=marks.mean_reward,
+        marks=dump_json(marks.to_json()),
+        outline=dump_json(outline(rollouts)),
+        prompt=prompt_preview(rollouts) if rollouts else None,
     )
+
+
+def dump_json(value: Any) -> str:
+    """JSON text, as both databases take it."""
+    return to_json(value).decode()
 
 
 @dataclass(slots=True)

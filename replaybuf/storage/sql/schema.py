@@ -1,7 +1,7 @@
 """Creating, checking and upgrading the schema.
 
-A new database gets the tables of `tables.py` at once and is stamped with the newest revision; an existing one must be at
-that revision. The alembic chain in `migrations` brings older ones there.
+A new database gets the tables of `tables.py` at once and is stamped with the newest revision; an existing one must be
+at that revision. The alembic chain in `migrations` brings older ones there.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def check_schema(connection: Connection, where: str) -> bool:
             f"close all users of it, then run: replaybuf db upgrade {where}"
         )
     raise SchemaError(
-        f"{where} has a schema that this replaybuf doesn't know (revision {revision}, newest known {HEAD}): it was made "
-        "by a newer version; upgrade with: pip install -U replaybuf"
+        f"{where} has a schema that this replaybuf doesn't know (revision {revision}, newest known {HEAD}): "
+        "it was made by a newer version; upgrade with: pip install -U replaybuf"
     )
 
 
@@ -56,7 +56,8 @@ def create_schema(connection: Connection, where: str) -> None:
     taken = set(inspect(connection).get_table_names()) & {*metadata.tables, "groups", "rollouts"}
     if taken:
         raise NotADatabaseError(
-            f"{where} already has tables named {', '.join(sorted(taken))} that are not replaybuf's; use another database"
+            f"{where} already has tables named {', '.join(sorted(taken))} that are not replaybuf's; "
+            "use another database"
         )
     metadata.create_all(connection)
     finish_tables(connection)

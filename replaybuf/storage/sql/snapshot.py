@@ -23,12 +23,11 @@ from replaybuf.storage.base import NewGroup, StorageItem
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.driver import parse_url
 from replaybuf.storage.sql.lanes import need_lanes
-from replaybuf.storage.sql.put import group_row, payload_row, set_info
-from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, encode_group, scoped_key
+from replaybuf.storage.sql.put import group_row, insert_rows, payload_row, set_info
+from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, describe, scoped_key
 from replaybuf.storage.sql.schema import check_schema, create_schema
 from replaybuf.storage.sql.tables import counter, garbage, group, info, lane, payload, uid_sequence
 from replaybuf.storage.state import check_empty, pack_state, unpack_state
-from replaybuf.summary import Marks
 
 _BATCH_BYTES = 16 * 1024 * 1024
 _BATCH_GROUPS = 1000
@@ -46,9 +45,7 @@ async def copy_to(source: Database, path: str, about: Mapping[str, str]) -> None
             await writing.run_sync(set_info, dict(about))
     finally:
         await _close_file(target)
-    with open(partial, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    await asyncio.to_thread(_publish, partial, path)
 
 
 async def copy_from(target: Database, path: str, expected: Mapping[str, str]) -> None:
@@ -154,12 +151,13 @@ def load_state(connection: Connection, codec: Codec, state: dict[str, Any]) -> N
     _make_room(connection)
     names = {(item.task_name, str(item.status)) for item, _ in groups}
     lanes = need_lanes(connection, names | {(task_name, "expired") for task_name in dropped})
-    for item, data in groups:
-        encoded = _encoded(codec, item, data)
-        row = group_row(item.uid, encoded, scoped_key(item.task_name, item.key), lanes)
-        row |= {"times_sampled": item.times_sampled, "error": item.error, "reward": item.reward}
-        connection.execute(insert(group), row)
-        connection.execute(insert(payload), payload_row(item.uid, encoded))
+    rows = [(item, _encoded(codec, item, data)) for item, data in groups]
+    keyed = [(item, encoded, scoped_key(item.task_name, item.key)) for item, encoded in rows]
+    insert_rows(connection, group, [group_row(item.uid, encoded, key, lanes) for item, encoded, key in keyed])
+    insert_rows(connection, payload, [payload_row(item.uid, encoded) for item, encoded in rows])
+    for item, _ in rows:
+        rest = {"times_sampled": item.times_sampled, "error": item.error, "reward": item.reward}
+        connection.execute(update(group).where(group.c.uid == item.uid).values(rest))
     for task_name, count in dropped.items():
         chosen = lane.c.id == lanes[(task_name, "expired")].id
         connection.execute(update(lane).where(chosen).values(dropped=count))
@@ -171,12 +169,9 @@ def _encoded(codec: Codec, item: StorageItem, data: bytes) -> EncodedGroup:
         item.task_name, item.status, item.staleness, [], item.created_at, None, item.priority, item.tags, item.key
     )
     try:
-        new.rollouts = codec.decode(data)
-        encoded = encode_group(codec, new)
+        return describe(new, codec.decode(data), data)
     except DecodeError:
-        encoded = EncodedGroup(new, data, Marks([], [], []), [], None)
-    encoded.payload = data
-    return encoded
+        return describe(new, [], data)
 
 
 def write_state(path: str, state: dict[str, Any], about: Mapping[str, str]) -> None:
@@ -192,7 +187,7 @@ def write_state(path: str, state: dict[str, Any], about: Mapping[str, str]) -> N
             await target.write(lambda connection: set_info(connection, about))
         finally:
             await _close_file(target)
-        os.replace(partial, path)
+        _publish(partial, path)
 
     asyncio.run(write())
 
@@ -257,6 +252,13 @@ def _leave_wal(connection: Connection) -> None:
     cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     cursor.execute("PRAGMA journal_mode = DELETE")
     cursor.close()
+
+
+def _publish(partial: str, path: str) -> None:
+    """Give a complete file its name, so that it is there as a whole after a power cut, too."""
+    with open(partial, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, path)
 
 
 def _remove(path: str) -> None:

@@ -1,12 +1,13 @@
 """Sweeping: payloads of groups that are gone are deleted later, in small transactions.
 
-Deleting a payload costs more than all else in a take, so takes leave it to quiet moments. A grace time keeps payloads of
-groups that may yet be given back (a cancelled take).
+Deleting a payload costs more than all else in a take, so takes leave it to quiet moments. A grace time keeps payloads
+of groups that may yet be given back (a cancelled take).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 
@@ -48,6 +49,7 @@ class Sweeper:
         self._database = database
         self._grace = grace
         self._limit = 16
+        self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -55,19 +57,20 @@ class Sweeper:
 
     async def stop(self) -> None:
         """End at the next pause; a sweep that has begun is committed first."""
+        self._stopping.set()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await self._task
 
     async def _run(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             try:
-                full = await asyncio.shield(asyncio.ensure_future(self._step()))
+                full = await self._step()
             except ReplayBufError as error:
                 _logger.warning("sweeping failed and will be tried again: %s", error)
                 full = False
             # Others get at least as much of the write lock as the sweep.
-            await asyncio.sleep(_LONGEST_SECONDS if full else _IDLE_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)
 
     async def _step(self) -> bool:
         """One small sweep; whether more is waiting."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import os
 import threading
 import weakref
@@ -66,6 +67,7 @@ class DatabaseThread:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self._unsettled: set[asyncio.Future[Any]] = set()
+        self._running: set[asyncio.Task[None]] = set()
         self._closed = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
@@ -88,9 +90,9 @@ class DatabaseThread:
             await call.finished
         except BaseException:
             if call.withdraw() and undo is not None:
-                self.post(self._start_undo, undo, call.outcome)
+                self.post_late(self._start_undo, undo, call.outcome)
             else:
-                self.post(self._mark_unsettled, call)
+                self.post_late(self._mark_unsettled, call)
             raise
         if call.error is not None:
             try:
@@ -116,7 +118,12 @@ class DatabaseThread:
         """Have `function(*args)` called in the database's thread, soon."""
         if self._closed:
             raise ClosedError
-        self.loop.call_soon_threadsafe(function, *args)
+        self.post_late(function, *args)
+
+    def post_late(self, function: Callable[..., object], *args: Any) -> None:
+        """As `post`, also while the thread is being closed; afterwards it does nothing."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(function, *args)
 
     def hold(self, task: asyncio.Future[Any]) -> None:
         """Let later operations wait for `task` (database's thread)."""
@@ -128,21 +135,26 @@ class DatabaseThread:
         if self._unsettled:
             await asyncio.wait(set(self._unsettled))
 
-    def close(self, last: Callable[[], Coroutine[Any, Any, object]], timeout: float) -> None:
-        """Settle, run `last()`, and end the thread. Blocks for up to `timeout` seconds; idempotent."""
+    def close(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
+        """Refuse new operations, let those that run end, run `last()`, and end the thread. Blocks; idempotent.
+
+        Operations that take longer than `timeout` seconds are cancelled; their callers get a ClosedError.
+        """
         if self._closed:
             return
+        self._closed = True
         try:
-            self.run_blocking(last, timeout)
+            asyncio.run_coroutine_threadsafe(self._end(last, timeout), self.loop).result(2 * timeout)
         finally:
-            self.stop()
-
-    def stop(self) -> None:
-        """End the thread."""
-        if not self._closed:
-            self._closed = True
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(5)
+
+    async def _end(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
+        while tasks := self._running | self._unsettled:
+            _, late = await asyncio.wait(tasks, timeout=timeout)
+            for task in late:
+                task.cancel()
+        await last()
 
     async def _settled(self, work: Callable[[], Awaitable[T]]) -> T:
         await self.settle()
@@ -152,6 +164,8 @@ class DatabaseThread:
         self, call: _Call[T], work: Callable[[], Awaitable[T]], undo: Callable[[T], Awaitable[object]] | None
     ) -> None:
         call.task = self.loop.create_task(self._perform(call, work, undo))
+        self._running.add(call.task)
+        call.task.add_done_callback(self._running.discard)
 
     async def _perform(
         self, call: _Call[T], work: Callable[[], Awaitable[T]], undo: Callable[[T], Awaitable[object]] | None
@@ -159,10 +173,13 @@ class DatabaseThread:
         await self.settle()
         if call.gone:
             return
-        outcome, problem = None, None
+        outcome: T | None = None
+        problem: Exception | None = None
         try:
             outcome = await work()
-        except BaseException as error:
+        except asyncio.CancelledError:
+            problem = ClosedError("the buffer was closed before this operation ended; nothing of it was stored")
+        except Exception as error:
             problem = error
         if not call.offer(outcome, problem) and problem is None and undo is not None:
             await undo(outcome)  # type: ignore[arg-type]

@@ -38,6 +38,8 @@ class Watch:
         self._notifying: asyncio.Task[None] | None = None
         self._connection: AsyncConnection | None = None
         self._version: int | None = None
+        self._stopping = False
+        self._due = False
         self._commits = 0
         self._seen_commits = -1
 
@@ -60,15 +62,17 @@ class Watch:
         """This process has committed something that others may wait for (database's thread)."""
         self._commits += 1
         self._wake()
-        if self._database.dialect == "postgresql" and self._notifying is None:
-            self._notifying = self._thread.loop.create_task(self._notify())
+        if self._database.dialect == "postgresql" and not self._stopping:
+            self._due = True
+            if self._notifying is None:
+                self._notifying = self._thread.loop.create_task(self._notify())
 
     async def stop(self) -> None:
         """Wake everyone and end (database's thread)."""
+        self._stopping = True
         self._wake()
         for task in (self._polling, self._notifying):
             if task is not None:
-                task.cancel()
                 await asyncio.wait([task])
         await self._disconnect()
 
@@ -85,7 +89,7 @@ class Watch:
 
     async def _poll(self) -> None:
         try:
-            while self._waiting:
+            while self._waiting and not self._stopping:
                 try:
                     if await self._look():
                         self._wake()
@@ -96,7 +100,7 @@ class Watch:
                 await asyncio.sleep(POLL_SECONDS[self._database.dialect])
         finally:
             self._polling = None
-            if self._waiting:  # someone came while this was ending
+            if self._waiting and not self._stopping:  # someone came while this was ending
                 self._start()
 
     async def _look(self) -> bool:
@@ -133,11 +137,14 @@ class Watch:
     async def _notify(self) -> None:
         # Commits of the next few milliseconds share one NOTIFY: it takes a lock that all committing sessions share.
         try:
-            await asyncio.sleep(_NOTIFY_SECONDS)
-            self._notifying = None
-            await self._database.read(lambda connection: connection.execute(text(f"NOTIFY {CHANNEL}")))
+            while self._due:
+                await asyncio.sleep(_NOTIFY_SECONDS)
+                self._due = False
+                await self._database.read(lambda connection: connection.execute(text(f"NOTIFY {CHANNEL}")))
         except ReplayBufError as error:
             _logger.debug("can't notify: %s", error)
+        finally:
+            self._notifying = None
 
 
 def _data_version(connection: Any) -> int:

@@ -1,0 +1,5 @@
+"""A small but real run of asynchronous GRPO on a replay buffer: `replaybuf demo`.
+
+`arithmetic` has the prompts and the verifier, `policy` the token-level model, `generation` what a rollout worker does
+with them, `grpo` (with `adam`) what the trainer does, `weights` how new weights get from the trainer to the workers.
+"""

@@ -1,0 +1,39 @@
+"""The optimiser of the demo: Adam, Kingma & Ba 2015 (arXiv:1412.6980), algorithm 1."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replaybuf.demo.policy import Parameters
+
+
+class Adam:
+    """Updates parameters in place. `first` and `second` are the moment estimates m and v, `updates` is t."""
+
+    def __init__(
+        self, parameters: Parameters, *, rate: float = 0.005, decay: tuple[float, float] = (0.9, 0.98)
+    ) -> None:
+        self.rate, self.decay, self.epsilon = rate, decay, 1e-8
+        self.updates = 0
+        self.first = {name: np.zeros_like(value) for name, value in parameters.items()}
+        self.second = {name: np.zeros_like(value) for name, value in parameters.items()}
+
+    def update(self, parameters: Parameters, gradients: Parameters) -> None:
+        """One step down the gradients."""
+        self.updates += 1
+        (decay1, decay2), t = self.decay, self.updates
+        rate = self.rate * np.sqrt(1 - decay2**t) / (1 - decay1**t)
+        for name, gradient in gradients.items():
+            first, second = self.first[name], self.second[name]
+            first += (1 - decay1) * (gradient - first)
+            second += (1 - decay2) * (gradient * gradient - second)
+            parameters[name] -= rate * first / (np.sqrt(second) + self.epsilon)
+
+
+def clip_by_norm(gradients: Parameters, limit: float) -> float:
+    """Scales the gradients in place so that their joint norm is at most `limit`, and gives the norm before."""
+    norm = float(np.sqrt(sum(float(np.vdot(gradient, gradient)) for gradient in gradients.values())))
+    if norm > limit:
+        for gradient in gradients.values():
+            gradient *= limit / norm
+    return norm

@@ -1,0 +1,125 @@
+"""Weights on disk: what is read is the newest complete save."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from replaybuf.demo.adam import Adam
+from replaybuf.demo.grpo import Trainer
+from replaybuf.demo.policy import Policy
+from replaybuf.demo.weights import FILE_NAME, WeightsWatcher, load_trainer, remove_leftovers, save_trainer
+from replaybuf.errors import ReplayBufError
+
+
+@pytest.fixture
+def trainer() -> Trainer:
+    """A small trainer after one update."""
+    policy = Policy.create(0, hidden=4)
+    adam = Adam(policy.parameters)
+    adam.update(policy.parameters, {name: np.ones_like(value) for name, value in policy.parameters.items()})
+    return Trainer(policy, adam, step=7)
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_a_trainer_comes_back_as_it_was_saved(tmp_path, trainer):
+    save_trainer(tmp_path, trainer, seed=3)
+    loaded, seed = load_trainer(tmp_path)
+    assert (loaded.step, loaded.adam.updates, seed) == (7, 1, 3)
+    assert same(loaded.policy.parameters, trainer.policy.parameters)
+    assert same(loaded.adam.first, trainer.adam.first)
+    assert same(loaded.adam.second, trainer.adam.second)
+
+
+def test_nothing_saved_is_none(tmp_path):
+    assert load_trainer(tmp_path / "none") is None
+
+
+def test_a_save_makes_the_directory(tmp_path, trainer):
+    save_trainer(tmp_path / "a" / "b", trainer, seed=0)
+    assert load_trainer(tmp_path / "a" / "b") is not None
+
+
+def test_a_half_written_save_is_not_seen(tmp_path, trainer, monkeypatch):
+    save_trainer(tmp_path, trainer, seed=0)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
+    trainer.step = 8
+    with pytest.raises(OSError, match="disk full"):
+        save_trainer(tmp_path, trainer, seed=0)
+    assert load_trainer(tmp_path)[0].step == 7
+
+
+def test_leftovers_of_killed_saves_are_removed(tmp_path, trainer):
+    save_trainer(tmp_path, trainer, seed=0)
+    (tmp_path / ".weights-123.tmp").write_bytes(b"half")
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_a_spoilt_file_is_a_clear_error(tmp_path, trainer):
+    save_trainer(tmp_path, trainer, seed=0)
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ReplayBufError, match=r"weights\.npz can't be read"):
+        load_trainer(tmp_path)
+
+
+def test_pickled_arrays_are_refused(tmp_path):
+    file = io.BytesIO()
+    np.savez(file, step=np.array([{"a": 1}], dtype=object))
+    (tmp_path / FILE_NAME).write_bytes(file.getvalue())
+    with pytest.raises(ReplayBufError, match="can't be read"):
+        load_trainer(tmp_path)
+
+
+def test_a_watcher_gives_each_save_once(tmp_path, trainer):
+    watcher = WeightsWatcher(tmp_path)
+    assert watcher.poll() is None
+    save_trainer(tmp_path, trainer, seed=0)
+    policy, step = watcher.poll()
+    assert step == 7
+    assert same(policy.parameters, trainer.policy.parameters)
+    assert watcher.poll() is None
+
+
+def test_a_watcher_sees_a_later_save(tmp_path, trainer):
+    watcher = WeightsWatcher(tmp_path)
+    save_trainer(tmp_path, trainer, seed=0)
+    watcher.poll()
+    trainer.step = 8
+    save_trainer(tmp_path, trainer, seed=0)
+    assert watcher.poll()[1] == 8
+
+
+_SAVE_FOR_EVER = """
+import sys
+from pathlib import Path
+from replaybuf.demo.grpo import Trainer
+from replaybuf.demo.weights import save_trainer
+trainer = Trainer.create(0)
+while True:
+    trainer.step += 1
+    save_trainer(Path(sys.argv[1]), trainer, seed=0)
+"""
+
+
+def test_kill_9_during_saves_leaves_complete_weights(tmp_path):
+    for _ in range(3):
+        writer = subprocess.Popen([sys.executable, "-c", _SAVE_FOR_EVER, str(tmp_path)])
+        watcher, steps = WeightsWatcher(tmp_path), []
+        deadline = time.monotonic() + 20
+        while len(steps) < 5 and time.monotonic() < deadline:
+            if (found := watcher.poll()) is not None:
+                steps.append(found[1])
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        assert len(steps) == 5
+        assert load_trainer(tmp_path)[0].step >= steps[-1]

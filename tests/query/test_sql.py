@@ -1,0 +1,310 @@
+"""SQL says what `predicate` says, on both databases."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Select, select, text
+from sqlalchemy.dialects import postgresql, sqlite
+
+from replaybuf.query import Query, compile_sql, parse, predicate
+from tests.query.stores import COLUMNS, GROUPS, Group, Store, sqlite_store
+from tests.query.strategies import HOSTILE, groups, queries
+
+MANY = 100_000
+DIALECTS = {"sqlite": sqlite.dialect(), "postgresql": postgresql.asyncpg.dialect()}
+
+
+def expected(query: Query, rows: list[Group]) -> list[int]:
+    matches = predicate(parse(query))
+    return [place for place, row in enumerate(rows) if matches(row)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=st.lists(groups, min_size=6, max_size=9), query=queries)
+def test_sql_means_what_the_predicate_means(store: Store, rows: list[Group], query: Query) -> None:
+    store.fill(rows)
+    assert store.matches(query) == expected(query, rows)
+
+
+SAMPLE = [
+    Group(uid=1, reward=None, tags=None, priority=math.inf),
+    Group(uid=3, reward=3.0, tags={"n": 1, "s": "1"}, priority=-math.inf, status="failed"),
+    Group(uid=4, reward=0.5, tags={"n": True, "s": None}, priority=0.1 + 0.2, task_name="B"),
+    Group(uid=2**53 + 1, reward=-1.0, tags={"n": 1.0, "s": "é"}, priority=2.0**53, task_name="a"),
+    Group(uid=2**63 - 1, reward=1e300, tags={"n": 2**53 + 1, "s": False}, task_name="é"),
+    Group(uid=-(2**63), reward=5e-324, tags={"n": 2**63 - 1, "s": "a"}, task_name="😀"),
+    Group(uid=0, reward=0.0, tags={"n": 5e-324, "s": "B"}, task_name="\uffff"),
+]
+EDGES: list[Query] = [
+    {"uid": {"$lt": 3.5}},
+    {"uid": {"$gt": 2.0**53}},
+    {"uid": 3.0},
+    {"uid": 3.5},
+    {"uid": {"$ne": 3.5}},
+    {"uid": {"$lt": math.inf}},
+    {"uid": {"$gt": -math.inf}},
+    {"uid": {"$lt": 2.0**63}},
+    {"uid": {"$gte": 2.0**63}},
+    {"uid": {"$gte": -(2.0**63)}},
+    {"uid": {"$in": [3.0, 4.5, math.inf, 0]}},
+    {"uid": {"$ne": None}},
+    {"priority": math.inf},
+    {"priority": {"$in": [math.inf, -math.inf]}},
+    {"priority": {"$gte": 2**53}},
+    {"priority": {"$lt": 2**53 + 1}},
+    {"priority": {"$gt": 2**53 - 1}},
+    {"priority": {"$in": [2**53 + 1, 1]}},
+    {"priority": 0.30000000000000004},
+    {"reward": {"$ne": 3}},
+    {"reward": None},
+    {"reward": {"$not": {"$gt": 1}}},
+    {"reward": {"$not_in": [3]}},
+    {"reward": {"$in": [None, 3]}},
+    {"reward": {"$not_in": [None, 3]}},
+    {"tags.n": True},
+    {"tags.n": 1},
+    {"tags.n": "1"},
+    {"tags.s": 1},
+    {"tags.s": "1"},
+    {"tags.s": None},
+    {"tags.s": {"$ne": None}},
+    {"tags.s": {"$lt": 5}},
+    {"tags.s": {"$lt": "b"}},
+    {"tags.s": {"$in": [None, "a", 0]}},
+    {"tags.n": {"$gt": 2**53}},
+    {"tags.n": {"$gt": 2.0**53}},
+    {"tags.n": {"$lt": 2.0**63}},
+    {"tags.n": {"$lt": math.inf}},
+    {"tags.n": {"$in": [2**53, 2**63 - 1]}},
+    {"tags.n": 5e-324},
+    {"tags.none": {"$ne": 1}},
+    {"task_name": {"$gt": "a"}},
+    {"task_name": {"$between": ["a", "\uffff"]}},
+    {"status": {"$gt": "completed"}},
+    {"$and": []},
+    {"$or": []},
+    {"$not": {}},
+    {"$not": {"$or": []}},
+    {"uid": {"$in": []}},
+    {"uid": {"$not_in": []}},
+    {"tags.n": {"$in": []}},
+    {"tags.n": {"$not_in": []}},
+]
+
+
+@pytest.mark.parametrize("query", EDGES, ids=repr)
+def test_edges_of_the_fields_compare_as_in_python(store: Store, query: Query) -> None:
+    store.fill(SAMPLE)
+    assert store.matches(query) == expected(query, SAMPLE)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
+def test_no_string_is_taken_for_sql(store: Store, hostile: str) -> None:
+    rows = [Group(task_name=hostile, tags={hostile: hostile, "plain": hostile}), Group(tags={"other": "x"})]
+    store.fill(rows)
+    field = f"tags.{hostile}"
+    for query in (
+        {"task_name": hostile},
+        {field: hostile},
+        {"tags.plain": {"$in": [hostile]}},
+        {"tags.plain": {"$in": [hostile, *map(str, range(300))]}},
+        {"task_name": {"$in": [hostile, *map(str, range(300))]}},
+        {field: {"$gte": hostile}},
+        {field: {"$ne": None}},
+    ):
+        assert store.matches(query) == [0]
+        assert store.matches({"$not": query}) == [1]
+    assert len(store.run(select(GROUPS.c.place))) == 2
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_no_value_or_tag_name_is_written_into_the_statement(dialect: str) -> None:
+    conditions = [
+        {"task_name": "secret"},
+        {"tags.secret": "secret"},
+        {"tags.secret": {"$in": ["secret", 987654]}},
+        {"tags.secret": {"$in": ["secret"] + [f"secret{i}" for i in range(300)]}},
+        {"task_name": {"$not_in": [f"secret{i}" for i in range(300)]}},
+        {"uid": {"$between": [987654, 987655]}},
+    ]
+    compiled = str(compile_sql(parse({"$and": conditions}), COLUMNS, dialect).compile(dialect=DIALECTS[dialect]))
+    assert "secret" not in compiled
+    assert "98765" not in compiled
+
+
+def many_groups() -> list[Group]:
+    random.seed(7)
+    numbers = [random.random() * 10 ** random.randint(-5, 5) for _ in range(10_000)]
+    return [
+        Group(
+            uid=i,
+            task_name=f"task-{i}",
+            priority=x,
+            reward=x if i % 3 else None,
+            tags={"int": i, "float": x, "text": f"it's-{i}"},
+        )
+        for i, x in enumerate(numbers)
+    ]
+
+
+@pytest.fixture(scope="module")
+def full_store(store: Store) -> tuple[Store, list[Group]]:
+    rows = many_groups()
+    store.fill(rows)
+    store.run(text("ANALYZE"))
+    return store, rows
+
+
+def timed(store: Store, statement: Select[Any]) -> tuple[list[int], float]:
+    """The places that a statement selects, and the seconds that it took. (The best of some counts: the machine may be
+    busy.)"""
+    start = time.perf_counter()
+    found = [place for (place,) in store.run(statement)]
+    return found, time.perf_counter() - start
+
+
+LISTS: dict[str, Any] = {
+    "uid": lambda rows: range(5_000, 5_000 + MANY),
+    "priority": lambda rows: [g.priority for g in rows[5_000:]] + [i / 7 for i in range(MANY - 5_000)],
+    "reward": lambda rows: [None, *(g.priority for g in rows[5_000:]), *(i / 7 for i in range(MANY - 5_001))],
+    "task_name": lambda rows: [f"task-{i}" for i in range(5_000, 5_000 + MANY)],
+    "tags.int": lambda rows: range(5_000, 5_000 + MANY),
+    "tags.float": lambda rows: [g.priority for g in rows[5_000:]] + [i / 7 for i in range(MANY - 5_000)],
+    "tags.text": lambda rows: [f"it's-{i}" for i in range(5_000, 5_000 + MANY)],
+    "tags.none": lambda rows: [None, math.inf, 1.5, 2**60, "x", *range(MANY)],
+}
+
+
+@pytest.mark.parametrize("operator", ["$in", "$not_in"])
+@pytest.mark.parametrize("field", LISTS)
+def test_lists_of_100_000_values_are_exact_and_fast(
+    full_store: tuple[Store, list[Group]], field: str, operator: str
+) -> None:
+    store, rows = full_store
+    node = parse({field: {operator: LISTS[field](rows)}})
+    statement = select(GROUPS.c.place).where(compile_sql(node, COLUMNS, store.dialect)).order_by(GROUPS.c.place)
+    found, took = zip(*(timed(store, statement) for _ in range(2)), strict=True)
+    assert found[0] == expected(node, rows)
+    assert min(took) < 1
+
+
+@pytest.mark.parametrize("field", ["uid", "task_name", "tags.text"])
+def test_a_long_list_stays_fast_when_its_statement_is_reused(full_store: tuple[Store, list[Group]], field: str) -> None:
+    # PostgreSQL plans a prepared statement anew five times, and then once for all values.
+    store, rows = full_store
+    node = parse({"$or": [{field: {"$not_in": LISTS[field](rows)}}, {"uid": -1}]})
+    statement = select(GROUPS.c.place).where(compile_sql(node, COLUMNS, store.dialect))
+    took = [timed(store, statement)[1] for _ in range(8)]
+    assert min(took[5:]) < 1
+
+
+@pytest.mark.parametrize("size", [1.0, 1e18, 1e-300])
+def test_floats_of_long_lists_are_not_rounded(store: Store, size: float) -> None:
+    values = [random.uniform(-size, size) for _ in range(5_000)]
+    store.fill([Group(priority=value, tags={"x": value if abs(value) < 2**53 else 0}) for value in values])
+    assert len(store.matches({"priority": {"$in": values}})) == 5_000
+    assert len(store.matches({"tags.x": {"$in": [0, *values]}})) == 5_000
+
+
+def test_long_lists_hold_infinities(store: Store) -> None:
+    store.fill([Group(priority=math.inf), Group(priority=-math.inf), Group(priority=0.5)])
+    values = [math.inf, -math.inf, *range(1_000)]
+    assert store.matches({"priority": {"$in": values}}) == [0, 1]
+    assert store.matches({"tags.x": {"$in": values}}) == []
+
+
+@pytest.mark.parametrize("count", [1, 200, 201])
+@pytest.mark.parametrize("field", ["uid", "priority", "task_name", "tags.float", "tags.text"])
+def test_lists_mean_the_same_whatever_their_length(store: Store, field: str, count: int) -> None:
+    rows = [
+        Group(uid=i, priority=i / 7, task_name=str(i), tags={"float": i / 7, "text": str(i)}) for i in range(0, 300, 7)
+    ]
+    store.fill(rows)
+    operands = {
+        "uid": range(count),
+        "priority": [i / 7 for i in range(count)],
+        "task_name": list(map(str, range(count))),
+    }
+    operands |= {"tags.float": operands["priority"], "tags.text": operands["task_name"]}
+    query = {field: {"$in": operands[field]}}
+    assert store.matches(query) == expected(query, rows)
+
+
+def nested(levels: int) -> Query:
+    query: dict[str, Any] = {"uid": 1}
+    for level in range(levels):
+        query = {"$not": query} if level % 2 else {"$or": [query, {"tags.n": 1}, {"reward": {"$gt": level}}]}
+    return query
+
+
+BIG: dict[str, Query] = {
+    "deep": nested(64),
+    "wide or": {"$or": [{"uid": i} for i in range(999)]},
+    "wide and": {"$and": [{"reward": {"$ne": i + 0.5}} for i in range(999)]},
+    "wide tags": {"$or": [{"tags.n": i} for i in range(999)]},
+    "many lists": {"$or": [{"uid": {"$in": range(i, i + 200)}} for i in range(999)]},
+    "many lists of tags": {"$or": [{"tags.n": {"$in": range(i, i + 20)}} for i in range(999)]},
+    "many ranges": {"$or": [{"tags.s": {"$between": ["x", "y"]}} for i in range(999)]},
+    "deep and wide": nested(60) | {"$or": [{"uid": i} for i in range(800)]},
+}
+
+
+@pytest.mark.parametrize("name", BIG)
+def test_the_largest_queries_run(store: Store, name: str) -> None:
+    store.fill(SAMPLE)
+    assert store.matches(BIG[name]) == expected(BIG[name], SAMPLE)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"task_name": "a", "uid": {"$lt": 1}}, {"task_name": "b", "uid": {"$lt": 2}}),
+        ({"uid": {"$in": [1]}}, {"uid": {"$in": [1, 2, 3]}}),
+        ({"uid": {"$in": range(300)}}, {"uid": {"$in": range(500)}}),
+        ({"tags.a": {"$gt": 0.5}}, {"tags.b": {"$gt": 1.5}}),
+        ({"tags.a": {"$in": ["x"] * 3}}, {"tags.b": {"$in": ["y", "z"]}}),
+    ],
+)
+def test_queries_of_one_shape_share_a_cached_statement(dialect: str, one: Query, other: Query) -> None:
+    keys = [select(GROUPS).where(compile_sql(parse(q), COLUMNS, dialect))._generate_cache_key() for q in (one, other)]
+    assert keys[0] is not None
+    assert keys[0].key == keys[1].key  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"task_name": "math"},
+        {"task_name": {"$gt": "math"}},
+        {"task_name": {"$in": ["a", "b"]}},
+        {"task_name": {"$in": [str(i) for i in range(300)]}},
+        {"uid": {"$lt": 3.5}},
+        {"uid": {"$between": [1, 5]}, "reward": 1},
+    ],
+    ids=str,
+)
+def test_indexes_are_used(query: Query) -> None:
+    with sqlite_store() as store:
+        statement = select(GROUPS).where(compile_sql(parse(query), COLUMNS, "sqlite"))
+        compiled = statement.compile(store.engine, compile_kwargs={"literal_binds": True})
+        plan = store.run(text("EXPLAIN QUERY PLAN " + str(compiled).replace(":", "\\:")))
+        assert any("USING INDEX ix_groups" in step[3] for step in plan)
+
+
+def test_strings_are_ordered_by_code_point_whatever_the_collation_of_postgresql() -> None:
+    for field in ("task_name", "tags.a"):
+        condition = compile_sql(parse({field: {"$lt": "a"}}), COLUMNS, "postgresql")
+        assert 'COLLATE "C"' in str(condition.compile(dialect=DIALECTS["postgresql"]))
+
+
+def test_a_dialect_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ValueError, match="mysql"):
+        compile_sql(parse({}), COLUMNS, "mysql")
