@@ -62,10 +62,8 @@ def _expire(connection: Connection, home: Lane, task_name: str, refresh: Refresh
         return 0
     # A rollout's newest trainable token isn't older than its oldest token, so this range holds all that may expire.
     newest_expired = step - 1 - min(thresholds)
-    candidates = (
-        select(group.c.uid, group.c.marks)
-        .where(group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired)
-        .order_by(group.c.oldest_step, group.c.uid)
+    candidates = select(group.c.uid, group.c.marks).where(
+        group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired
     )
     expired: list[tuple[int, Marks]] = []
     for uid, data in connection.execute(candidates):

@@ -84,17 +84,22 @@ class _Source:
     ) -> Select[Any]:
         fields = self._fields(staleness)
         statement = select(group.c.uid, *(fields[term.field].label(f"order_{i}") for i, term in enumerate(order)))
-        statement = statement.where(group.c.lane == self.lane.id)
+        if connection.dialect.name == "postgresql":
+            statement = statement.where(group.c.lane.between(self.lane.id, self.lane.id))
+        else:
+            statement = statement.where(group.c.lane == self.lane.id)
         if pinned_ones is not None:
             missing = group.c.pinned_staleness.is_(None)
             statement = statement.where(~missing if pinned_ones else missing)
         if self._where is not None:
             statement = statement.where(compile_sql(self._where, fields, connection.dialect.name))
         by_step = pinned_ones is False
-        statement = statement.order_by(*(_sort_key(term, fields, by_step) for term in order)).limit(size)
+        keys = [_sort_key(term, fields, by_step) for term in order]
         if connection.dialect.name == "postgresql":
-            statement = statement.with_for_update(skip_locked=True)
-        return statement
+            # With `lane = n` the planner takes the lane for a constant, and may walk the primary key from its beginning,
+            # past all groups of other lanes. A range of one lane leaves it only the indexes that begin with the lane.
+            return statement.order_by(group.c.lane, *keys).limit(size).with_for_update(skip_locked=True)
+        return statement.order_by(*keys).limit(size)
 
     def _fields(self, staleness: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
         return {
