@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import event, text
+from sqlalchemy import Engine, event, text
 
 from benchmarks.databases import TASK, engine_of, new_database, open_buffer
 from benchmarks.groups import TRAIN_STEP
@@ -63,17 +63,18 @@ async def _using(
 ) -> AsyncIterator[tuple[ReplayBuffer, Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[None]]]]:
     async with open_buffer(url, policy) as buffer:
         state = buffer.storage._open  # type: ignore[attr-defined]
-        await state.thread.run(state.sweeper.stop)
+        await state.thread.run(state.sweeper.stop)  # it is caught by name, not by chance
 
         async def during(purpose: str, work: Callable[[], Awaitable[Any]]) -> None:
-            with _catching(engine_of(buffer).sync_engine, purpose, caught):
+            with _catching(purpose, caught):
                 await work()
 
         yield buffer, during
 
 
 @contextmanager
-def _catching(engine: Any, purpose: str, caught: list[tuple[str, str, Any]]) -> Any:
+def _catching(purpose: str, caught: list[tuple[str, str, Any]]) -> Any:
+    """Catch the statements of all engines: SQLite's transactions run on one for each connection."""
     known = {(p, statement) for p, statement, _ in caught}
 
     def catch(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
@@ -82,11 +83,11 @@ def _catching(engine: Any, purpose: str, caught: list[tuple[str, str, Any]]) -> 
                 caught.append((purpose, statement, parameters[0] if many else parameters))
             known.add((purpose, statement))
 
-    event.listen(engine, "before_cursor_execute", catch)
+    event.listen(Engine, "before_cursor_execute", catch)
     try:
         yield
     finally:
-        event.remove(engine, "before_cursor_execute", catch)
+        event.remove(Engine, "before_cursor_execute", catch)
 
 
 async def _make_garbage(buffer: ReplayBuffer) -> None:

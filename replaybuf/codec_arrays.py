@@ -1,8 +1,8 @@
 """numpy arrays and scalars in payloads: what is stored of them, and how they are built from it.
 
 An array is *plain* when its dtype isn't structured and its order is that of C. Nearly all are, so those are stored in
-the form that is fastest to read: length of dtype (u8) | dimensions (u8) | dtype | shape (u64 each) | bytes. Other arrays
-are stored as `[dtype, shape, order, bytes]`, scalars as `[dtype, bytes]`. A dtype is stored as its `str` ("<i8", ">f4",
+the form that is fastest to read: length of dtype (u8) | dimensions (u8) | dtype | shape (u64 each) | bytes. Others are
+stored as `[dtype, shape, order, bytes]`, scalars as `[dtype, bytes]`. A dtype is stored as its `str` ("<i8", ">f4",
 "<M8[ns]") or, when structured, as its `descr`. Nothing from a payload reaches `np.dtype` before it matched the grammar
 below, which knows no objects.
 

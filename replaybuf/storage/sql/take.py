@@ -96,8 +96,8 @@ class _Source:
         by_step = pinned_ones is False
         keys = [_sort_key(term, fields, by_step) for term in order]
         if connection.dialect.name == "postgresql":
-            # With `lane = n` the planner takes the lane for a constant, and may walk the primary key from its beginning,
-            # past all groups of other lanes. A range of one lane leaves it only the indexes that begin with the lane.
+            # With `lane = n` the planner takes the lane for a constant and may walk the primary key from its beginning,
+            # past the groups of other lanes. A range of one lane leaves only indexes that begin with the lane.
             return statement.order_by(group.c.lane, *keys).limit(size).with_for_update(skip_locked=True)
         return statement.order_by(*keys).limit(size)
 
