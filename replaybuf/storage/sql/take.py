@@ -147,6 +147,7 @@ def _read(
             if row.payload is None:
                 raise DecodeError(f"the payload of group {row.uid} is missing")
             codec.verify(row.payload)
+            row.verified = True
             good.append(row)
         except DecodeError as error:
             damaged.append((row, str(error)))
