@@ -92,7 +92,10 @@ class _Source:
     ) -> Select[Any]:
         fields = self._fields(staleness)
         statement = select(group.c.uid, *(fields[term.field].label(f"order_{i}") for i, term in enumerate(order)))
-        statement = statement.where(group.c.lane == self.lane.id)
+        if connection.dialect.name == "postgresql":
+            statement = statement.where(group.c.lane.between(self.lane.id, self.lane.id))
+        else:
+            statement = statement.where(group.c.lane == self.lane.id)
         if pinned_ones is not None:
             missing = group.c.pinned_staleness.is_(None)
             statement = statement.where(~missing if pinned_ones else missing)
@@ -101,10 +104,12 @@ class _Source:
         if self._skip:
             statement = statement.where(~uid_in(connection, self._skip))
         by_step = pinned_ones is False
-        statement = statement.order_by(*(_sort_key(term, fields, by_step) for term in order)).limit(size)
+        keys = [_sort_key(term, fields, by_step) for term in order]
         if connection.dialect.name == "postgresql":
-            statement = statement.with_for_update(skip_locked=True)
-        return statement
+            # With `lane = n` the planner takes the lane for a constant and may walk the primary key from its beginning,
+            # past the groups of other lanes. A range of one lane leaves only indexes that begin with the lane.
+            return statement.order_by(group.c.lane, *keys).limit(size).with_for_update(skip_locked=True)
+        return statement.order_by(*keys).limit(size)
 
     def _fields(self, staleness: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
         return {
@@ -152,6 +157,7 @@ def _read(
             if row.payload is None:
                 raise DecodeError(f"the payload of group {row.uid} is missing")
             codec.verify(row.payload)
+            row.verified = True
             good.append(row)
         except DecodeError as error:
             damaged.append((row, str(error)))
