@@ -61,7 +61,7 @@ def queries(url: str) -> dict[str, str]:
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         tags = {name: f"json_extract(tags, '$.{name}')" for name in ("level", "worker")}
-        command = f"sqlite3 -header -column {shlex.quote(str(parsed.database))}"
+        command = f"sqlite3 -box {shlex.quote(str(parsed.database))}"
         if shutil.which("sqlite3") is None:
             command = f"replaybuf sql {shlex.quote(str(parsed.database))}"
     else:

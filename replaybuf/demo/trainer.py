@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from replaybuf import NotReadyError, ReplayBuffer, ReplayBufferConfig, ReplayBufError, RolloutState, Status
+from replaybuf import NotReadyError, ReplayBufError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.demo.display import Display
 from replaybuf.demo.figures import Figures
 from replaybuf.demo.folder import RunFolder

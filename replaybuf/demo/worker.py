@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replaybuf import ReplayBuffer, ReplayBufferConfig, ReplayBufError, RolloutState, Status
+from replaybuf import ReplayBufError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.demo.arithmetic import Prompt, prompt_at
 from replaybuf.demo.blas import use_one_thread
 from replaybuf.demo.folder import RunFolder
