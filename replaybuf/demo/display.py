@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ class Display:
         """Show these figures inside the block."""
         self._figures, self._workers, self._printed_step = figures, workers, figures.step
         if not self.console.is_terminal:
+            self.say(f"Rollout workers: {_pids(workers.pids)}")
             yield
             return
         with Live(self._table(), console=self.console, auto_refresh=False) as self._live:
@@ -106,8 +108,8 @@ def table(figures: Figures, pids: Sequence[int], bars: str = _BARS) -> Renderabl
     rows.add_row("buffered", f"{sum(figures.buffered.values()):,}", f"groups: {by_status(figures.buffered)}")
     staleness = f"steps on average in the batch, at most {figures.staleness_max} (expires at {STALE_THRESHOLD})"
     rows.add_row("staleness", f"{figures.staleness_mean:.1f}", staleness)
-    rows.add_row("expired", f"{figures.expired:,}", "groups so far, generated again")
-    rows.add_row("processes", "", "workers " + ", ".join(str(pid) for pid in pids))
+    rows.add_row("expired", f"{figures.expired:,}", "groups so far, to be generated again")
+    rows.add_row("processes", "", f"trainer pid {os.getpid()}, rollout workers {_pids(pids)}")
     return Group(bar, rows)
 
 
@@ -119,6 +121,10 @@ def progress_line(figures: Figures) -> str:
         f"trained {out:,.0f}/s, buffered {sum(figures.buffered.values())}, staleness {figures.staleness_mean:.1f} "
         f"(max {figures.staleness_max}), expired {figures.expired}"
     )
+
+
+def _pids(pids: Sequence[int]) -> str:
+    return "pid " + ", ".join(str(pid) for pid in pids)
 
 
 def by_status(counts: dict[Status, int]) -> str:

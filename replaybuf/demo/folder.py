@@ -2,6 +2,7 @@
 
     weights.npz         weights, optimiser, step and seed
     rewards.txt         the reward of each step: a line "STEP REWARD" each; of two for one step the later counts
+    target.txt          the step that the run goes to
     worker-0.position   the prompt that the worker generates next
     worker-0.log        what the worker wrote before it ended
     lock                held by the trainer while it lives
@@ -53,7 +54,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove what a run has left."""
-        for pattern in (FILE_NAME, "rewards.txt", "worker-*.position", "worker-*.log"):
+        for pattern in (FILE_NAME, "rewards.txt", "target.txt", "worker-*.position", "worker-*.log"):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
 
@@ -81,6 +82,18 @@ class RunFolder:
                     found[int(step)] = float(reward)
         return [found[step] for step in sorted(found) if step <= steps]
 
+    def target(self, step: int, steps: int) -> int:
+        """The step that a run which is at `step` goes to: `steps`; when that is done, as many more. Remembered."""
+        path = self.path / "target.txt"
+        if step < steps:
+            target = steps
+        else:
+            target = _number(path)  # of a run that was killed on the way there
+            if target <= step:
+                target = step + steps
+        path.write_text(str(target), "ascii")
+        return target
+
     # Workers
 
     def log(self, worker: int) -> Path:
@@ -89,10 +102,7 @@ class RunFolder:
 
     def position(self, worker: int) -> int:
         """The first prompt that the worker hasn't put yet; 0 when that isn't known."""
-        try:
-            return int((self.path / f"worker-{worker}.position").read_text("ascii"))
-        except (FileNotFoundError, ValueError):
-            return 0
+        return _number(self.path / f"worker-{worker}.position")
 
     def save_position(self, worker: int, position: int) -> None:
         """Remember where the worker goes on."""
@@ -100,3 +110,11 @@ class RunFolder:
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(str(position), "ascii")
         os.replace(temporary, path)
+
+
+def _number(path: Path) -> int:
+    """The number in a file; 0 where there is none."""
+    try:
+        return int(path.read_text("ascii"))
+    except (FileNotFoundError, ValueError):
+        return 0

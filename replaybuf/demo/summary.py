@@ -25,7 +25,7 @@ QUERIES = {
 
 def summary(url: str, folder: Path, figures: Figures) -> list[str]:
     """The lines at the end of a run."""
-    lines = [_reward(figures), _groups(figures)]
+    lines = ["", _reward(figures), _groups(figures)]
     lines += ["", f"The buffer is in {where(url)}, the weights are in {folder}", "", "Try:"]
     for title, query in queries(url).items():
         lines += [f"  # {title}", f"  {query}"]
@@ -41,7 +41,7 @@ def _reward(figures: Figures) -> str:
         return "No step was done."
     line = f"Mean reward {ends[0]:.2f} -> {ends[1]:.2f} in {figures.step} steps"
     if figures.first_step:
-        line += f"; steps {figures.first_step + 1} to {figures.step} in {figures.seconds:.0f} s"
+        line += f" (the last {figures.step - figures.first_step} of them in {figures.seconds:.0f} s)"
     else:
         line += f", {figures.seconds:.0f} s"
     if figures.step < figures.target:
@@ -52,8 +52,8 @@ def _reward(figures: Figures) -> str:
 def _groups(figures: Figures) -> str:
     line = f"Generated {figures.generated:,} groups, trained on {figures.taken:,}"
     if figures.left:
-        line += f" ({figures.replayed:,} of them replayed: the last run had left them in the buffer)"
-    return f"{line}; {figures.expired:,} expired and were generated again"
+        line += f", {figures.replayed:,} of them replayed from what the last run left"
+    return f"{line}; {figures.expired:,} expired"
 
 
 def queries(url: str) -> dict[str, str]:

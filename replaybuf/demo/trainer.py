@@ -71,7 +71,7 @@ class Training:
         self.trainer, self.seed = trainer, seed
         steps, session = options.steps or DEFAULT_STEPS, uuid.uuid4().hex
         self.figures = Figures(
-            target=steps * (trainer.step // steps + 1),
+            target=folder.target(trainer.step, steps),
             rewards=folder.rewards(trainer.step),
             session=session,
             step=trainer.step,
@@ -117,9 +117,7 @@ class Training:
             return
         self.display.say(f"Resuming at step {step} with {groups} groups in the buffer")
         if step >= steps:
-            self.display.say(
-                f"This run has done its {step // steps * steps} steps already: it goes on to step {target}"
-            )
+            self.display.say(f"It has done {steps} steps already, so it does {target - step} more")
 
     async def run(self) -> None:
         """All steps."""
