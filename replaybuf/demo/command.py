@@ -1,0 +1,62 @@
+"""The command `replaybuf demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_URL = "sqlite:///replaybuf-demo.db"
+_INTERRUPTED = 128 + 2
+
+
+def demo(
+    url: Annotated[
+        str,
+        typer.Option(
+            envvar="REPLAYBUF_URL",
+            help="The database of the buffer: sqlite:///FILE or postgresql://user@host/database. Created if needed.",
+        ),
+    ] = DEFAULT_URL,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            envvar="REPLAYBUF_DEMO_STEPS",
+            help="Training steps of the run; when it has done them, that many more.  [default: 200, or 45 seconds]",
+            show_default=False,
+        ),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=32, envvar="REPLAYBUF_DEMO_WORKERS", help="Processes that generate rollouts.")
+    ] = 2,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            envvar="REPLAYBUF_DEMO_SEED",
+            help="Seed of the first weights and of the prompts.  [default: 0, or that of the run that goes on]",
+            show_default=False,
+        ),
+    ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="REPLAYBUF_DEMO_RUN_DIR",
+            help="Folder of the weights.  [default: FILE.run beside the SQLite file, replaybuf-demo-DATABASE.run]",
+            show_default=False,
+        ),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove the weights and groups of the demo first.")] = False,
+) -> None:
+    """Train a small policy by asynchronous GRPO through a replay buffer.
+
+    Rollout workers, processes of their own with weights that lag behind, sample answers to sums and differences and put
+    them into the buffer; the trainer takes them, most stale first. Kill any of the processes with kill -9 and run the
+    same command again: it goes on from the weights saved last and from the buffer.
+    """
+    from replaybuf.demo.launch import launch
+
+    if not launch(url, run_dir, steps=steps, workers=workers, seed=seed, fresh=fresh):
+        raise typer.Exit(_INTERRUPTED)
