@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from replaybuf.cli import db, ls, show, sql, stats
 from replaybuf.cli.escape import escape_line
+from replaybuf.demo.command import demo
 from replaybuf.errors import ReplayBufError
 
 # What shells report for a program that a signal ended.
@@ -54,6 +55,7 @@ app.command("ls")(ls.ls)
 app.command("show")(show.show)
 app.command("sql")(sql.sql)
 app.add_typer(db.app, name="db")
+app.command("demo")(demo)
 
 
 def _print_version(wanted: bool) -> None:

@@ -18,8 +18,9 @@ from sqlalchemy import Connection, NullPool, create_engine, event, text
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import AccessError, ConfigError, LockedError, NotADatabaseError, UnreachableError
-from replaybuf.storage.sql.driver import _quote_path, is_memory, parse_url, public_url, translated
+from replaybuf.storage.sql.driver import parse_url, public_url, translated
 from replaybuf.storage.sql.schema import check_schema
+from replaybuf.storage.sql.sqlite import is_memory, quote_path
 
 T = TypeVar("T")
 
@@ -140,7 +141,7 @@ class SqliteReader(Reader):
             raise
 
     def _connect(self, clock: _Clock, immutable: bool) -> sqlite3.Connection:
-        uri = f"file:{_quote_path(self._path)}?mode=ro{'&immutable=1' if immutable else ''}"
+        uri = f"file:{quote_path(self._path)}?mode=ro{'&immutable=1' if immutable else ''}"
         connection = sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)
         connection.execute("PRAGMA query_only = ON")
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH and VACUUM INTO would create files

@@ -22,9 +22,9 @@ async def waiting(buffer: ReplayBuffer, wait: Coroutine[Any, Any, Any]) -> async
     begun = asyncio.Event()
     original = buffer.storage.changed
 
-    async def changed(timeout: float) -> None:
+    async def changed(timeout: float, since: int) -> None:
         begun.set()
-        await original(timeout)
+        await original(timeout, since)
 
     buffer.storage.changed = changed  # type: ignore[method-assign]
     task = asyncio.create_task(wait)
@@ -125,8 +125,8 @@ class WaitingLaws(Harness):
     async def test_changed_returns_by_its_timeout(self, storage: StorageBackend) -> None:
         """On the backend itself: without a change, `changed` returns when the time is over, without an error."""
         async with asyncio.timeout(SOON):
-            await storage.changed(0.01)
-            waits = asyncio.create_task(storage.changed(SOON * 2))
+            await storage.changed(0.01, storage.version())
+            waits = asyncio.create_task(storage.changed(SOON * 2, storage.version()))
             await asyncio.sleep(0)
             await storage.put(new_group(1))
             await waits
