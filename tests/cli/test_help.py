@@ -50,7 +50,7 @@ def test_every_command_has_every_format(path: tuple[str, ...], command: Any) -> 
 
 
 def test_the_url_may_come_from_the_variable(filled: str) -> None:
-    assert run("ls", env={"REPLAYBUF_URL": filled}).stdout == run("ls", filled).stdout
+    assert run("ls", "--nl", env={"REPLAYBUF_URL": filled}).stdout == run("ls", filled, "--nl").stdout
 
 
 def test_options_may_come_from_variables(filled: str) -> None:
