@@ -12,15 +12,30 @@ from types import TracebackType
 from typing import Any, Self
 
 from replaybuf.checks import (
+    MAX_STEP,
+    check_by_task,
+    check_folder,
     check_key,
+    check_limit,
+    check_list,
     check_priority,
     check_sizes,
     check_status,
+    check_step,
     check_tags,
     check_task_name,
     check_timeout,
 )
-from replaybuf.errors import ClosedError, MissingSnapshotError, NotReadyError, RolloutError, SnapshotMismatchError
+from replaybuf.errors import (
+    ClosedError,
+    InputError,
+    MissingSnapshotError,
+    NotReadyError,
+    ReplayBufError,
+    RolloutError,
+    SnapshotError,
+    SnapshotMismatchError,
+)
 from replaybuf.policy import OrderTerm, ReplayPolicy, parse_order
 from replaybuf.query import LogicNode, Query, ScalarNode, parse
 from replaybuf.rollout import Status, group_status
@@ -67,9 +82,8 @@ class ReplayBuffer:
 
     async def close(self) -> None:
         """Commit what waits to be put, end all waits with ClosedError, and let go of the database. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            await self.storage.close()
+        self._closed = True
+        await self.storage.close()
 
     def __len__(self) -> int:
         """The number of groups in the buffer, of all tasks and statuses. Blocks for the time of one query."""
@@ -107,9 +121,13 @@ class ReplayBuffer:
         """
         self._check_open()
         check_task_name(task_name)
+        if model_step is not None:
+            model_step = check_step(model_step, "model_step")
+        if current_train_step is not None:
+            current_train_step = check_step(current_train_step, "current_train_step")
         rule = _expiry_rule(stale_threshold, token_stale_threshold, expired_groups_retryable)
         if token_stale_threshold is not None and current_train_step is None:
-            raise ValueError(
+            raise InputError(
                 "token_stale_threshold needs current_train_step: the staleness of a token is relative to it"
             )
         rollouts = _as_list(items)
@@ -127,7 +145,13 @@ class ReplayBuffer:
             key=check_key(key),
         )
         self._require_fields(rollouts, model_step, current_train_step, rule)
-        if self._normalise(new, model_step, rule):
+        try:
+            keep = self._normalise(new, model_step, rule)
+        except ReplayBufError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
+        if keep:
             return await self.storage.put(new)
         await self.storage.drop(task_name)
         return None
@@ -157,6 +181,8 @@ class ReplayBuffer:
         if train_step is not None:
             refresh_group(rollouts, train_step)
         new.staleness = group_staleness(rollouts)
+        if abs(new.staleness) >= MAX_STEP:
+            raise RolloutError(f"seq_staleness is {new.staleness:.4g}, which is no number of training steps")
         if not rule.active or new.status not in EXPIRING_STATUSES:
             return True
         expired = find_expired(rollouts, rule, train_step)
@@ -245,6 +271,7 @@ class ReplayBuffer:
     async def _wait(self, wanted: dict[str, int], status: Status, deadline: float, timeout: float) -> None:
         while True:
             self._check_open()
+            seen = self.storage.version()
             available = await self._available(wanted, status)
             missing = _missing(wanted, available)
             if not missing:
@@ -255,7 +282,7 @@ class ReplayBuffer:
                     f"task {name}: {available[name]} of {wanted[name]} {status} groups" for name in missing
                 )
                 raise NotReadyError(f"after {timeout:g} s: {lines}; nothing was taken")
-            await self.storage.changed(min(remaining, _LONGEST_WAIT))
+            await self.storage.changed(min(remaining, _LONGEST_WAIT), seen)
 
     async def _available(self, wanted: Mapping[str, int], status: Status) -> dict[str, int]:
         return {
@@ -275,7 +302,8 @@ class ReplayBuffer:
     ) -> dict[str, dict[Status, int]]:
         """How many groups each task has of each status."""
         self._check_open()
-        wanted = [check_status(status) for status in statuses]
+        tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
+        wanted = [check_status(status) for status in check_list(statuses, "statuses")]
         counts = await self.storage.count_statuses()
         return {task: {status: counts.get((task, status), 0) for status in wanted} for task in tasks}
 
@@ -303,9 +331,7 @@ class ReplayBuffer:
         in `error`. Raises QueryError.
         """
         self._check_open()
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-            raise ValueError(f"limit must be a number of groups or None, got {limit!r}")
-        return self.storage.find(parse(query), order=parse_order(order_by), limit=limit)
+        return self.storage.find(parse(query), order=parse_order(order_by), limit=check_limit(limit))
 
     # Changing
 
@@ -347,24 +373,29 @@ class ReplayBuffer:
         groups aren't retryable, as in `put`.
         """
         self._check_open()
-        tokenwise, retryable = task_token_stale_thresholds or {}, expired_groups_retryable_by_task or {}
+        step = check_step(current_train_step, "current_train_step")
+        tokenwise = check_by_task(task_token_stale_thresholds, "task_token_stale_thresholds")
+        retryable = check_by_task(expired_groups_retryable_by_task, "expired_groups_retryable_by_task")
         rules = {
-            check_task_name(name): ExpiryRule(threshold, tokenwise.get(name), retryable.get(name, True))
-            for name, threshold in task_stale_thresholds.items()
+            name: ExpiryRule(threshold, tokenwise.get(name), retryable.get(name, True))
+            for name, threshold in check_by_task(task_stale_thresholds, "task_stale_thresholds").items()
         }
         for name in (*tokenwise, *retryable):
             if name not in rules:
-                raise ValueError(f"task {name!r} has no entry in task_stale_thresholds (None: no such limit)")
-        chosen = EXPIRING_STATUSES if statuses is None else tuple(check_status(status) for status in statuses)
-        return await self.storage.refresh(Refresh(current_train_step, rules, chosen))
+                raise InputError(f"task {name!r} has no entry in task_stale_thresholds (None: no such limit)")
+        chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check_status, check_list(statuses, "statuses")))
+        return await self.storage.refresh(Refresh(step, rules, chosen))
 
     # Snapshots
 
     async def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a self-contained snapshot into the folder `path`, without stopping writers; the file that it is in."""
         self._check_open()
-        folder = Path(path)
-        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        folder = check_folder(path)
+        try:
+            await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SnapshotError(f"can't make the folder {folder} for the snapshot: {error}") from error
         file = folder / SNAPSHOT_FILE
         await self.storage.save(str(file), {"policy": self.policy.name})
         return file
@@ -376,9 +407,9 @@ class ReplayBuffer:
         when the snapshot is of another policy or schema.
         """
         self._check_open()
-        file = Path(path) / SNAPSHOT_FILE
+        file = check_folder(path) / SNAPSHOT_FILE
         if not await asyncio.to_thread(file.is_file):
-            raise MissingSnapshotError(f"there is no snapshot in {Path(path)}: expected the file {SNAPSHOT_FILE}")
+            raise MissingSnapshotError(f"there is no snapshot in {file.parent}: expected the file {SNAPSHOT_FILE}")
         await self.storage.resume(str(file), {"policy": self.policy.name})
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+import operator
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.errors import InputError
 from replaybuf.rollout import Status
-from replaybuf.storage.base import Tags
+
+if TYPE_CHECKING:
+    from replaybuf.storage.base import Tags
 
 _MAX_NAME = 200
 _INT64 = 2**63
+_EXACT = 2**53
+#: Steps and staleness are below this, so that no difference of two overflows in a database.
+MAX_STEP = 2**53
+# No store holds more groups, and every database can count as far.
+_MANY = 2**53
+_HIGHEST = sys.float_info.max
 
 
 def check_task_name(name: Any) -> str:
@@ -69,7 +81,8 @@ def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
     if isinstance(value, int) and -_INT64 <= value < _INT64:
         return int(value)
     if isinstance(value, float) and math.isfinite(value):
-        return float(value)
+        # PostgreSQL's JSON would compare shortened decimals of floats that are large whole numbers.
+        return int(value) if _EXACT <= abs(value) < _INT64 and value.is_integer() else float(value)
     if isinstance(value, str) and _storable(value):
         return str(value)
     raise InputError(
@@ -79,9 +92,9 @@ def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
 
 def check_priority(priority: Any) -> float:
     """A priority: a finite number that isn't negative."""
-    if isinstance(priority, bool) or not isinstance(priority, (int, float)) or not 0 <= priority < math.inf:
-        raise InputError(f"priority must be a finite number of at least 0, got {priority!r}")
-    return float(priority)
+    if not isinstance(priority, bool) and isinstance(priority, (int, float)) and 0 <= priority <= _HIGHEST:
+        return float(priority)
+    raise InputError(f"priority must be a finite number of at least 0, got {priority!r:.100}")
 
 
 def check_status(status: Any) -> Status:
@@ -100,13 +113,82 @@ def check_sizes(sizes: Any) -> dict[str, int]:
         check_task_name(name)
         if isinstance(size, bool) or not isinstance(size, int):
             raise InputError(f"the size of task {name!r} must be a whole number, got {size!r}")
-    return {name: max(0, size) for name, size in sizes.items()}
+    return {name: min(max(0, size), _MANY) for name, size in sizes.items()}
+
+
+def check_limit(limit: Any) -> int | None:
+    """A limit of `find`: a number of groups, or None."""
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+        raise InputError(f"limit must be a number of groups of at least 0, or None, got {limit!r:.100}")
+    return min(limit, _MANY)
+
+
+def check_step(step: Any, what: str) -> int:
+    """A training step."""
+    number = _whole(step)
+    if number is None or abs(number) >= MAX_STEP:
+        raise InputError(f"{what} must be a whole number (a training step), got {step!r:.100}")
+    return number
+
+
+def check_threshold(threshold: Any, what: str) -> int | None:
+    """A number of training steps of at least 1, or None for no limit."""
+    if threshold is None:
+        return None
+    number = _whole(threshold)
+    if number is None or number <= 0:
+        raise InputError(
+            f"{what} must be positive, a whole number of training steps; got {threshold!r:.100}; "
+            "None switches the limit off"
+        )
+    return min(number, MAX_STEP)
+
+
+def _whole(number: Any) -> int | None:
+    if type(number) is int:
+        return number
+    if isinstance(number, bool):
+        return None
+    try:
+        return operator.index(number)
+    except TypeError:
+        return None
+
+
+def check_by_task(values: Any, what: str) -> dict[str, Any]:
+    """A dict by task name; None is an empty one."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise InputError(f"{what} must be a dict by task name, got {type(values).__name__}")
+    return {check_task_name(name): value for name, value in values.items()}
+
+
+def check_list(values: Any, what: str) -> list[Any]:
+    """Several values; a lone text is none."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InputError(f"{what} must be a list, got {values!r:.100}")
+    return list(values)
+
+
+def check_folder(path: Any) -> Path:
+    """The path of a folder."""
+    try:
+        folder = Path(path)
+        good = _storable(os.fspath(folder))
+    except TypeError:
+        good = False
+    if not good:
+        raise InputError(f"expected the path of a folder, got {path!r:.100}")
+    return folder
 
 
 def check_timeout(timeout: Any) -> float:
     """A timeout in seconds; None is for ever."""
     if timeout is None:
         return math.inf
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout) or timeout < 0:
-        raise InputError(f"timeout must be a number of seconds of at least 0, or None for ever, got {timeout!r}")
-    return float(timeout)
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise InputError(f"timeout must be a number of seconds of at least 0, or None for ever, got {timeout!r:.100}")
+    return float(timeout) if timeout <= _HIGHEST else math.inf

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from replaybuf.checks import check_threshold
 from replaybuf.rollout import Status
 from replaybuf.rollout_type import get_field, has_field, set_field
 
@@ -32,7 +33,7 @@ class ExpiryRule:
     switches a bound off. Where `retryable`, an expired rollout loses its response and its group waits as EXPIRED to be
     generated again; otherwise the whole group is dropped.
 
-    Raises ValueError when a threshold isn't positive.
+    Raises InputError, a ValueError, when a threshold isn't positive.
     """
 
     stale_threshold: int | None = None
@@ -41,9 +42,7 @@ class ExpiryRule:
 
     def __post_init__(self) -> None:
         for name in ("stale_threshold", "token_stale_threshold"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}; None switches the limit off")
+            object.__setattr__(self, name, check_threshold(getattr(self, name), name))
 
     def expires(self, staleness: int, newest_step: int | None, train_step: int | None) -> bool:
         """Whether a rollout of this staleness, whose freshest trainable token is of `newest_step`, is too old."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from replaybuf.checks import MAX_STEP
+from replaybuf.errors import RolloutError
 from replaybuf.rollout import Status
 from replaybuf.rollout_type import get_field, set_field
 from replaybuf.staleness import (
@@ -42,11 +44,15 @@ class Marks:
 
     @classmethod
     def of(cls, rollouts: Sequence[Any]) -> Marks:
-        return cls(
-            [oldest_step(rollout) for rollout in rollouts],
-            newest_trainable_steps(rollouts),
-            [reward_value(get_field(rollout, "reward")) for rollout in rollouts],
-        )
+        try:
+            oldest = [oldest_step(rollout) for rollout in rollouts]
+            newest = newest_trainable_steps(rollouts)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RolloutError(f"response_model_steps must be training steps, one for each token: {error}") from error
+        for step in (*oldest, *newest):
+            if step is not None and abs(step) >= MAX_STEP:
+                raise RolloutError(f"response_model_steps holds {step:.4g}, which is no training step")
+        return cls(oldest, newest, [reward_value(get_field(rollout, "reward")) for rollout in rollouts])
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Marks:
@@ -113,7 +119,10 @@ def reward_value(reward: Any) -> float | None:
         reward = reward.get("score")
     if reward is None or not isinstance(reward, Real):
         return None
-    value = float(reward)
+    try:
+        value = float(reward)
+    except OverflowError:  # an int beyond every float
+        return None
     return value if math.isfinite(value) else None
 
 
@@ -156,7 +165,7 @@ def preview(text: Any) -> str | None:
 
 
 def _length(values: Any) -> int:
-    return 0 if values is None else len(values)
+    return len(values) if hasattr(values, "__len__") else 0
 
 
 def _plain_id(value: Any) -> int | str | None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.postgres import new_database, running_server
+
+# On a busy machine any example may be slow.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +27,21 @@ def postgres_database(postgres_url: str) -> Iterator[str]:
     """`postgresql://...` of a new, empty database, which is dropped after the test."""
     with new_database(postgres_url) as url:
         yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a new, empty database that several processes can open."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/buffer.db"
+    return str(request.getfixturevalue("postgres_database"))
+
+
+@pytest.fixture(params=["sqlite", "memory", "postgresql"])
+def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a new, empty database: a SQLite file, SQLite in memory, PostgreSQL."""
+    if request.param == "memory":
+        return "sqlite:///:memory:"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/buffer.db"
+    return str(request.getfixturevalue("postgres_database"))

@@ -172,10 +172,16 @@ class StorageBackend(ABC):
         """How many groups of the task were dropped because they expired and weren't retryable."""
 
     @abstractmethod
-    async def changed(self, timeout: float) -> None:
+    def version(self) -> int:
+        """A number that is another one after every change that this store has noticed."""
+
+    @abstractmethod
+    async def changed(self, timeout: float, since: int) -> None:
         """Return soon after groups were committed by anyone, or after `timeout` seconds at the latest.
 
-        It may also return early without a change: callers look and wait again.
+        At once when that happened after `version()` was `since`: callers ask for the version, look for groups, and wait
+        when there are none, and what is committed between looking and waiting isn't missed. It may also return early
+        without a change: callers look and wait again.
         """
 
     @abstractmethod

@@ -94,20 +94,20 @@ def test_the_gradient_of_the_loss_agrees_with_finite_differences():
 
 def test_the_first_step_of_adam_is_the_rate_against_the_sign():
     parameters = {"x": np.array([1.0, -2.0])}
-    Adam(parameters, rate=0.1).update(parameters, {"x": np.array([3.0, -0.01])})
+    Adam(parameters, rate=0.1, weight_decay=0).update(parameters, {"x": np.array([3.0, -0.01])})
     assert parameters["x"] == pytest.approx([0.9, -1.9], rel=1e-5)
 
 
-def test_adam_follows_the_formulas_of_the_paper():
-    rng, rate, (decay1, decay2) = np.random.default_rng(0), 0.1, (0.9, 0.98)
+def test_adam_follows_the_formulas_of_the_papers():
+    rng, rate, (decay1, decay2), weight_decay = np.random.default_rng(0), 0.1, (0.9, 0.98), 0.3
     parameters = {"x": np.ones(3)}
-    adam = Adam(parameters, rate=rate, decay=(decay1, decay2))
+    adam = Adam(parameters, rate=rate, decay=(decay1, decay2), weight_decay=weight_decay)
     x, m, v = np.ones(3), np.zeros(3), np.zeros(3)
     for t in range(1, 6):
         gradient = rng.normal(size=3)
         adam.update(parameters, {"x": gradient})
         m, v = decay1 * m + (1 - decay1) * gradient, decay2 * v + (1 - decay2) * gradient**2
-        x = x - rate * (m / (1 - decay1**t)) / np.sqrt(v / (1 - decay2**t))
+        x = x - rate * (m / (1 - decay1**t) / np.sqrt(v / (1 - decay2**t)) + weight_decay * x)
     assert parameters["x"] == pytest.approx(x, rel=1e-6)
 
 

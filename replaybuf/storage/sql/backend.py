@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, func, select
 
 from replaybuf.codec import Codec
-from replaybuf.errors import ClosedError, DecodeError
+from replaybuf.errors import ClosedError, DecodeError, StorageError
 from replaybuf.policy import Order, OrderTerm
 from replaybuf.query import LogicNode, Node
 from replaybuf.rollout import Status
@@ -36,6 +37,7 @@ T = TypeVar("T")
 
 FIND_CHUNK_BYTES = 8 * 1024 * 1024
 FIND_CHUNK_GROUPS = 256
+_inherited: list[_Open | None] = []
 _EVERYTHING = LogicNode("$and", ())
 _IN_ORDER: Order = (OrderTerm("timestamp_id"),)
 
@@ -57,6 +59,7 @@ class SQLStorage(StorageBackend):
         self._lock_timeout = lock_timeout
         self._read_only = read_only
         self._closed = False
+        self._opening = threading.Lock()
         self._open: _Open | None = None
 
     # Opening and closing
@@ -67,18 +70,22 @@ class SQLStorage(StorageBackend):
             await state.thread.run(state.prepare)
 
     async def close(self) -> None:
-        state, self._open, self._closed = self._open, None, True
+        with self._opening:
+            state, self._closed = self._open, True
         if state is not None and state.thread.pid == os.getpid():
             # In a thread, and shielded: a cancelled close still commits what waits.
             await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, state.close))
 
     def _state(self) -> _Open:
-        if self._closed:
-            raise ClosedError
-        if self._open is None or self._open.thread.pid != os.getpid():
-            # Threads and connections don't survive a fork; the child opens its own.
-            self._open = _Open(self)
-        return self._open
+        with self._opening:
+            if self._closed:
+                raise ClosedError
+            if self._open is None or self._open.thread.pid != os.getpid():
+                # Threads and connections don't survive a fork; the child opens its own, and keeps those of the parent
+                # as they are: to let go of them would disturb what they share with the parent.
+                _inherited.append(self._open)
+                self._open = _Open(self)
+            return self._open
 
     async def _read(self, function: Callable[[Connection], T]) -> T:
         state = await self._ready()
@@ -176,9 +183,12 @@ class SQLStorage(StorageBackend):
     async def drop(self, task_name: str, count: int = 1) -> None:
         await self._write(lambda connection: put.count_dropped(connection, task_name, count))
 
-    async def changed(self, timeout: float) -> None:
+    def version(self) -> int:
+        return self._state().watch.version()
+
+    async def changed(self, timeout: float, since: int) -> None:
         state = await self._ready()
-        await state.watch.wait(timeout)
+        await state.watch.wait(timeout, since)
 
     # Snapshots
 
@@ -218,6 +228,8 @@ class _Open:
         self._storage = storage
         self._codec = storage._codec
         self.ready = False
+        self.closed = False
+        self._closing = threading.Lock()
         self._preparing: asyncio.Lock | None = None
         self.database = Database(
             storage.url,
@@ -256,14 +268,18 @@ class _Open:
         return uids
 
     def close(self) -> None:
-        """Commit what waits and let go of everything; blocks."""
-        try:
-            self.thread.close(self._shut_down, timeout=60)
-        finally:
-            self.executor.shutdown(wait=True)
+        """Commit what waits and let go of everything; blocks. A second call waits for the first."""
+        with self._closing:
+            if self.closed:
+                return
+            self.closed = True
+            try:
+                self.thread.close(self._shut_down, timeout=60)
+            finally:
+                self.executor.shutdown(wait=True)
 
     async def _shut_down(self) -> None:
-        await self.commits.drain()
+        await self.commits.close()
         await self.sweeper.stop()
         await self.watch.stop()
         await self.database.dispose()
@@ -293,6 +309,7 @@ class _Taking:
         self._order = order
         self._where = where
         self._all_or_nothing = all_or_nothing
+        self._set_aside: set[int] = set()
 
     async def run(self) -> Taken | None:
         """Take, until every group that was taken could be decoded (database's thread)."""
@@ -309,6 +326,7 @@ class _Taking:
                 return rows, {**self._empty, **_by_task(items)}
             # Rare: intact, but of another rollout type. Those are set aside, and the take begins anew.
             await self._give_back(rows, failed)
+            self._set_aside.update(failed)
 
     async def undo(self, taken: Taken | None) -> None:
         """Put everything back as it was: nobody received it (database's thread)."""
@@ -316,8 +334,16 @@ class _Taking:
             await self._give_back(taken[0], {})
 
     async def _give_back(self, rows: list[GroupRow], failed: dict[int, str]) -> None:
-        await self._state.database.write(lambda connection: put.give_back(connection, rows, failed))
-        self._state.watch.committed()
+        async def work() -> None:
+            await self._state.database.write(lambda connection: put.give_back(connection, rows, failed))
+            self._state.watch.committed()
+
+        try:
+            await work()
+        except StorageError:
+            # Locked for too long, or out of reach: until it works, the groups are only here.
+            self._state.thread.keep_trying(work)
+            raise
 
     def _transaction(self, connection: Connection) -> list[GroupRow] | None:
         rows: list[GroupRow] = []
@@ -331,6 +357,7 @@ class _Taking:
                 order=self._order,
                 where=self._where,
                 now=time.time(),
+                skip=self._set_aside,
             )
             rows += found
             if self._all_or_nothing and len(found) < size:

@@ -6,6 +6,7 @@ Each put returns only after its own commit, a lone put waits for nobody, and a p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import exc
 
+from replaybuf.errors import ClosedError, ReplayBufError
 from replaybuf.storage.base import NewGroup
 from replaybuf.storage.sql.rows import EncodedGroup
 from replaybuf.storage.sql.thread import DatabaseThread
@@ -53,12 +55,15 @@ class GroupCommit:
         self._queue: deque[_Waiting] = deque()
         self._flushing: asyncio.Task[None] | None = None
         self._scheduled = False
+        self._closed = False
 
     async def put(self, group: NewGroup) -> int:
         """Commit a group together with what else waits; its uid. Cancelled, it is committed wholly or not at all."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(group, loop, loop.create_future())
         with self._lock:
+            if self._closed:
+                raise ClosedError
             self._queue.append(waiting)
             wake, self._scheduled = not self._scheduled, True
         try:
@@ -68,13 +73,18 @@ class GroupCommit:
         except BaseException:
             if not waiting.future.done() or waiting.future.cancelled():
                 waiting.cancelled = True
-                self._thread.post_late(self._hold, waiting)
+                with contextlib.suppress(ClosedError):  # then it has been committed, or never will be
+                    self._thread.post(self._hold, waiting)
             raise
 
-    async def drain(self) -> None:
-        """Wait until nothing waits to be committed (database's thread)."""
-        while self._flushing is not None:
-            await asyncio.wait([self._flushing])
+    async def close(self) -> None:
+        """Accept no more, and wait until nothing waits to be committed (database's thread)."""
+        with self._lock:
+            self._closed = True
+        while self._flushing is not None or self._queue:
+            self._start()
+            if self._flushing is not None:
+                await asyncio.wait([self._flushing])
 
     def _start(self) -> None:
         if self._flushing is None:
@@ -168,9 +178,13 @@ class GroupCommit:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the database refused a row, as opposed to being out of reach, locked or full."""
+    """Whether the database or its driver refused a row, as opposed to being out of reach, locked or full."""
     cause = error.__cause__
-    return isinstance(cause, (exc.IntegrityError, exc.DataError)) or type(cause) in (exc.StatementError, exc.DBAPIError)
+    return (
+        not isinstance(error, ReplayBufError)
+        or isinstance(cause, (exc.IntegrityError, exc.DataError))
+        or type(cause) in (exc.StatementError, exc.DBAPIError)
+    )
 
 
 def _finish(waiting: _Waiting) -> None:

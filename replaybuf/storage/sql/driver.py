@@ -34,7 +34,7 @@ def parse_url(url: str) -> URL:
     """A database URL as people write it, with the async driver filled in.
 
     Accepts `sqlite:///run.db`, `sqlite:///:memory:`, `sqlite://`, `postgresql://...` and `postgres://...`. Raises
-    ConfigError for anything else; the message never shows a password.
+    ConfigError for anything else, and MissingDriverError without the driver; messages never show a password.
     """
     if not isinstance(url, str) or not url:
         raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")
@@ -53,6 +53,10 @@ def parse_url(url: str) -> URL:
             )
         return parsed.set(drivername="sqlite+aiosqlite", database=parsed.database or ":memory:")
     if parsed.drivername in _POSTGRES_NAMES:
+        if importlib.util.find_spec("asyncpg") is None:
+            raise MissingDriverError(
+                "PostgreSQL needs the driver asyncpg, which is not installed: pip install 'replaybuf[postgres]'"
+            )
         return _asyncpg_options(parsed.set(drivername="postgresql+asyncpg"))
     raise ConfigError(
         f"{parsed.drivername!r} is not supported (in {redact(url)!r}); use sqlite:///FILE or "
@@ -63,7 +67,8 @@ def parse_url(url: str) -> URL:
 def redact(url: str | URL) -> str:
     """The URL without passwords, for messages."""
     text = url.render_as_string(hide_password=True) if isinstance(url, URL) else str(url)
-    text = re.sub(r"(://[^/@:]*):(?:[^@]*)@", r"\1:***@", text)
+    # Up to the last @: a password that holds one, unquoted, is not to be shown in part.
+    text = re.sub(r"(?s)(://[^/@:]*):.*@", r"\1:***@", text)
     return re.sub(r"(?i)((?:password|passwd|sslpassword)=)[^&\s]*", r"\1***", text)
 
 
@@ -86,10 +91,6 @@ def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: 
     """The async engine for a URL from `parse_url`. Connects to nothing yet."""
     if url.get_backend_name() == "sqlite":
         return sqlite_engine(url, durability=durability, lock_timeout=lock_timeout, read_only=read_only)
-    if importlib.util.find_spec("asyncpg") is None:
-        raise MissingDriverError(
-            "PostgreSQL needs the driver asyncpg, which is not installed: pip install 'replaybuf[postgres]'"
-        )
     milliseconds = str(max(1, int(lock_timeout * 1000)))
     settings = {"application_name": "replaybuf", "lock_timeout": milliseconds, "jit": "off"}
     if durability == "normal":

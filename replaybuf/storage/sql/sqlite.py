@@ -63,7 +63,7 @@ def sqlite_engine(url: URL, *, durability: str, lock_timeout: float, read_only: 
     }
     if read_only and not memory:
         path = Path(url.database or "").absolute()
-        url = url.set(database=f"file:{_quote(path)}", query={"mode": "ro", "uri": "true"})
+        url = url.set(database=f"file:{quote_path(path)}", query={"mode": "ro", "uri": "true"})
     pool: dict[str, Any] = {"poolclass": StaticPool}
     if not memory:
         pool = {"poolclass": AsyncAdaptedQueuePool, "pool_size": 6, "max_overflow": 2, "pool_timeout": lock_timeout}
@@ -94,7 +94,8 @@ def _pragmas(durability: str, read_only: bool) -> list[str]:
     ]
 
 
-def _quote(path: Path) -> str:
+def quote_path(path: Path) -> str:
+    """A path as it stands in a SQLite URI."""
     return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 

@@ -11,15 +11,22 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import logging
 import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from replaybuf.errors import ClosedError, LockedError
+from replaybuf.errors import ClosedError, LockedError, ReplayBufError
 
 T = TypeVar("T")
+
+_RETRY_SECONDS = 1.0
+# How long callers have to receive their results when the store is closed; what they don't receive goes back.
+_RECEIVING_SECONDS = 1.0
+
+_logger = logging.getLogger("replaybuf.thread")
 
 _running: weakref.WeakSet[DatabaseThread] = weakref.WeakSet()
 
@@ -27,9 +34,10 @@ _running: weakref.WeakSet[DatabaseThread] = weakref.WeakSet()
 class _Call(Generic[T]):
     """One operation between its caller and the database's thread: exactly one of them ends up with the result."""
 
-    def __init__(self) -> None:
+    def __init__(self, undo: Callable[[T], Awaitable[object]] | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
+        self.undo = undo
         self.finished = self._loop.create_future()
         self.gone = False
         self.outcome: T | None = None
@@ -49,6 +57,19 @@ class _Call(Generic[T]):
             return not self.withdraw()
         return True
 
+    def receive(self) -> T:
+        """The result (caller's loop). Raises ClosedError when it was taken back because the store was closed."""
+        with self._lock:
+            if self.gone:
+                raise ClosedError
+            self.gone = True
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None  # the traceback would hold on to this frame
+        return self.outcome  # type: ignore[return-value]
+
     def withdraw(self) -> bool:
         """Say that the caller goes away; True when it leaves an outcome behind that has to be undone."""
         with self._lock:
@@ -67,7 +88,13 @@ class DatabaseThread:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self._unsettled: set[asyncio.Future[Any]] = set()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Future[Any]] = set()
+        self._retries: set[asyncio.Future[Any]] = set()
+        # Calls whose result nobody has received yet. A caller whose loop was closed gives its result back when it is
+        # garbage-collected, so nothing here may keep it alive.
+        self._calls: dict[int, weakref.ref[_Call[Any]]] = {}
+        self._posting = threading.Lock()
+        self._ending = False
         self._closed = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
@@ -76,6 +103,12 @@ class DatabaseThread:
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        # Nothing is posted any more. What still runs was not waited for (the time to close was over): its callers hear.
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=5))
         self.loop.close()
 
     async def run(self, work: Callable[[], Awaitable[T]], *, undo: Callable[[T], Awaitable[object]] | None = None) -> T:
@@ -84,28 +117,29 @@ class DatabaseThread:
         When the caller is cancelled, work that has begun goes on to its end, and then `undo(result)` is run. Raises
         ClosedError after `close`.
         """
-        call: _Call[T] = _Call()
-        self.post(self._start, call, work, undo)
+        call: _Call[T] = _Call(undo)
+        self.post(self._start, call, work)
         try:
             await call.finished
         except BaseException:
-            if call.withdraw() and undo is not None:
-                self.post_late(self._start_undo, undo, call.outcome)
-            else:
-                self.post_late(self._mark_unsettled, call)
+            with contextlib.suppress(ClosedError):  # then it was withdrawn at closing
+                self.post(self._settle_call, call, call.withdraw())
             raise
-        if call.error is not None:
-            try:
-                raise call.error
-            finally:
-                call.error = None  # the traceback would hold on to this frame
-        return call.outcome  # type: ignore[return-value]
+        finally:
+            self._calls.pop(id(call), None)
+        return call.receive()
 
     def run_blocking(self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float | None) -> T:
         """As `run`, blocking the calling thread; raises LockedError after `timeout` seconds."""
-        if self._closed:
-            raise ClosedError
-        future = asyncio.run_coroutine_threadsafe(self._settled(work), self.loop)
+        coroutine = self._settled(work)
+        try:
+            with self._posting:
+                if self._closed:
+                    raise ClosedError
+                future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except ClosedError:
+            coroutine.close()
+            raise
         try:
             return future.result(timeout)
         except concurrent.futures.TimeoutError as error:
@@ -113,16 +147,14 @@ class DatabaseThread:
                 raise
             future.cancel()
             raise LockedError(f"the database did not answer within {timeout:g} s") from error
+        except concurrent.futures.CancelledError as error:  # the thread ended
+            raise ClosedError from error
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
-        """Have `function(*args)` called in the database's thread, soon."""
-        if self._closed:
-            raise ClosedError
-        self.post_late(function, *args)
-
-    def post_late(self, function: Callable[..., object], *args: Any) -> None:
-        """As `post`, also while the thread is being closed; afterwards it does nothing."""
-        with contextlib.suppress(RuntimeError):
+        """Have `function(*args)` called in the database's thread, soon. Whatever is posted is run before it ends."""
+        with self._posting:
+            if self._closed:
+                raise ClosedError
             self.loop.call_soon_threadsafe(function, *args)
 
     def hold(self, task: asyncio.Future[Any]) -> None:
@@ -135,71 +167,128 @@ class DatabaseThread:
         if self._unsettled:
             await asyncio.wait(set(self._unsettled))
 
+    async def settle_all(self) -> None:
+        """Undo what nobody will receive, and wait for all that has to be done without a caller (database's thread)."""
+        self._take_back()
+        while tasks := self._unsettled | self._retries:
+            await asyncio.wait(tasks)
+
+    def _take_back(self) -> None:
+        for reference in list(self._calls.values()):
+            call = reference()
+            if call is not None and call.undo is not None:
+                self._settle_call(call, call.withdraw())
+
+    def keep_trying(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Run `work()` every second until it succeeds (database's thread); closing waits for it, operations don't."""
+        task = self.loop.create_task(self._try_until_done(work))
+        self._retries.add(task)
+        task.add_done_callback(self._retries.discard)
+
+    async def _try_until_done(self, work: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            await asyncio.sleep(_RETRY_SECONDS)
+            try:
+                await work()
+                return
+            except ReplayBufError as error:
+                _logger.warning("will be tried again: %s", error)
+
     def close(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
         """Refuse new operations, let those that run end, run `last()`, and end the thread. Blocks; idempotent.
 
         Operations that take longer than `timeout` seconds are cancelled; their callers get a ClosedError.
         """
-        if self._closed:
-            return
-        self._closed = True
+        with self._posting:
+            if self._closed:
+                return
+            ending = asyncio.run_coroutine_threadsafe(self._end(last, timeout), self.loop)
         try:
-            asyncio.run_coroutine_threadsafe(self._end(last, timeout), self.loop).result(2 * timeout)
+            ending.result(3 * timeout)
         finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self._posting:
+            if self._closed:
+                return
+            self._closed = True
             self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(5)
+        self._thread.join(10)
 
     async def _end(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
-        while tasks := self._running | self._unsettled:
+        self._ending = True
+        await self._finish(timeout)
+        deadline = self.loop.time() + _RECEIVING_SECONDS
+        while self._calls and self.loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        self._take_back()
+        await self._finish(timeout)
+        await last()
+
+    async def _finish(self, timeout: float) -> None:
+        while tasks := self._running | self._unsettled | self._retries:
             _, late = await asyncio.wait(tasks, timeout=timeout)
             for task in late:
                 task.cancel()
-        await last()
 
     async def _settled(self, work: Callable[[], Awaitable[T]]) -> T:
         await self.settle()
         return await work()
 
-    def _start(
-        self, call: _Call[T], work: Callable[[], Awaitable[T]], undo: Callable[[T], Awaitable[object]] | None
-    ) -> None:
-        call.task = self.loop.create_task(self._perform(call, work, undo))
+    def _start(self, call: _Call[T], work: Callable[[], Awaitable[T]]) -> None:
+        if self._ending:
+            call.offer(None, ClosedError())
+            return
+        key = id(call)
+        self._calls[key] = weakref.ref(call, lambda _: self._calls.pop(key, None))
+        call.task = self.loop.create_task(self._perform(call, work))
         self._running.add(call.task)
         call.task.add_done_callback(self._running.discard)
 
-    async def _perform(
-        self, call: _Call[T], work: Callable[[], Awaitable[T]], undo: Callable[[T], Awaitable[object]] | None
-    ) -> None:
-        await self.settle()
-        if call.gone:
-            return
-        outcome: T | None = None
-        problem: Exception | None = None
+    async def _perform(self, call: _Call[T], work: Callable[[], Awaitable[T]]) -> None:
         try:
-            outcome = await work()
-        except asyncio.CancelledError:
-            problem = ClosedError("the buffer was closed before this operation ended; nothing of it was stored")
-        except Exception as error:
-            problem = error
-        if not call.offer(outcome, problem) and problem is None and undo is not None:
-            await undo(outcome)  # type: ignore[arg-type]
+            if call.gone:  # first of all: later ones wait for this task then, and it must not wait for itself
+                return
+            outcome: T | None = None
+            problem: BaseException | None = None
+            try:
+                await self.settle()
+                if call.gone:
+                    return
+                outcome = await work()
+            except asyncio.CancelledError:  # the thread ends
+                problem = ClosedError("the buffer was closed before this operation ended; nothing of it was stored")
+            except BaseException as error:
+                problem = error
+            if not call.offer(outcome, problem) and problem is None:
+                await _undone(call, outcome)
+        finally:
+            if call.gone:
+                self._calls.pop(id(call), None)
 
-    def _start_undo(self, undo: Callable[[Any], Coroutine[Any, Any, object]], outcome: Any) -> None:
-        self.hold(self.loop.create_task(undo(outcome)))
-
-    def _mark_unsettled(self, call: _Call[Any]) -> None:
-        if call.task is not None and not call.task.done():
+    def _settle_call(self, call: _Call[Any], undo: bool) -> None:
+        """The caller has gone: later operations wait until its operation has ended and is undone."""
+        if undo and call.undo is not None:
+            self.hold(self.loop.create_task(_undone(call, call.outcome)))
+        elif call.task is not None and not call.task.done():
             self.hold(call.task)
+
+
+async def _undone(call: _Call[Any], outcome: Any) -> None:
+    if call.undo is not None:
+        try:
+            await call.undo(outcome)
+        except ReplayBufError as error:
+            _logger.warning("an operation whose caller has gone is not undone yet: %s", error)
 
 
 @atexit.register
 def _settle_all() -> None:
-    # Threads of this module are daemons: without this, a process that ends right after it cancelled a take could end
-    # before the groups are back in the store.
+    # Threads of this module are daemons: without this, a process that ends right after it cancelled a take, or with an
+    # event loop that was left in the middle of one, could end before the groups are back in the store.
     for thread in list(_running):
         if thread.pid == os.getpid() and not thread._closed:
-            with_timeout = asyncio.run_coroutine_threadsafe(thread.settle(), thread.loop)
-            try:
-                with_timeout.result(10)
-            except concurrent.futures.TimeoutError:
-                continue
+            with contextlib.suppress(ReplayBufError):
+                thread.run_blocking(thread.settle_all, 10)

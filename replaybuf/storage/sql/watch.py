@@ -36,17 +36,26 @@ class Watch:
         self._waiting: set[asyncio.Future[None]] = set()
         self._polling: asyncio.Task[None] | None = None
         self._notifying: asyncio.Task[None] | None = None
-        self._connection: AsyncConnection | None = None
-        self._version: int | None = None
-        self._stopping = False
         self._due = False
+        self._stopped = False
+        self._looking = False
+        self._wakes = 0
+        self._connection: AsyncConnection | None = None
+        self._listening: Any = None
+        self._version: int | None = None
         self._commits = 0
         self._seen_commits = -1
 
-    async def wait(self, timeout: float) -> None:
-        """Return when something was committed since the last look, or after `timeout` seconds (any event loop)."""
+    def version(self) -> int:
+        """A number that is another one after every change that was noticed (any thread)."""
+        return self._wakes
+
+    async def wait(self, timeout: float, since: int) -> None:
+        """Return when a change was noticed after `version` was `since`, or after `timeout` seconds (any event loop)."""
         waiting = asyncio.get_running_loop().create_future()
         with self._lock:
+            if self._stopped or self._wakes != since:
+                return
             self._waiting.add(waiting)
         self._thread.post(self._start)
         try:
@@ -62,34 +71,40 @@ class Watch:
         """This process has committed something that others may wait for (database's thread)."""
         self._commits += 1
         self._wake()
-        if self._database.dialect == "postgresql" and not self._stopping:
+        if self._database.dialect == "postgresql" and not self._stopped:
             self._due = True
             if self._notifying is None:
                 self._notifying = self._thread.loop.create_task(self._notify())
 
     async def stop(self) -> None:
-        """Wake everyone and end (database's thread)."""
-        self._stopping = True
+        """Wake everyone and end; what others may wait for is announced first (database's thread)."""
+        with self._lock:
+            self._stopped = True
         self._wake()
-        for task in (self._polling, self._notifying):
-            if task is not None:
-                await asyncio.wait([task])
+        if self._polling is not None:
+            if not self._looking:
+                self._polling.cancel()
+            await asyncio.wait([self._polling])
+        if self._notifying is not None:
+            await asyncio.wait([self._notifying])
         await self._disconnect()
 
     def _start(self) -> None:
-        if self._polling is None:
+        if self._polling is None and not self._stopped:
             self._polling = self._thread.loop.create_task(self._poll())
 
     def _wake(self) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, set()
+            self._wakes += 1
         for future in waiting:
             with contextlib.suppress(RuntimeError):  # its loop was closed
                 future.get_loop().call_soon_threadsafe(_resolve, future)
 
     async def _poll(self) -> None:
         try:
-            while self._waiting and not self._stopping:
+            while self._waiting:
+                self._looking = True
                 try:
                     if await self._look():
                         self._wake()
@@ -97,15 +112,19 @@ class Watch:
                     _logger.debug("can't look for changes: %s", error)
                     await self._disconnect()
                     self._wake()
-                await asyncio.sleep(POLL_SECONDS[self._database.dialect])
+                self._looking = False
+                if not self._stopped:
+                    await asyncio.sleep(POLL_SECONDS[self._database.dialect])
         finally:
             self._polling = None
-            if self._waiting and not self._stopping:  # someone came while this was ending
+            if self._waiting:  # someone came while this was ending
                 self._start()
 
     async def _look(self) -> bool:
         """Whether anything may have been committed since the last look."""
         if self._database.dialect == "postgresql":
+            if self._connection is not None and self._listening.is_closed():
+                await self._disconnect()
             if self._connection is None:
                 await self._listen()
             return True
@@ -122,13 +141,10 @@ class Watch:
         self._connection = await self._database.connect()
         raw: Any = await self._connection.get_raw_connection()
         await raw.driver_connection.add_listener(CHANNEL, lambda *_: self._wake())
-        raw.driver_connection.add_termination_listener(lambda *_: self._lost())
-
-    def _lost(self) -> None:
-        self._connection = None
+        self._listening = raw.driver_connection
 
     async def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._version = self._connection, None, None
         if connection is not None:
             with contextlib.suppress(Exception):
                 await connection.invalidate()

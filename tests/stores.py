@@ -1,0 +1,70 @@
+"""Databases for tests, and groups that can be told apart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+
+TASK = "math"
+
+
+def group(number: int, size: int = 1, *, status: Status = Status.COMPLETED, text: str = "4") -> list[RolloutState]:
+    """A group whose rollouts carry its number."""
+    return [
+        RolloutState(
+            rollout_id=number,
+            message=[{"role": "user", "content": "2 + 2"}],
+            prompt_ids=[1, 2],
+            response=text,
+            response_ids=[3, 4],
+            response_mask=[1, 1],
+            reward=1.0,
+            status=status,
+        )
+        for _ in range(size)
+    ]
+
+
+def number_of(rollouts: list[Any]) -> int:
+    return int(rollouts[0].rollout_id)
+
+
+def numbers_of(groups: Iterable[list[Any]]) -> list[int]:
+    return [number_of(rollouts) for rollouts in groups]
+
+
+def build(url: str, **options: Any) -> ReplayBuffer:
+    return ReplayBufferConfig(url=url, **({"policy": "fifo"} | options)).build()
+
+
+async def take_all(buffer: ReplayBuffer, task_name: str = TASK) -> list[int]:
+    """The numbers of all completed groups, taken until nothing comes any more."""
+    taken: list[int] = []
+    while groups := await buffer.get(1000, task_name):
+        taken += numbers_of(groups)
+    return taken
+
+
+async def fill(buffer: ReplayBuffer, count: int, first: int = 0) -> None:
+    await asyncio.gather(*(buffer.put(group(number), TASK) for number in range(first, first + count)))
+
+
+async def until(holds: Callable[[], Awaitable[bool]], seconds: float = 10) -> None:
+    """Wait until something holds; TimeoutError when it doesn't come to pass."""
+    async with asyncio.timeout(seconds):
+        while not await holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@contextmanager
+def opened(url: str, **options: Any) -> Iterator[ReplayBuffer]:
+    """A buffer for tests that run event loops of their own."""
+    buffer = build(url, **options)
+    try:
+        yield buffer
+    finally:
+        asyncio.run(buffer.close())

@@ -1,0 +1,154 @@
+"""Configs: where they come from, what they refuse, what they never show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from replaybuf import (
+    AsyncReplayBufferConfig,
+    ConfigError,
+    FIFOPolicy,
+    MissingDriverError,
+    ReplayBufferConfig,
+    ReplayPolicy,
+    StalenessPolicy,
+    SyncReplayBufferConfig,
+)
+from replaybuf.storage.sql import driver
+from replaybuf.storage.sql.driver import parse_url, public_url, redact
+
+
+def test_unknown_keys_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"polcy.*fields: url, policy"):
+        ReplayBufferConfig.from_mapping({"url": "sqlite://", "polcy": "fifo"})
+
+
+def test_a_section_of_a_yaml_file(tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text("trainer:\n  replay_buffer:\n    url: sqlite:///run.db\n    policy: fifo\n")
+    config = ReplayBufferConfig.from_file(file, section="trainer.replay_buffer")
+    assert (config.url, config.policy) == ("sqlite:///run.db", "fifo")
+
+
+def test_a_json_file(tmp_path: Path) -> None:
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps({"url": "sqlite:///run.db", "durability": "full"}))
+    assert ReplayBufferConfig.from_file(file).durability == "full"
+
+
+@pytest.mark.parametrize(
+    ("text", "section", "message"),
+    [
+        ("url: sqlite://", "replay", "no section 'replay'"),
+        ("- 1", None, "expected a mapping"),
+        ("url: [", None, "can't read"),
+    ],
+)
+def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str, section: str | None, message: str) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        ReplayBufferConfig.from_file(file, section=section)
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't read"):
+        ReplayBufferConfig.from_file(tmp_path / "nothing.yaml")
+
+
+def test_the_environment() -> None:
+    environ = {"REPLAYBUF_URL": "sqlite:///run.db", "REPLAYBUF_LOCK_TIMEOUT": "2.5", "OTHER": "x"}
+    config = ReplayBufferConfig.from_env(environ)
+    assert (config.url, config.lock_timeout, config.policy) == ("sqlite:///run.db", 2.5, "staleness")
+
+
+def test_an_environment_without_a_url_names_it() -> None:
+    with pytest.raises(ConfigError, match="url"):
+        ReplayBufferConfig.from_env({})
+
+
+def test_sync_is_fifo_and_async_is_most_stale_first() -> None:
+    assert isinstance(SyncReplayBufferConfig().build().policy, FIFOPolicy)
+    assert isinstance(AsyncReplayBufferConfig().build().policy, StalenessPolicy)
+
+
+def test_a_policy_may_be_a_name_a_class_or_an_instance() -> None:
+    for policy in ("fifo", FIFOPolicy, FIFOPolicy()):
+        assert isinstance(ReplayBufferConfig(url="memory://", policy=policy).build().policy, FIFOPolicy)
+
+
+def test_an_unknown_policy_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="unknown policy 'lru'; there are fifo, staleness"):
+        ReplayBufferConfig(url="memory://", policy="lru").build()
+
+
+def test_a_policy_that_orders_by_an_unknown_field_is_refused_when_defined() -> None:
+    with pytest.raises(ValueError, match=r"can't order by 'rewards'; did you mean 'reward'\?"):
+        type("Broken", (ReplayPolicy,), {"name": "broken", "order": (_term("rewards"),)})
+
+
+def _term(field: str) -> object:
+    from replaybuf import OrderTerm
+
+    return OrderTerm(field)
+
+
+def test_a_rollout_type_may_be_named() -> None:
+    config = ReplayBufferConfig(url="memory://", rollout_type="builtins:dict")
+    assert config.rollout_type is dict
+
+
+@pytest.mark.parametrize(
+    ("url", "driver_name"),
+    [
+        ("sqlite:///run.db", "sqlite+aiosqlite"),
+        ("sqlite:////data/run.db", "sqlite+aiosqlite"),
+        ("sqlite:///:memory:", "sqlite+aiosqlite"),
+        ("sqlite://", "sqlite+aiosqlite"),
+        ("sqlite+aiosqlite:///run.db", "sqlite+aiosqlite"),
+        ("postgresql://u@h/d", "postgresql+asyncpg"),
+        ("postgres://u@h/d", "postgresql+asyncpg"),
+        ("postgresql+asyncpg://u@h/d", "postgresql+asyncpg"),
+    ],
+)
+def test_urls_are_accepted_as_people_write_them(url: str, driver_name: str) -> None:
+    assert parse_url(url).drivername == driver_name
+
+
+@pytest.mark.parametrize("url", ["", "run.db", "mysql://u:secret@h/d", "sqlite://run.db", "postgresql//h/d"])
+def test_other_urls_are_refused_with_the_right_form(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"sqlite:///|sqlite:///FILE"):
+        ReplayBufferConfig(url=url).build()
+
+
+def test_libpq_options_are_translated() -> None:
+    assert dict(parse_url("postgres://u@h/d?sslmode=require").query) == {"ssl": "require"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:s3cret@h/d",
+        "postgresql://u:s3c/ret@h/d",
+        "postgresql://u:p%40s3cret@h/d",
+        "postgresql://u@h/d?password=s3cret",
+        "postgresql+asyncpg://u:a@s3cret@h/d",
+    ],
+)
+def test_passwords_are_never_shown(url: str) -> None:
+    config = ReplayBufferConfig(url=url)
+    for text in (repr(config), str(config), redact(url), public_url(parse_url(url))):
+        assert "s3c" not in text
+    with pytest.raises(ValidationError) as caught:
+        ReplayBufferConfig(url=url, lock_timeout=-1)
+    assert "s3c" not in str(caught.value)
+
+
+def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDriverError, match=r"pip install 'replaybuf\[postgres\]'"):
+        ReplayBufferConfig(url="postgresql://u@h/d").build()
