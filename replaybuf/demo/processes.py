@@ -13,6 +13,7 @@ from replaybuf.demo.folder import RunFolder
 from replaybuf.demo.settings import WorkerSettings
 from replaybuf.errors import ReplayBufError
 
+_COMMAND = (sys.executable, "-m", "replaybuf.demo.worker")
 _PATIENCE_SECONDS = 3.0  # for a worker to end by itself
 _FAILURES = 3  # in a row, each within these seconds of its start, and the run ends
 _EARLY_SECONDS = 10.0
@@ -66,7 +67,7 @@ class _WorkerProcess:
         """Start the process; what it writes goes to the worker's log. Ctrl-C in the terminal doesn't reach it."""
         with open(self._folder.log(self._settings.worker), "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "replaybuf.demo.worker"],
+                _COMMAND,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -124,9 +124,11 @@ def test_kill_9_during_saves_leaves_complete_weights(tmp_path):
             server.stdin.flush()
             writer, watcher, steps = int(server.stdout.readline()), WeightsWatcher(tmp_path), []
             deadline = time.monotonic() + 20
-            while len(steps) < 5 and time.monotonic() < deadline:
-                if (found := watcher.poll()) is not None:
-                    steps.append(found[1])
-            os.kill(writer, signal.SIGKILL)
+            try:
+                while len(steps) < 5 and time.monotonic() < deadline:
+                    if (found := watcher.poll()) is not None:
+                        steps.append(found[1])
+            finally:
+                os.kill(writer, signal.SIGKILL)
             assert len(steps) == 5
             assert load_trainer(tmp_path)[0].step >= steps[-1]
