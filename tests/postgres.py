@@ -42,19 +42,24 @@ def running_server() -> Iterator[str]:
 def new_database(server_url: str) -> Iterator[str]:
     """The URL of a new, empty database, which is dropped with all its connections when the block is left."""
     name = f"replaybuf_{uuid.uuid4().hex}"
-    asyncio.run(_execute(server_url, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'"))
+    _execute(server_url, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'")
     try:
         yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
     finally:
-        asyncio.run(_execute(server_url, f"DROP DATABASE {name} WITH (FORCE)"))
+        _execute(server_url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-async def _execute(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
+def _execute(url: str, statement: str) -> None:
+    async def execute() -> None:
+        connection = await asyncpg.connect(url)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    # In a thread, because the caller may have an event loop running.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, execute()).result()
 
 
 class Databases:
@@ -64,8 +69,6 @@ class Databases:
         self._server_url = server_url
         self._made = ExitStack()
         self._free: list[str] = []
-        # A thread, because those who want one may have an event loop running.
-        self._thread = ThreadPoolExecutor(1)
 
     @contextmanager
     def lent(self) -> Iterator[Callable[[], str]]:
@@ -73,21 +76,20 @@ class Databases:
         used: list[str] = []
 
         def lend() -> str:
-            used.append(self._thread.submit(self._empty_one).result())
+            used.append(self._empty_one())
             return used[-1]
 
         yield lend
         self._free += used
 
     def close(self) -> None:
-        self._thread.submit(self._made.close).result()
-        self._thread.shutdown()
+        self._made.close()
 
     def _empty_one(self) -> str:
         if not self._free:
             return self._made.enter_context(new_database(self._server_url))
         url = self._free.pop()
-        asyncio.run(_execute(url, _EMPTY))
+        _execute(url, _EMPTY)
         return url
 
 
