@@ -15,7 +15,10 @@ from replaybuf.cli.app import Commands
 from tests.cli.conftest import run, start
 
 ENDLESS = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) SELECT count(*) FROM t"
-MANY = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t WHERE x < 20000) SELECT x, 'more than a pipe holds' FROM t"
+MANY = (
+    "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t WHERE x < 20000) "
+    "SELECT x, 'more than a pipe holds' FROM t"
+)
 SECRET = "s3cr3t"
 
 
