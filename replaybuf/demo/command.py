@@ -48,13 +48,21 @@ def demo(
             show_default=False,
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Remove the weights and groups of the demo first.")] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", envvar="REPLAYBUF_DEMO_FRESH", help="Remove the weights and groups of the demo first."),
+    ] = False,
 ) -> None:
     """Train a small policy by asynchronous GRPO through a replay buffer.
 
     Rollout workers, processes of their own with weights that lag behind, sample answers to sums and differences and put
     them into the buffer; the trainer takes them, most stale first. Kill any of the processes with kill -9 and run the
     same command again: it goes on from the weights saved last and from the buffer.
+
+    \b
+    Examples:
+        replaybuf demo --steps 300
+        replaybuf demo --url postgresql://user@host/database --workers 4
     """
     from replaybuf.demo.launch import launch
 
