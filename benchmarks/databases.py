@@ -92,6 +92,12 @@ async def open_buffer(url: str, policy: str = "fifo") -> AsyncIterator[ReplayBuf
         yield buffer
 
 
+async def stop_sweeping(buffer: ReplayBuffer) -> None:
+    """Leave the payloads of taken groups where they are, so that a measurement is not of two things at once."""
+    state = buffer.storage._open  # type: ignore[attr-defined]
+    await state.thread.run(state.sweeper.stop)
+
+
 async def put_all(buffer: ReplayBuffer, groups: Sequence[Any], *, model_step: int = MODEL_STEP) -> None:
     """Put groups from 256 coroutines at once; each waits for its put before it makes the next."""
     waiting = iter(groups)

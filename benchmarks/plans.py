@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Engine, event, text
 
-from benchmarks.databases import TASK, engine_of, new_database, open_buffer
+from benchmarks.databases import TASK, engine_of, new_database, open_buffer, stop_sweeping
 from benchmarks.groups import TRAIN_STEP
 from benchmarks.million import fill_many, refresh
 from benchmarks.table import Settings
@@ -62,8 +62,7 @@ async def _using(
     url: str, policy: str, caught: list[tuple[str, str, Any]]
 ) -> AsyncIterator[tuple[ReplayBuffer, Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[None]]]]:
     async with open_buffer(url, policy) as buffer:
-        state = buffer.storage._open  # type: ignore[attr-defined]
-        await state.thread.run(state.sweeper.stop)  # it is caught by name, not by chance
+        await stop_sweeping(buffer)
 
         async def during(purpose: str, work: Callable[[], Awaitable[Any]]) -> None:
             with _catching(purpose, caught):

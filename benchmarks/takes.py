@@ -11,7 +11,16 @@ import msgpack
 from sqlalchemy import text
 
 from benchmarks import groups
-from benchmarks.databases import TASK, drain, engine_of, fill, new_database, open_buffer, sqlite_path
+from benchmarks.databases import (
+    TASK,
+    drain,
+    engine_of,
+    fill,
+    new_database,
+    open_buffer,
+    sqlite_path,
+    stop_sweeping,
+)
 from benchmarks.floor import PostgresFloor, SqliteFloor
 from benchmarks.table import Row, Settings, in_turn, number
 from replaybuf import ReplayBuffer
@@ -36,6 +45,7 @@ async def _arrays(settings: Settings, kind: str, ours: str, theirs: str) -> Row:
     count = (turns + 2) * BATCH
     async with open_buffer(ours) as buffer:
         await fill(buffer, groups.arrays, count)
+        await stop_sweeping(buffer)
         get = _getter(buffer)
         payloads = [groups.payload(groups.arrays()) for _ in range(count)]
         if kind == "sqlite":
@@ -119,6 +129,7 @@ async def _lists(settings: Settings, kind: str, url: str) -> Row:
     turns = settings.rounds * 2
     async with open_buffer(url) as buffer:
         await fill(buffer, groups.lists, (turns + 2) * BATCH)
+        await stop_sweeping(buffer)
         packed = [
             msgpack.packb({**groups.CODEC.rollout_type.to_fields(rollout), "status": "completed"})
             for _ in range(BATCH)

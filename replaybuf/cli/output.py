@@ -74,6 +74,7 @@ class Output:
     def note(self, text: str) -> None:
         """Tell people something about what was printed, on stderr."""
         if self.for_people:
+            sys.stdout.flush()  # what it is about comes first
             typer.echo(escape_line(text), err=True)
 
     def _csv(self, rows: Sequence[Row]) -> None:

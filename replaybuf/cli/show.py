@@ -63,7 +63,7 @@ def show(
     elif not output.for_people:
         output.rows(rollouts, [])
     else:
-        _print_group(group)
+        _print_group(group, with_prompt=decoded is None)
         if decoded is None:
             write("\n")
             print_table(rollouts, _columns())
@@ -89,7 +89,7 @@ def _decode(stored: GroupRow) -> list[Any]:
         raise DecodeError(f"group {stored.uid}: {error} (without --full its metadata can be shown)") from error
 
 
-def _print_group(group: Row) -> None:
+def _print_group(group: Row, *, with_prompt: bool) -> None:
     from rich.text import Text
 
     age = units.age(age_of(group["created_at"], datetime.now(UTC)))
@@ -108,7 +108,7 @@ def _print_group(group: Row) -> None:
         "key": group["key"],
         "tags": tags_text(group["tags"]),
         "error": group["error"],
-        "prompt": group["prompt"],
+        "prompt": group["prompt"] if with_prompt else None,
     }
     out = console()
     out.print(Text(f"group {group['uid']}", style="bold"))

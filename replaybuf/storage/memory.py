@@ -8,6 +8,8 @@ what comes back is the same everywhere.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,6 +18,7 @@ from replaybuf.codec import Codec
 from replaybuf.errors import DecodeError
 from replaybuf.policy import Order, in_order
 from replaybuf.query import LogicNode, Node, ScalarNode, SetNode, predicate
+from replaybuf.query.python import Predicate
 from replaybuf.rollout import Status
 from replaybuf.staleness import find_expired, group_staleness, refresh_group, reset_response
 from replaybuf.storage.base import Changes, NewGroup, Refresh, StorageBackend, StorageItem, Unset
@@ -68,12 +71,13 @@ class Items:
 
 
 class MemoryStorage(StorageBackend):
-    """Groups in a dict of this process; gone with it."""
+    """Groups in a dict of this process; gone with it. Threads share it: one does something at a time."""
 
     new_table: type[Items] = Items
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
+        self._lock = threading.RLock()
         self._table = self.new_table()
         self._payloads: dict[int, bytes] = {}
         self._next_uid = 1
@@ -86,6 +90,11 @@ class MemoryStorage(StorageBackend):
 
     async def put(self, group: NewGroup) -> int:
         payload = self._codec.encode(group.rollouts)
+        reward = Marks.of(group.rollouts).mean_reward
+        with self._lock:
+            return self._store(group, payload, reward)
+
+    def _store(self, group: NewGroup, payload: bytes, reward: float | None) -> int:
         if group.key is not None:
             self._remove(self._table.with_key(group.task_name, group.key))
         uid = self._next_uid
@@ -99,7 +108,7 @@ class MemoryStorage(StorageBackend):
             priority=group.priority,
             times_sampled=0,
             created_at=group.created_at,
-            reward=Marks.of(group.rollouts).mean_reward,
+            reward=reward,
             tags=dict(group.tags) if group.tags else None,
             key=group.key,
         )
@@ -117,15 +126,16 @@ class MemoryStorage(StorageBackend):
         where: Node | None = None,
         all_or_nothing: bool = False,
     ) -> dict[str, list[StorageItem]] | None:
-        taken: dict[str, list[StorageItem]] = {}
-        for task_name, size in wanted.items():
-            lane = (ScalarNode("task_name", "$eq", task_name), ScalarNode("status", "$eq", status.value))
-            candidates = self._table.select(LogicNode("$and", lane if where is None else (*lane, where)), order)
-            taken[task_name] = self._decodable(candidates, size)
-            if all_or_nothing and len(taken[task_name]) < size:
-                return None
-        self._remove(item.uid for items in taken.values() for item in items)
-        return taken
+        with self._lock:
+            taken: dict[str, list[StorageItem]] = {}
+            for task_name, size in wanted.items():
+                lane = (ScalarNode("task_name", "$eq", task_name), ScalarNode("status", "$eq", status.value))
+                candidates = self._table.select(LogicNode("$and", lane if where is None else (*lane, where)), order)
+                taken[task_name] = self._decodable(candidates, size)
+                if all_or_nothing and len(taken[task_name]) < size:
+                    return None
+            self._remove(item.uid for items in taken.values() for item in items)
+            return taken
 
     def _decodable(self, candidates: list[int], size: int) -> list[StorageItem]:
         """The first `size` candidates that can be decoded; those that can't are set aside."""
@@ -137,6 +147,7 @@ class MemoryStorage(StorageBackend):
                 good.append(self._decode(uid))
             except DecodeError as error:
                 self._table.change([uid], status=Status.FAILED, error=str(error))
+                self._notify()
         return good
 
     def _decode(self, uid: int) -> StorageItem:
@@ -149,45 +160,59 @@ class MemoryStorage(StorageBackend):
 
     async def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
         matches = predicate(query)
-        for uid in self._table.select(query, order)[:limit]:
+        with self._lock:
+            uids = self._table.select(query, order)[:limit]
+        for uid in uids:
+            item = self._read(uid, matches)
+            if item is not None:
+                yield item
+
+    def _read(self, uid: int, matches: Predicate) -> StorageItem | None:
+        """The group, if it is there and still matches; with the reason where it can't be decoded."""
+        with self._lock:
             item = self._table.get(uid)
             if item is None or not matches(item):
-                continue
+                return None
             try:
-                yield self._decode(uid)
+                return self._decode(uid)
             except DecodeError as error:
-                yield replace(item, error=str(error))
+                return replace(item, error=str(error))
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
-        found = len(self._table.select(query))
-        return found if at_most is None else min(found, at_most)
+        with self._lock:
+            found = len(self._table.select(query))
+            return found if at_most is None else min(found, at_most)
 
     async def count_statuses(self) -> dict[tuple[str, Status], int]:
-        return self._table.count_lanes()
+        with self._lock:
+            return self._table.count_lanes()
 
     async def delete(self, query: Node) -> int:
-        return self._remove(self._table.select(query))
+        with self._lock:
+            return self._remove(self._table.select(query))
 
     async def update(self, query: Node, changes: Changes) -> int:
-        found = self._table.select(query)
-        if not isinstance(changes.status, Unset):
-            self._table.change(found, status=changes.status)
-        if not isinstance(changes.priority, Unset):
-            self._table.change(found, priority=changes.priority)
-        if not isinstance(changes.tags, Unset):
-            self._table.change(found, tags=dict(changes.tags) if changes.tags else None)
-        self._notify()
-        return len(found)
+        with self._lock:
+            found = self._table.select(query)
+            if not isinstance(changes.status, Unset):
+                self._table.change(found, status=changes.status)
+            if not isinstance(changes.priority, Unset):
+                self._table.change(found, priority=changes.priority)
+            if not isinstance(changes.tags, Unset):
+                self._table.change(found, tags=dict(changes.tags) if changes.tags else None)
+            self._notify()
+            return len(found)
 
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
-        counts = dict.fromkeys(refresh.rules, 0)
-        tasks = SetNode("task_name", "$in", tuple(refresh.rules))
-        statuses = SetNode("status", "$in", tuple(status.value for status in refresh.statuses))
-        for uid in self._table.select(LogicNode("$and", (tasks, statuses))):
-            item = self._item(uid)
-            counts[item.task_name] += self._refresh_one(item, refresh)
-        self._notify()
-        return counts
+        with self._lock:
+            counts = dict.fromkeys(refresh.rules, 0)
+            tasks = SetNode("task_name", "$in", tuple(refresh.rules))
+            statuses = SetNode("status", "$in", tuple(status.value for status in refresh.statuses))
+            for uid in self._table.select(LogicNode("$and", (tasks, statuses))):
+                item = self._item(uid)
+                counts[item.task_name] += self._refresh_one(item, refresh)
+            self._notify()
+            return counts
 
     def _refresh_one(self, item: StorageItem, refresh: Refresh) -> bool:
         try:
@@ -214,41 +239,49 @@ class MemoryStorage(StorageBackend):
         return bool(expired)
 
     async def drop(self, task_name: str, count: int = 1) -> None:
-        self._dropped[task_name] = self._dropped.get(task_name, 0) + count
+        with self._lock:
+            self._dropped[task_name] = self._dropped.get(task_name, 0) + count
 
     async def dropped(self, task_name: str) -> int:
-        return self._dropped.get(task_name, 0)
+        with self._lock:
+            return self._dropped.get(task_name, 0)
 
     def version(self) -> int:
         return self._version
 
     async def changed(self, timeout: float, since: int) -> None:
-        if self._version != since:
-            return
         waiting = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiting)
+        with self._lock:
+            if self._version != since:
+                return
+            self._waiting.add(waiting)
         try:
-            await asyncio.wait_for(waiting, timeout)
+            async with asyncio.timeout(timeout):
+                await waiting
         except TimeoutError:
             pass
         finally:
-            self._waiting.discard(waiting)
+            with self._lock:
+                self._waiting.discard(waiting)
 
     def __len__(self) -> int:
-        return len(self._table)
+        with self._lock:
+            return len(self._table)
 
     def state_dict(self) -> dict[str, Any]:
-        groups = [(self._item(uid), payload) for uid, payload in self._payloads.items()]
-        return pack_state(groups, self._next_uid, self._dropped)
+        with self._lock:
+            groups = [(self._item(uid), payload) for uid, payload in self._payloads.items()]
+            return pack_state(groups, self._next_uid, self._dropped)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        check_empty(len(self))
-        groups, next_uid, self._dropped = unpack_state(state)
-        for item, payload in groups:
-            self._payloads[item.uid] = payload
-            self._table.add(item)
-        self._next_uid = max(self._next_uid, next_uid)
-        self._notify()
+        with self._lock:
+            check_empty(len(self))
+            groups, next_uid, self._dropped = unpack_state(state)
+            for item, payload in groups:
+                self._payloads[item.uid] = payload
+                self._table.add(item)
+            self._next_uid = max(self._next_uid, next_uid)
+            self._notify()
 
     def _remove(self, uids: Iterable[int]) -> int:
         gone = list(uids)
@@ -258,10 +291,12 @@ class MemoryStorage(StorageBackend):
         return len(gone)
 
     def _notify(self) -> None:
-        self._version += 1
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.get_loop().call_soon_threadsafe(_wake, waiting)
+        with self._lock:
+            self._version += 1
+            waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            with contextlib.suppress(RuntimeError):  # its loop was closed
+                future.get_loop().call_soon_threadsafe(_wake, future)
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

@@ -83,12 +83,12 @@ class PersistenceLaws(Harness):
         """Of saves into one folder the last counts, and nothing else is left there."""
         buffer, fresh = await open_buffer(), await open_buffer()
         await buffer.put(group(1), "math")
-        await buffer.save(tmp_path)
+        await buffer.save(tmp_path / "saved")
         await fill(buffer)
-        await buffer.save(tmp_path)
-        await fresh.resume(tmp_path)
+        await buffer.save(tmp_path / "saved")
+        await fresh.resume(tmp_path / "saved")
         assert await everything(fresh) == await everything(buffer)
-        assert os.listdir(tmp_path) == [SNAPSHOT_FILE]
+        assert os.listdir(tmp_path / "saved") == [SNAPSHOT_FILE]
 
     async def test_a_snapshot_is_consistent_while_others_write(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
         """It holds the state of one moment: of groups that are put in order, the first ones."""

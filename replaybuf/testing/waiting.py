@@ -12,9 +12,10 @@ import pytest
 
 from replaybuf.buffer import ReplayBuffer
 from replaybuf.errors import ClosedError, InputError, NotReadyError
+from replaybuf.policy import FIFOPolicy
 from replaybuf.rollout import Status
 from replaybuf.storage.base import StorageBackend
-from replaybuf.testing.harness import SOON, Harness, group, ids, new_group
+from replaybuf.testing.harness import CODEC, SOON, Harness, Open, group, ids, new_group
 
 
 async def waiting(buffer: ReplayBuffer, wait: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -76,6 +77,14 @@ class WaitingLaws(Harness):
         await buffer.put(group(1, status=Status.ABORTED), "math", key="a")
         task = await waiting(buffer, buffer.wait_ready({"math": 1}, timeout=None))
         await change(buffer)
+        await asyncio.wait_for(task, SOON)
+
+    async def test_a_group_set_aside_wakes(self, storage: StorageBackend, open_storage: Open) -> None:
+        """Those who wait for FAILED groups see one that a take could not decode."""
+        uid = await storage.put(new_group(1))
+        buffer = ReplayBuffer(FIFOPolicy(), await self.damaged(storage, uid, open_storage), CODEC.rollout_type)
+        task = await waiting(buffer, buffer.wait_ready({"math": 1}, "failed", timeout=None))
+        assert await buffer.get(1, "math") == []
         await asyncio.wait_for(task, SOON)
 
     async def test_waiting_ends_at_its_timeout(self, buffer: ReplayBuffer) -> None:

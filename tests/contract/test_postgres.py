@@ -1,7 +1,6 @@
 """The contract, kept by PostgreSQL."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
@@ -10,14 +9,14 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.testing import DurableContract, StorageContract
 from replaybuf.testing.durable import SamePlace
 from replaybuf.testing.harness import NewStorage
-from tests.postgres import new_database
+from tests.postgres import Databases
 
 
 class TestPostgres(StorageContract, DurableContract):
     @pytest.fixture
-    def new_storage(self, postgres_url: str) -> Iterator[NewStorage]:
-        with ExitStack() as databases:
-            yield lambda codec: SQLStorage(databases.enter_context(new_database(postgres_url)), codec)
+    def new_storage(self, postgres_databases: Databases) -> Iterator[NewStorage]:
+        with postgres_databases.lent() as new_database:
+            yield lambda codec: SQLStorage(new_database(), codec)
 
     @pytest.fixture
     def same_place(self) -> SamePlace:

@@ -1,0 +1,214 @@
+"""Several processes on one database: nothing is lost, nothing comes twice, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+
+from replaybuf.storage.sql.driver import parse_url
+from tests.stores import TASK, build, fill, group, numbers_of, opened, take_all, until
+
+Process = subprocess.Popen[bytes]
+
+
+class Crew:
+    """Processes that run `tests.processes.worker`, each with a file of its own."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder, self._url = folder, url
+        self.processes: list[Process] = []
+
+    def start(self, role: str, *arguments: object) -> tuple[Process, Path]:
+        log = self._folder / f"{len(self.processes)}-{role}.log"
+        command = [sys.executable, "-W", "error", "-m", "tests.processes.worker", role, self._url, str(log)]
+        process = subprocess.Popen([*command, *map(str, arguments)], stderr=subprocess.PIPE)
+        self.processes.append(process)
+        return process, log
+
+    def end(self, *processes: Process) -> None:
+        """Wait for processes that have to end well."""
+        for process in processes:
+            _, problems = process.communicate(timeout=60)
+            assert (process.returncode, problems.decode()) == (0, "")
+
+    def kill(self, process: Process) -> None:
+        process.kill()
+        process.communicate()
+
+    def reap(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                self.kill(process)
+
+
+@pytest.fixture
+def crew(tmp_path: Path, shared_url: str) -> Iterator[Crew]:
+    crew = Crew(tmp_path, shared_url)
+    yield crew
+    crew.reap()
+
+
+def lines(*logs: Path) -> list[str]:
+    return [line for log in logs if log.exists() for line in log.read_text().splitlines()]
+
+
+def numbers(*logs: Path) -> list[int]:
+    return list(map(int, lines(*logs)))
+
+
+def wait_for_lines(log: Path, count: int) -> None:
+    deadline = time.monotonic() + 30
+    while len(lines(log)) < count:
+        assert time.monotonic() < deadline, f"{log.name} has {len(lines(log))} lines of {count}"
+        time.sleep(0.005)
+
+
+def left_over(url: str) -> list[int]:
+    with opened(url) as buffer:
+        return asyncio.run(take_all(buffer))
+
+
+def twice(values: list[int]) -> list[int]:
+    return [value for value, count in Counter(values).items() if count > 1]
+
+
+@pytest.mark.parametrize("each", [60, pytest.param(1500, marks=pytest.mark.long)])
+def test_every_group_goes_to_exactly_one_process(crew: Crew, shared_url: str, tmp_path: Path, each: int) -> None:
+    done = tmp_path / "done"
+    consumers = [crew.start("consume", done, size) for size in (1, 4)]
+    producers = [crew.start("produce", first, each) for first in (0, 10_000)]
+    crew.end(*(process for process, _ in producers))
+    done.touch()
+    crew.end(*(process for process, _ in consumers))
+    taken = numbers(*(log for _, log in consumers))
+    assert twice(taken) == []
+    assert sorted(taken) == sorted(numbers(*(log for _, log in producers)))
+    assert len(taken) == 2 * each
+    assert left_over(shared_url) == []
+
+
+@pytest.mark.parametrize("after", [3, 40, pytest.param(400, marks=pytest.mark.long)])
+def test_what_put_acknowledged_survives_the_death_of_the_process(crew: Crew, shared_url: str, after: int) -> None:
+    process, log = crew.start("produce", 0, 100_000)
+    wait_for_lines(log, after)
+    crew.kill(process)
+    started = time.monotonic()
+    found = left_over(shared_url)
+    assert time.monotonic() - started < 5  # nothing waits for the dead
+    assert twice(found) == []
+    assert set(numbers(log)) <= set(found)
+    # What was being put when it died is there or not; nobody was told.
+    assert len(found) <= len(numbers(log)) + 4
+
+
+@pytest.mark.parametrize("after", [8, pytest.param(400, marks=pytest.mark.long)])
+def test_a_consumer_that_dies_takes_at_most_its_last_batch_with_it(
+    crew: Crew, shared_url: str, tmp_path: Path, after: int
+) -> None:
+    count, size = 10 * after, 4
+    with opened(shared_url) as buffer:
+        asyncio.run(fill_with_three(buffer, count))
+    done = tmp_path / "done"
+    survivor, kept = crew.start("consume", done, size)
+    victim, lost = crew.start("consume", done, size)
+    wait_for_lines(lost, after)
+    crew.kill(victim)
+    done.touch()
+    crew.end(survivor)
+    taken = numbers(kept, lost) + left_over(shared_url)
+    assert twice(taken) == []
+    assert count - size <= len(taken) <= count
+
+
+async def fill_with_three(buffer: object, count: int) -> None:
+    puts = (buffer.put(group(number, 3), TASK) for number in range(count))  # type: ignore[attr-defined]
+    await asyncio.gather(*puts)
+
+
+def test_others_go_on_while_a_process_dies(crew: Crew, shared_url: str) -> None:
+    victim, lost = crew.start("produce", 0, 100_000)
+    witness, log = crew.start("produce", 200_000, 150)
+    wait_for_lines(lost, 20)
+    crew.kill(victim)
+    crew.end(witness)
+    found = left_over(shared_url)
+    assert twice(found) == []
+    assert {*numbers(lost), *numbers(log)} <= set(found)
+    assert len(numbers(log)) == 150
+
+
+def test_a_waiting_take_wakes_when_another_process_puts(crew: Crew, shared_url: str) -> None:
+    waiting, log = crew.start("wait", 2)
+    wait_for_lines(log, 1)
+    with opened(shared_url) as buffer:
+        time.sleep(0.3)
+        asyncio.run(fill(buffer, 2))
+        acknowledged = time.time()
+        wait_for_lines(log, 2)
+    crew.end(waiting)
+    assert float(lines(log)[1]) - acknowledged < 2  # SQLite 20 ms, PostgreSQL 10 ms on a quiet machine
+
+
+async def test_a_waiting_take_wakes_although_its_listening_connection_died(postgres_database: str) -> None:
+    async with build(postgres_database) as buffer, build(postgres_database) as other:
+        task = asyncio.create_task(buffer.take_batch({TASK: 1}, timeout=20))
+        await other.count_where({})
+        engine = sqlalchemy.ext.asyncio.create_async_engine(parse_url(postgres_database))
+
+        async def listener_is_gone() -> bool:
+            async with engine.connect() as connection:
+                killed = await connection.exec_driver_sql(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND query LIKE 'LISTEN%%'"
+                )
+                return killed.rowcount > 0
+
+        await until(listener_is_gone)
+        for _ in range(3):  # and it is neither leaked nor listened to again in vain
+            await asyncio.sleep(0.4)
+            await until(listener_is_gone)
+        await other.put(group(7), TASK)
+        batch, _ = await task
+        assert numbers_of(batch[TASK]) == [7]
+        pool = buffer.storage._state().database.engine.pool  # type: ignore[attr-defined]
+        assert pool.checkedout() <= 1
+        await engine.dispose()
+
+
+@pytest.mark.parametrize("count", [5, pytest.param(16, marks=pytest.mark.long)])
+def test_many_processes_may_create_the_database_at_once(crew: Crew, shared_url: str, count: int) -> None:
+    start = time.time() + 1.5 + 0.3 * count
+    created = [crew.start("create", start, number) for number in range(count)]
+    crew.end(*(process for process, _ in created))
+    assert sorted(left_over(shared_url)) == list(range(count))
+
+
+def test_a_save_that_is_killed_leaves_the_snapshot_before_it(crew: Crew, shared_url: str, tmp_path: Path) -> None:
+    with opened(shared_url) as buffer:
+        asyncio.run(fill(buffer, 200))
+    for attempt in range(2):
+        process, log = crew.start("save_again_and_again", tmp_path / "snapshot")
+        wait_for_lines(log, 1 + attempt)
+        crew.kill(process)
+    with opened("sqlite:///:memory:") as copy:
+        asyncio.run(copy.resume(tmp_path / "snapshot"))
+        assert sorted(asyncio.run(take_all(copy))) == list(range(200))
+
+
+def test_a_database_of_a_dead_process_can_be_used_at_once(crew: Crew, shared_url: str) -> None:
+    process, log = crew.start("open_and_stay")
+    wait_for_lines(log, 1)
+    crew.kill(process)
+    with opened(shared_url, lock_timeout=1.0) as buffer:
+        started = time.monotonic()
+        asyncio.run(fill(buffer, 1, 3))
+        assert sorted(asyncio.run(take_all(buffer))) == [0, 1, 2, 3]
+        assert time.monotonic() - started < 5

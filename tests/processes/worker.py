@@ -1,0 +1,94 @@
+"""What the processes of these tests do: `python -m tests.processes.worker ROLE URL FILE ...`.
+
+Every number is written to the file, and synced, after the call that it stands for has returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+from replaybuf import NotReadyError
+from tests.stores import TASK, build, fill, group, numbers_of
+
+
+class Log:
+    """A file of numbers that survives the death of its writer."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, *numbers: object) -> None:
+        os.write(self._file, "".join(f"{number}\n" for number in numbers).encode())
+        os.fsync(self._file)
+
+
+async def produce(url: str, log: Log, first: str, count: str, width: str = "4") -> None:
+    """Put groups, several at a time, and write down those that are acknowledged."""
+    numbers = iter(range(int(first), int(first) + int(count)))
+
+    async def put_one_by_one() -> None:
+        for number in numbers:
+            await buffer.put(group(number, 3, text="x" * 2000), TASK, key=str(number))
+            log.write(number)
+
+    async with build(url) as buffer:
+        await asyncio.gather(*(put_one_by_one() for _ in range(int(width))))
+
+
+async def consume(url: str, log: Log, until: str, size: str) -> None:
+    """Take groups until the file `until` exists and nothing is left."""
+    async with build(url) as buffer:
+        while True:
+            last = Path(until).exists()
+            groups = await buffer.get(int(size), TASK)
+            assert all(len(rollouts) == 3 for rollouts in groups)
+            log.write(*numbers_of(groups))
+            if last and not groups:
+                return
+            if not groups:
+                await asyncio.sleep(0.005)
+
+
+async def wait(url: str, log: Log, size: str) -> None:
+    """Wait for a batch, and write down when it came."""
+    async with build(url) as buffer:
+        await buffer.count_where({})
+        log.write("waiting")
+        try:
+            await buffer.take_batch({TASK: int(size)}, timeout=20)
+        except NotReadyError:
+            log.write("nothing")
+        else:
+            log.write(time.time())
+
+
+async def create(url: str, log: Log, start: str, number: str) -> None:
+    """Open a database that doesn't exist yet, at the same time as others, and put one group."""
+    buffer = build(url)
+    time.sleep(max(0.0, float(start) - time.time()))
+    await buffer.put(group(int(number)), TASK)
+    log.write(number)
+    await buffer.close()
+
+
+async def save_again_and_again(url: str, log: Log, folder: str) -> None:
+    async with build(url) as buffer:
+        for number in range(1000):
+            await buffer.save(folder)
+            log.write(number)
+
+
+async def open_and_stay(url: str, log: Log) -> None:
+    async with build(url) as buffer:
+        await fill(buffer, 3)
+        log.write("open")
+        await asyncio.sleep(60)
+
+
+if __name__ == "__main__":
+    role, target, path, *rest = sys.argv[1:]
+    asyncio.run(globals()[role](target, Log(path), *rest))
