@@ -80,9 +80,10 @@ def restart_until_it_fails(workers):
 
 def test_a_worker_that_keeps_failing_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_COMMAND", (sys.executable, "-c", "raise SystemExit('error: no such thing')"))
-    with WorkerProcesses(RunFolder(tmp_path), [WorkerSettings("", "", 0, 1, 0, "")]) as workers:
-        with pytest.raises(ReplayBufError, match=r"worker 0 failed: error: no such thing \(3 times in a row"):
-            restart_until_it_fails(workers)
+    message = r"worker 0 failed: error: no such thing \(3 times in a row"
+    processes_of_one = WorkerProcesses(RunFolder(tmp_path), [WorkerSettings("", "", 0, 1, 0, "")])
+    with processes_of_one as workers, pytest.raises(ReplayBufError, match=message):
+        restart_until_it_fails(workers)
 
 
 @pytest.mark.parametrize(
