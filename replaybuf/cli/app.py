@@ -75,8 +75,8 @@ def replaybuf(
     """Look into a replay buffer while a run goes on.
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
-    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "db upgrade" only read; none of them
-    creates a database or waits for the run.
+    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo" and "db upgrade" only read;
+    they don't create a database and don't wait for the run.
 
     \b
     Examples:

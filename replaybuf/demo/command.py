@@ -16,26 +16,30 @@ def demo(
         str,
         typer.Option(
             envvar="REPLAYBUF_URL",
-            help="The database of the buffer: sqlite:///FILE or postgresql://user@host/database. Created if needed.",
+            metavar="URL",
+            help="sqlite:///FILE, postgresql://user@host/database, or the path of a SQLite file, which is created.",
         ),
     ] = DEFAULT_URL,
     steps: Annotated[
         int | None,
         typer.Option(
             min=1,
-            envvar="REPLAYBUF_DEMO_STEPS",
+            metavar="N",
+            envvar="REPLAYBUF_STEPS",
             help="Training steps of the run; when it has done them, that many more.  [default: 200, or 45 seconds]",
             show_default=False,
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=1, max=32, envvar="REPLAYBUF_DEMO_WORKERS", help="Processes that generate rollouts.")
+        int,
+        typer.Option(min=1, max=32, metavar="N", envvar="REPLAYBUF_WORKERS", help="Processes that generate rollouts."),
     ] = 2,
     seed: Annotated[
         int | None,
         typer.Option(
             min=0,
-            envvar="REPLAYBUF_DEMO_SEED",
+            metavar="N",
+            envvar="REPLAYBUF_SEED",
             help="Seed of the first weights and of the prompts.  [default: 0, or that of the run that goes on]",
             show_default=False,
         ),
@@ -43,14 +47,14 @@ def demo(
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            envvar="REPLAYBUF_DEMO_RUN_DIR",
+            metavar="FOLDER",
+            envvar="REPLAYBUF_RUN_DIR",
             help="Folder of the weights.  [default: FILE.run beside the SQLite file, replaybuf-demo-DATABASE.run]",
             show_default=False,
         ),
     ] = None,
     fresh: Annotated[
-        bool,
-        typer.Option("--fresh", envvar="REPLAYBUF_DEMO_FRESH", help="Remove the weights and groups of the demo first."),
+        bool, typer.Option("--fresh", envvar="REPLAYBUF_FRESH", help="Remove the demo's weights and groups first.")
     ] = False,
 ) -> None:
     """Train a small policy by asynchronous GRPO through a replay buffer.
@@ -61,8 +65,9 @@ def demo(
 
     \b
     Examples:
-        replaybuf demo --steps 300
-        replaybuf demo --url postgresql://user@host/database --workers 4
+      replaybuf demo
+      replaybuf demo --url postgresql://user@host/database --steps 500 --workers 4
+      replaybuf demo --url sqlite:///demo.db --seed 1 --fresh
     """
     from replaybuf.demo.launch import launch
 

@@ -82,7 +82,8 @@ def shell_url(url: str) -> str:
     if parsed.get_backend_name() == "sqlite":
         return url
     return (
-        parsed.set(drivername="postgresql", password=None)
+        parsed.set(drivername="postgresql")
+        ._replace(password=None)
         .difference_update_query(["password", "passwd"])
         .render_as_string()
     )

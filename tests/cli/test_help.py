@@ -39,14 +39,13 @@ def test_every_option_has_a_text_and_a_variable(path: tuple[str, ...], command: 
         assert parameter.help
         if parameter.param_type_name == "option":
             [option] = parameter.opts
-            prefix = "REPLAYBUF_DEMO_" if path == ("demo",) and option != "--url" else "REPLAYBUF_"
-            assert parameter.envvar == prefix + option.removeprefix("--").replace("-", "_").upper()
+            assert parameter.envvar == "REPLAYBUF_" + option.removeprefix("--").replace("-", "_").upper()
         if parameter.name == "url":
             assert parameter.envvar == "REPLAYBUF_URL"
 
 
 @pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path != ("demo",)])
-def test_every_command_that_lists_has_every_format(path: tuple[str, ...], command: Any) -> None:
+def test_every_command_has_every_format(path: tuple[str, ...], command: Any) -> None:
     assert {"--json", "--nl", "--csv"} <= {option for parameter in command.params for option in parameter.opts}
 
 

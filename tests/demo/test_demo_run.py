@@ -114,6 +114,7 @@ def test_a_short_run_ends_with_a_summary_and_sql_that_works(tmp_path, url):
     assert re.search(r"Mean reward 0\.\d\d -> 0\.\d\d in 4 steps, \d+ s\n", output)
     assert "\x1b" not in output
     assert PASSWORD not in output
+    assert "***" not in output  # nobody can paste that
     assert not any(PASSWORD in path.read_text("latin-1") for path in (tmp_path / RUN).iterdir())
     assert groups_in(url) >= 32
     for line in shell_lines(output):

@@ -32,17 +32,6 @@ def new_worker(tmp_path, buffer, worker=0, workers=2) -> Worker:
     return Worker(WorkerSettings("", str(tmp_path), worker, workers, 5, "session"), buffer)
 
 
-async def work(worker, until):
-    """Let a worker work until the condition holds."""
-    stopping = threading.Event()
-    running = asyncio.create_task(worker.run(stopping))
-    async with asyncio.timeout(20):
-        while not await until():
-            await asyncio.sleep(0.01)
-    stopping.set()
-    await running
-
-
 async def stored(buffer):
     return [item async for item in buffer.find({"task_name": TASK})]
 
@@ -81,13 +70,20 @@ async def test_a_prompt_that_is_generated_twice_is_there_once(tmp_path, buffer, 
 
 
 async def test_a_worker_pauses_when_enough_groups_wait(tmp_path, buffer, trainer):
-    async def enough():
-        return await buffer.count(TASK, Status.COMPLETED) >= ENOUGH_GROUPS
-
     worker = new_worker(tmp_path, buffer)
-    await work(worker, enough)
+    worker._look_at_weights()
+    for _ in range(ENOUGH_GROUPS // CHUNK_GROUPS):
+        assert await worker._work()
     assert not await worker._work()
     assert len(buffer) == ENOUGH_GROUPS
+
+
+async def test_a_worker_ends_when_it_is_told_to(tmp_path, buffer, trainer):
+    stopping = threading.Event()
+    running = asyncio.create_task(new_worker(tmp_path, buffer).run(stopping))
+    await buffer.wait_ready({TASK: CHUNK_GROUPS}, timeout=20)
+    stopping.set()
+    await asyncio.wait_for(running, 20)
 
 
 async def test_expired_groups_are_generated_again_with_newer_weights(tmp_path, buffer, trainer):
