@@ -45,7 +45,7 @@ def _reward(figures: Figures) -> str:
     else:
         line += f", {figures.seconds:.0f} s"
     if figures.step < figures.target:
-        line += f" (of {figures.target}: the time was up)"
+        line += f" (of {figures.target}: the time was up; run it again to go on)"
     return line
 
 
