@@ -20,8 +20,8 @@ from replaybuf.storage.sql.tables import garbage, group, payload
 
 GRACE_SECONDS = 2.0
 _LONGEST_SECONDS = 0.02
-# On a busy machine even the smallest sweep takes longer than that. With fewer payloads a sweep, it would then fall behind
-# the takes for good: 150 payloads/s with 4 in a sweep, more than 1,600 with 64.
+# On a busy machine even the smallest sweep takes longer than that. With fewer payloads a sweep, it would then fall
+# behind the takes for good: 150 payloads/s with 4 in a sweep, more than 1,600 with 64.
 _FEWEST = 64
 _IDLE_SECONDS = 1.0
 
