@@ -83,6 +83,11 @@ class ReplayBufferConfig(BaseModel):
         try:
             text = file.read_text("utf-8")
             values: Any = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+        except yaml.MarkedYAMLError as error:
+            # Not the text of the error, which quotes the file: there may be a password in it.
+            mark = error.problem_mark
+            where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+            raise ConfigError(f"can't read {file}{where}: {error.problem or 'not YAML'}") from None
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"can't read {file}: {error}") from error
         for name in (section or "").split(".") if section else ():

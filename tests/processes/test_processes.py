@@ -37,7 +37,8 @@ class Crew:
         """Wait for processes that have to end well."""
         for process in processes:
             _, problems = process.communicate(timeout=60)
-            assert (process.returncode, problems.decode()) == (0, "")
+            assert problems.decode() == ""
+            assert process.returncode == 0
 
     def kill(self, process: Process) -> None:
         process.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def parse_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except (exc.ArgumentError, ValueError):
-        hint = f"; for a file write sqlite:///{url}" if "://" not in url else ""
+        hint = f"; for a file write sqlite:///{redact(url)}" if "://" not in url else ""
         raise ConfigError(
             f"can't read the database url {redact(url)!r}: expected sqlite:///FILE or "
             f"postgresql://user@host/database{hint}"
@@ -51,13 +51,17 @@ def parse_url(url: str) -> URL:
             raise ConfigError(
                 f"{redact(url)!r} has a host; a relative file is sqlite:///run.db, an absolute one has 4 /"
             )
+        if "?" in url:
+            raise ConfigError(f"{redact(url)!r}: SQLite urls take no options; a ? in the name of a file is written %3F")
+        if "\x00" in (parsed.database or ""):
+            raise ConfigError(f"{redact(url)!r} holds a NUL, which no file name can have")
         return parsed.set(drivername="sqlite+aiosqlite", database=parsed.database or ":memory:")
     if parsed.drivername in _POSTGRES_NAMES:
         if importlib.util.find_spec("asyncpg") is None:
             raise MissingDriverError(
                 "PostgreSQL needs the driver asyncpg, which is not installed: pip install 'replaybuf[postgres]'"
             )
-        return _asyncpg_options(parsed.set(drivername="postgresql+asyncpg"))
+        return _checked_postgres(parsed.set(drivername="postgresql+asyncpg"))
     raise ConfigError(
         f"{parsed.drivername!r} is not supported (in {redact(url)!r}); use sqlite:///FILE or "
         "postgresql://user@host/database"
@@ -67,8 +71,14 @@ def parse_url(url: str) -> URL:
 def redact(url: str | URL) -> str:
     """The URL without passwords, for messages."""
     text = url.render_as_string(hide_password=True) if isinstance(url, URL) else str(url)
+<<<<<<< HEAD
     # Up to the last @: a password that holds one, unquoted, is not to be shown in part.
     text = re.sub(r"(?s)(://[^/@:]*):.*@", r"\1:***@", text)
+=======
+    if "://" not in text:  # no URL, perhaps for the lack of a slash
+        text = re.sub(r"^.*@", "***@", text, flags=re.DOTALL)
+    text = re.sub(r"(://[^/@:]*):.*@", r"\1:***@", text, flags=re.DOTALL)
+>>>>>>> attack
     return re.sub(r"(?i)((?:password|passwd|sslpassword)=)[^&\s]*", r"\1***", text)
 
 
@@ -77,14 +87,49 @@ def public_url(url: URL) -> str:
     return redact(url.set(drivername=url.get_backend_name()))
 
 
-def _asyncpg_options(url: URL) -> URL:
-    """libpq's spelling of options, as asyncpg wants it."""
+# What of the options of libpq and asyncpg is understood in a URL, with how their values are read.
+_POSTGRES_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "host": str,
+    "port": str,
+    "ssl": str,
+    "passfile": str,
+    "target_session_attrs": str,
+    "krbsrvname": str,
+    "gsslib": str,
+    "statement_cache_size": int,
+    "prepared_statement_cache_size": int,
+    "command_timeout": float,
+    "timeout": float,
+    "application_name": str,
+}
+_POSTGRES_SPELLINGS = {"sslmode": "ssl", "connect_timeout": "timeout"}
+_POSTGRES_IGNORED = ("channel_binding", "gssencmode")
+
+
+def _checked_postgres(url: URL) -> URL:
+    """The URL with its password in one place and options that asyncpg understands."""
+    where = public_url(url)
     query = dict(url.query)
-    if "sslmode" in query:
-        query["ssl"] = query.pop("sslmode")
-    for unknown in ("channel_binding", "gssencmode"):
-        query.pop(unknown, None)
-    return url.set(query=query)
+    for name in ("user", "password"):
+        if name in query:
+            value = query.pop(name)
+            url = url.set(**{"username" if name == "user" else name: value if isinstance(value, str) else value[-1]})
+    if "@" in (url.host or ""):
+        raise ConfigError(f"{where} has more than one @: in a user or password it is written %40 (/ %2F, % %25)")
+    if url.port is not None and not 0 < url.port < 65536:
+        raise ConfigError(f"{where}: ports are from 1 to 65535")
+    for ignored in _POSTGRES_IGNORED:
+        query.pop(ignored, None)
+    options = {_POSTGRES_SPELLINGS.get(name, name): value for name, value in query.items()}
+    for name, value in options.items():
+        if name not in _POSTGRES_OPTIONS:
+            known = ", ".join(sorted({*_POSTGRES_OPTIONS, *_POSTGRES_SPELLINGS, "user", "password"}))
+            raise ConfigError(f"{where}: there is no option {name!r}; known are {known}")
+        try:
+            _POSTGRES_OPTIONS[name](value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise ConfigError(f"{where}: the option {name} must be a number, not {value!r}") from None
+    return url.set(query=options)
 
 
 def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: bool = False) -> AsyncEngine:
@@ -92,7 +137,11 @@ def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: 
     if url.get_backend_name() == "sqlite":
         return sqlite_engine(url, durability=durability, lock_timeout=lock_timeout, read_only=read_only)
     milliseconds = str(max(1, int(lock_timeout * 1000)))
-    settings = {"application_name": "replaybuf", "lock_timeout": milliseconds, "jit": "off"}
+    # Those whose value is no text, or that asyncpg wants elsewhere, go past the URL.
+    own = {name: read(url.query[name]) for name, read in _POSTGRES_OPTIONS.items() if name in url.query}  # type: ignore[arg-type]
+    url = url.set(query={name: url.query[name] for name in ("host", "port") if own.pop(name, None) is not None})
+    settings = {"application_name": own.pop("application_name", "replaybuf")}
+    settings |= {"lock_timeout": milliseconds, "jit": "off"}
     if durability == "normal":
         settings["synchronous_commit"] = "on"
     if read_only:
@@ -104,7 +153,7 @@ def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: 
         max_overflow=8,
         pool_timeout=lock_timeout,
         pool_pre_ping=True,
-        connect_args={"timeout": 10, "command_timeout": 600, "server_settings": settings},
+        connect_args={"timeout": 10, "command_timeout": 600, **own, "server_settings": settings},
     )
 
 

@@ -128,8 +128,8 @@ class GroupRow:
 
 
 def scoped_key(task_name: str, key: str | None) -> str | None:
-    """A put's key together with its task, as one text."""
-    return None if key is None else json.dumps([task_name, key])
+    """A put's key together with its task, as one text: short enough for an index of PostgreSQL (2,700 bytes)."""
+    return None if key is None else json.dumps([task_name, key], ensure_ascii=False)
 
 
 def key_of(scoped: str | None) -> str | None:

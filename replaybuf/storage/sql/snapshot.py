@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
+import itertools
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,11 @@ from sqlalchemy import Connection, Table, delete, func, insert, select, text, up
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.codec import Codec
-from replaybuf.errors import DecodeError, SnapshotMismatchError
+from replaybuf.errors import DecodeError, SnapshotError, SnapshotMismatchError
 from replaybuf.rollout_type import RolloutType
 from replaybuf.storage.base import NewGroup, StorageItem
 from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.driver import parse_url
+from replaybuf.storage.sql.driver import parse_url, translated
 from replaybuf.storage.sql.lanes import need_lanes
 from replaybuf.storage.sql.put import group_row, insert_rows, payload_row, set_info
 from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, describe, scoped_key
@@ -35,17 +38,18 @@ _BATCH_GROUPS = 1000
 
 async def copy_to(source: Database, path: str, about: Mapping[str, str]) -> None:
     """Write a snapshot of `source` to the file `path`, over an older one."""
-    partial = f"{path}.partial"
-    _remove(partial)
-    target = _file_database(partial)
-    try:
-        await target.write(lambda connection: create_schema(connection, path))
-        async with source.transaction(write=False) as reading, target.transaction(write=True) as writing:
-            await _copy_rows(reading, writing)
-            await writing.run_sync(set_info, dict(about))
-    finally:
-        await _close_file(target)
-    await asyncio.to_thread(_publish, partial, path)
+    if source.dialect == "sqlite" and not source.memory and _same_file(path, str(source.url.database)):
+        raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
+    with _partial_file(path) as partial:
+        target = _file_database(partial)
+        try:
+            await target.write(lambda connection: create_schema(connection, path))
+            async with source.transaction(write=False) as reading, target.transaction(write=True) as writing:
+                await _copy_rows(reading, writing)
+                await writing.run_sync(set_info, dict(about))
+        finally:
+            await _close_file(target)
+        await asyncio.to_thread(_publish, partial, path)
 
 
 async def copy_from(target: Database, path: str, expected: Mapping[str, str]) -> None:
@@ -178,16 +182,15 @@ def write_state(path: str, state: dict[str, Any], about: Mapping[str, str]) -> N
     """Write a portable state as a snapshot file; blocks."""
 
     async def write() -> None:
-        partial = f"{path}.partial"
-        _remove(partial)
-        target = _file_database(partial)
-        try:
-            await target.write(lambda connection: create_schema(connection, path))
-            await target.write(lambda connection: load_state(connection, _plain_codec(), state))
-            await target.write(lambda connection: set_info(connection, about))
-        finally:
-            await _close_file(target)
-        _publish(partial, path)
+        with _partial_file(path) as partial:
+            target = _file_database(partial)
+            try:
+                await target.write(lambda connection: create_schema(connection, path))
+                await target.write(lambda connection: load_state(connection, _plain_codec(), state))
+                await target.write(lambda connection: set_info(connection, about))
+            finally:
+                await _close_file(target)
+            _publish(partial, path)
 
     asyncio.run(write())
 
@@ -239,11 +242,11 @@ async def _open_file(path: str, expected: Mapping[str, str]) -> Database:
 
 async def _close_file(database: Database) -> None:
     """Leave everything in the one file: no log beside it."""
-    connection = await database.connect()
     try:
-        await connection.run_sync(_leave_wal)
+        with translated(database.url, database.lock_timeout):
+            async with database.engine.connect() as connection:
+                await connection.run_sync(_leave_wal)
     finally:
-        await connection.close()
         await database.dispose()
 
 
@@ -261,7 +264,41 @@ def _publish(partial: str, path: str) -> None:
     os.replace(partial, path)
 
 
+@contextlib.contextmanager
+def _partial_file(path: str) -> Iterator[str]:
+    """The name of a file to write to before it gets the name `path`: one's own, so that several may save at once.
+
+    Nothing of it is left behind, nor of those that processes of this host left when they were killed.
+    """
+    prefix = f"{Path(path).name}.{socket.gethostname()}-"
+    for file in Path(path).parent.glob(f"{glob.escape(prefix)}*.partial"):
+        if not _is_alive(file.name.removeprefix(prefix).partition("-")[0]):
+            _remove(str(file))
+    partial = str(Path(path).with_name(f"{prefix}{os.getpid()}-{next(_number)}.partial"))
+    try:
+        yield partial
+    finally:
+        _remove(partial)
+
+
+_number = itertools.count(1)
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _same_file(path: str, other: str) -> bool:
+    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
+
+
 def _remove(path: str) -> None:
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in ("", "-wal", "-shm", "-journal"):
         with contextlib.suppress(FileNotFoundError):
             os.remove(path + suffix)

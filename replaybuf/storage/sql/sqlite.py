@@ -90,6 +90,8 @@ def _pragmas(durability: str, read_only: bool) -> list[str]:
         "journal_mode = WAL",
         f"synchronous = {'FULL' if durability == 'full' else 'NORMAL'}",
         f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
+        # Some builds overwrite what is deleted with zeros; FAST does so only where it costs no writing.
+        "secure_delete = FAST",
         f"journal_size_limit = {4 * CHECKPOINT_PAGES * PAGE_SIZE}",
     ]
 
