@@ -71,14 +71,10 @@ def parse_url(url: str) -> URL:
 def redact(url: str | URL) -> str:
     """The URL without passwords, for messages."""
     text = url.render_as_string(hide_password=True) if isinstance(url, URL) else str(url)
-<<<<<<< HEAD
-    # Up to the last @: a password that holds one, unquoted, is not to be shown in part.
-    text = re.sub(r"(?s)(://[^/@:]*):.*@", r"\1:***@", text)
-=======
     if "://" not in text:  # no URL, perhaps for the lack of a slash
         text = re.sub(r"^.*@", "***@", text, flags=re.DOTALL)
+    # Up to the last @: a password that holds one, unquoted, is not to be shown in part.
     text = re.sub(r"(://[^/@:]*):.*@", r"\1:***@", text, flags=re.DOTALL)
->>>>>>> attack
     return re.sub(r"(?i)((?:password|passwd|sslpassword)=)[^&\s]*", r"\1***", text)
 
 
