@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
@@ -106,10 +107,10 @@ def _checked_postgres(url: URL) -> URL:
     """The URL with its password in one place and options that asyncpg understands."""
     where = public_url(url)
     query = dict(url.query)
-    for name in ("user", "password"):
-        if name in query:
-            value = query.pop(name)
-            url = url.set(**{"username" if name == "user" else name: value if isinstance(value, str) else value[-1]})
+    if "user" in query:
+        url = url.set(username=_last(query.pop("user")))
+    if "password" in query:
+        url = url.set(password=_last(query.pop("password")))
     if "@" in (url.host or ""):
         raise ConfigError(f"{where} has more than one @: in a user or password it is written %40 (/ %2F, % %25)")
     if url.port is not None and not 0 < url.port < 65536:
@@ -126,6 +127,10 @@ def _checked_postgres(url: URL) -> URL:
         except (TypeError, ValueError):
             raise ConfigError(f"{where}: the option {name} must be a number, not {value!r}") from None
     return url.set(query=options)
+
+
+def _last(value: str | Sequence[str]) -> str:
+    return value if isinstance(value, str) else value[-1]
 
 
 def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: bool = False) -> AsyncEngine:
