@@ -56,7 +56,7 @@ SNAPSHOT_FILE = "replaybuf.sqlite"
 _LONGEST_WAIT = 60.0
 _RETRY_SECONDS = 0.02
 
-# Lists of more tokens than this are looked through in another thread, to keep the event loop free (arrays take no time).
+# Lists of more tokens than this are looked through in another thread, to keep the event loop free.
 _MANY_TOKENS = 10_000
 
 
