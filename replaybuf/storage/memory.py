@@ -76,7 +76,7 @@ class MemoryStorage(StorageBackend):
     new_table: type[Items] = Items
 
     def __init__(self, codec: Codec) -> None:
-        self._codec = codec
+        self.codec = codec
         self._lock = threading.RLock()
         self._table = self.new_table()
         self._payloads: dict[int, bytes] = {}
@@ -89,7 +89,7 @@ class MemoryStorage(StorageBackend):
         self._notify()
 
     async def put(self, group: NewGroup) -> int:
-        payload = self._codec.encode(group.rollouts)
+        payload = self.codec.encode(group.rollouts)
         reward = Marks.of(group.rollouts).mean_reward
         with self._lock:
             return self._store(group, payload, reward)
@@ -151,7 +151,7 @@ class MemoryStorage(StorageBackend):
         return good
 
     def _decode(self, uid: int) -> StorageItem:
-        return replace(self._item(uid), item=self._codec.decode(self._payloads[uid]))
+        return replace(self._item(uid), item=self.codec.decode(self._payloads[uid]))
 
     def _item(self, uid: int) -> StorageItem:
         item = self._table.get(uid)
@@ -216,7 +216,7 @@ class MemoryStorage(StorageBackend):
 
     def _refresh_one(self, item: StorageItem, refresh: Refresh) -> bool:
         try:
-            rollouts = self._codec.decode(self._payloads[item.uid])
+            rollouts = self.codec.decode(self._payloads[item.uid])
         except DecodeError:
             return False
         rule = refresh.rules[item.task_name]
@@ -229,7 +229,7 @@ class MemoryStorage(StorageBackend):
         staleness = group_staleness(rollouts)
         for index in expired:
             reset_response(rollouts[index])
-        self._payloads[item.uid] = self._codec.encode(rollouts)
+        self._payloads[item.uid] = self.codec.encode(rollouts)
         self._table.change(
             [item.uid],
             status=Status.EXPIRED if expired else item.status,

@@ -23,6 +23,8 @@ async def fill(buffer: ReplayBuffer) -> None:
     await buffer.put([rollout(1, response_model_steps=[1]), rollout(2, response_model_steps=[6])], "math", key="a")
     await buffer.put(group(3), "math", model_step=5, current_train_step=7, priority=2, tags={"a": 1, "b": None})
     await buffer.put(group(4, seq_staleness=3, reward=None), "math")
+    # It expires in the refresh, and what it leaves out, because it is None, is reset all the same.
+    await buffer.put(group(8, response=None, logprobs=None, response_model_steps=[0]), "math")
     await buffer.put(group(5, status=Status.FAILED), "code", model_step=2, current_train_step=7)
     await buffer.put(group(6), "code", model_step=2)
     await buffer.refresh_staleness(task_stale_thresholds={"math": 5}, current_train_step=8)

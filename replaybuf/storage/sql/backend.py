@@ -54,7 +54,7 @@ class SQLStorage(StorageBackend):
     ) -> None:
         self.url = parse_url(url)
         self.durable = not is_memory(self.url)
-        self._codec = codec
+        self.codec = codec
         self._durability = durability
         self._lock_timeout = lock_timeout
         self._read_only = read_only
@@ -125,7 +125,7 @@ class SQLStorage(StorageBackend):
         all_or_nothing: bool = False,
     ) -> dict[str, list[StorageItem]] | None:
         state = await self._ready()
-        taking = _Taking(state, self._codec, dict(wanted), status, order, where, all_or_nothing)
+        taking = _Taking(state, self.codec, dict(wanted), status, order, where, all_or_nothing)
         taken = await state.thread.run(taking.run, undo=taking.undo)
         return None if taken is None else taken[1]
 
@@ -150,7 +150,7 @@ class SQLStorage(StorageBackend):
         items = []
         for row in rows:
             try:
-                items.append(row.decode(self._codec))
+                items.append(row.decode(self.codec))
             except DecodeError as error:
                 items.append(row.item([], str(error)))
         return items
@@ -193,10 +193,10 @@ class SQLStorage(StorageBackend):
     # Snapshots
 
     def state_dict(self) -> dict[str, Any]:
-        return self._blocking(lambda connection: read_state(connection, self._codec))
+        return self._blocking(lambda connection: read_state(connection, self.codec))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._blocking(lambda connection: load_state(connection, self._codec, state), write=True)
+        self._blocking(lambda connection: load_state(connection, self.codec, state), write=True)
 
     async def save(self, path: str, about: Mapping[str, str]) -> None:
         state = await self._ready()
@@ -226,7 +226,7 @@ class _Open:
 
     def __init__(self, storage: SQLStorage) -> None:
         self._storage = storage
-        self._codec = storage._codec
+        self._codec = storage.codec
         self.ready = False
         self.closed = False
         self._closing = threading.Lock()
