@@ -72,7 +72,11 @@ class ReplayBuffer:
 
     async def __aenter__(self) -> Self:
         self._check_open()
-        await self.storage.open()
+        try:
+            await self.storage.open()
+        except BaseException:
+            await self.close()  # nobody else will
+            raise
         return self
 
     async def __aexit__(

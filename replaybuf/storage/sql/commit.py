@@ -179,10 +179,11 @@ class GroupCommit:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the database or its driver refused a row, as opposed to being out of reach, locked or full."""
+    refusals = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError)
     cause = error.__cause__
     return (
         not isinstance(error, ReplayBufError)
-        or isinstance(cause, (exc.IntegrityError, exc.DataError))
+        or isinstance(cause, refusals)
         or type(cause) in (exc.StatementError, exc.DBAPIError)
     )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
@@ -101,14 +102,15 @@ _POSTGRES_SPELLINGS = {"sslmode": "ssl", "connect_timeout": "timeout"}
 _POSTGRES_IGNORED = ("channel_binding", "gssencmode")
 
 
+def _one(values: str | Sequence[str] | None) -> str | None:
+    return values if values is None or isinstance(values, str) else values[-1]
+
+
 def _checked_postgres(url: URL) -> URL:
     """The URL with its password in one place and options that asyncpg understands."""
     where = public_url(url)
     query = dict(url.query)
-    for name in ("user", "password"):
-        if name in query:
-            value = query.pop(name)
-            url = url.set(**{"username" if name == "user" else name: value if isinstance(value, str) else value[-1]})
+    url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
     if "@" in (url.host or ""):
         raise ConfigError(f"{where} has more than one @: in a user or password it is written %40 (/ %2F, % %25)")
     if url.port is not None and not 0 < url.port < 65536:
