@@ -30,6 +30,7 @@ from replaybuf.errors import (
     ClosedError,
     InputError,
     MissingSnapshotError,
+    NotPicklableError,
     NotReadyError,
     ReplayBufError,
     RolloutError,
@@ -75,7 +76,11 @@ class ReplayBuffer:
 
     async def __aenter__(self) -> Self:
         self._check_open()
-        await self.storage.open()
+        try:
+            await self.storage.open()
+        except BaseException:
+            await self.close()  # nobody else will
+            raise
         return self
 
     async def __aexit__(
@@ -87,6 +92,9 @@ class ReplayBuffer:
         """Commit what waits to be put, end all waits with ClosedError, and let go of the database. Idempotent."""
         self._closed = True
         await self.storage.close()
+
+    def __reduce__(self) -> str:
+        raise NotPicklableError
 
     def __len__(self) -> int:
         """The number of groups in the buffer, of all tasks and statuses. Blocks for the time of one query."""

@@ -149,7 +149,10 @@ class Codec:
 
 def _open(payload: Buffer, verified: bool = False) -> tuple[int, int, int, memoryview]:
     """Flags, number of rollouts, size of the body, and the body as stored; DecodeError when they can't be trusted."""
-    view = memoryview(payload)
+    try:
+        view = memoryview(payload)
+    except TypeError:
+        raise DecodeError(f"the payload is damaged: it is no bytes but {type(payload).__name__}") from None
     if len(view) < _BODY_AT:
         raise DecodeError(f"the payload is damaged: it has {len(view)} bytes, fewer than a header takes")
     magic, version, flags, zero, count, size = _HEAD.unpack_from(view)

@@ -87,7 +87,7 @@ class ReplayBufferConfig(BaseModel):
             # Not the text of the error, which quotes the file: there may be a password in it.
             mark = error.problem_mark
             where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-            raise ConfigError(f"can't read {file}{where}: {error.problem or 'not YAML'}") from None
+            raise ConfigError(f"can't read {file}{where}: {redact(error.problem or 'not YAML')}") from None
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"can't read {file}: {error}") from error
         for name in (section or "").split(".") if section else ():

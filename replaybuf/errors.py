@@ -55,6 +55,10 @@ class ClosedError(ReplayBufError, RuntimeError):
     """The buffer is closed; build a new one to go on."""
 
 
+class NotPicklableError(ReplayBufError, TypeError):
+    """A buffer can't be pickled; pickle its config, and build a buffer from it in each process."""
+
+
 class NotReadyError(ReplayBufError, TimeoutError):
     """The time to wait is over and the groups asked for are not there; nothing was taken."""
 

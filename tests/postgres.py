@@ -17,10 +17,13 @@ from sqlalchemy import make_url
 
 
 @contextmanager
-def running_server() -> Iterator[str]:
-    """The URL of the server that REPLAYBUF_TEST_POSTGRES_URL names, or of one that runs until the block is left."""
+def running_server(*, own: bool = False) -> Iterator[str]:
+    """The URL of the server that REPLAYBUF_TEST_POSTGRES_URL names, or of one that runs until the block is left.
+
+    With `own` it is always a new one, for tests that change how it is set up.
+    """
     given = os.environ.get("REPLAYBUF_TEST_POSTGRES_URL")
-    if given:
+    if given and not own:
         yield given
         return
     folder = tempfile.mkdtemp(prefix="rb-pg-")  # short, because the path of a socket has at most 107 characters

@@ -199,12 +199,12 @@ async def test_a_group_that_was_given_back_is_the_same_as_before(buffer: ReplayB
 
 def hold_decoding(buffer: ReplayBuffer, release: threading.Event) -> None:
     """From now on groups are decoded only after `release` is set."""
-    codec = storage_of(buffer)._codec
+    codec = storage_of(buffer).codec
     decode = codec.decode
 
-    def decode_later(data: Any) -> Any:
+    def decode_later(data: Any, **options: Any) -> Any:
         assert release.wait(20)
-        return decode(data)
+        return decode(data, **options)
 
     codec.decode = decode_later  # type: ignore[method-assign]
 

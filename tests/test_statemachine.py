@@ -11,9 +11,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 pytest.register_assert_rewrite("tests.side_by_side")
 
-from tests.places import Pandas, Place, PostgresDatabases, SqliteFiles
-from tests.postgres import Databases
-from tests.side_by_side import SideBySide
+from tests.places import Pandas, Place, PostgresDatabases, SqliteFiles  # noqa: E402
+from tests.postgres import Databases  # noqa: E402
+from tests.side_by_side import SideBySide  # noqa: E402
 
 
 def run(place: Place, examples: int, steps: int) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import os
 import sys
 import time
-from pathlib import Path
 
 from replaybuf import NotReadyError
 from tests.stores import TASK, build, fill, group, numbers_of
@@ -43,7 +42,7 @@ async def consume(url: str, log: Log, until: str, size: str) -> None:
     """Take groups until the file `until` exists and nothing is left."""
     async with build(url) as buffer:
         while True:
-            last = Path(until).exists()
+            last = os.path.exists(until)  # noqa: ASYNC240
             groups = await buffer.get(int(size), TASK)
             assert all(len(rollouts) == 3 for rollouts in groups)
             log.write(*numbers_of(groups))
@@ -69,7 +68,7 @@ async def wait(url: str, log: Log, size: str) -> None:
 async def create(url: str, log: Log, start: str, number: str) -> None:
     """Open a database that doesn't exist yet, at the same time as others, and put one group."""
     buffer = build(url)
-    time.sleep(max(0.0, float(start) - time.time()))
+    await asyncio.sleep(max(0.0, float(start) - time.time()))
     await buffer.put(group(int(number)), TASK)
     log.write(number)
     await buffer.close()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -74,7 +75,12 @@ class SQLStorage(StorageBackend):
             state, self._closed = self._open, True
         if state is not None and state.thread.pid == os.getpid():
             # In a thread, and shielded: a cancelled close still commits what waits.
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, state.close))
+            try:
+                closing = asyncio.get_running_loop().run_in_executor(None, state.close)
+            except RuntimeError:  # the interpreter is being shut down: no thread can be had any more
+                state.close()
+            else:
+                await asyncio.shield(closing)
 
     def _state(self) -> _Open:
         with self._opening:
@@ -83,8 +89,14 @@ class SQLStorage(StorageBackend):
             if self._open is None or self._open.thread.pid != os.getpid():
                 # Threads and connections don't survive a fork; the child opens its own, and keeps those of the parent
                 # as they are: to let go of them would disturb what they share with the parent.
-                _inherited.append(self._open)
+                if self._open is not None:
+                    _inherited.append(self._open)
+                    if not self.durable:
+                        raise StorageError(
+                            "this buffer is in the memory of the process that was forked; use a file or a server"
+                        )
                 self._open = _Open(self)
+                weakref.finalize(self, self._open.abandon).atexit = False
             return self._open
 
     async def _read(self, function: Callable[[Connection], T]) -> T:
@@ -225,7 +237,7 @@ class _Open:
     """What an open store holds: the thread, the engine, and the tasks that run beside the operations."""
 
     def __init__(self, storage: SQLStorage) -> None:
-        self._storage = storage
+        self._read_only = storage._read_only  # not the storage itself, which is closed when nobody has it any more
         self._codec = storage.codec
         self.ready = False
         self.closed = False
@@ -241,7 +253,7 @@ class _Open:
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.database)
         self.sweeper = Sweeper(self.database)
-        self.commits = GroupCommit(self.thread, lambda new: encode_group(self._codec, new), self._commit, self.executor)
+        self.commits = GroupCommit(self.thread, self._encode, self._commit, self.compute)
 
     async def prepare(self) -> None:
         """Check the schema, or create it in a new database (database's thread)."""
@@ -254,13 +266,20 @@ class _Open:
             exists = await self.database.read(lambda connection: check_schema(connection, where))
             if not exists:
                 await self.database.write(lambda connection: create_schema(connection, where))
-            if not self._storage._read_only:
+            if not self._read_only:
                 self.sweeper.start()
             self.ready = True
 
     async def compute(self, function: Callable[[S], T], argument: S) -> T:
         """Run CPU work in another thread."""
-        return await self.thread.loop.run_in_executor(self.executor, function, argument)
+        try:
+            future = self.thread.loop.run_in_executor(self.executor, function, argument)
+        except RuntimeError:  # the interpreter is being shut down: no thread can be had any more
+            return function(argument)
+        return await future
+
+    def _encode(self, new: NewGroup) -> EncodedGroup:
+        return encode_group(self._codec, new)
 
     async def _commit(self, groups: Sequence[EncodedGroup]) -> list[int]:
         uids = await self.database.write(lambda connection: put.put_groups(connection, groups, time.time()))
@@ -277,6 +296,12 @@ class _Open:
                 self.thread.close(self._shut_down, timeout=60)
             finally:
                 self.executor.shutdown(wait=True)
+
+    def abandon(self) -> None:
+        """Close without waiting for it."""
+        if self.thread.pid == os.getpid() and not self.closed:
+            self.executor.shutdown(wait=False)
+            self.thread.abandon(self._shut_down, timeout=60)
 
     async def _shut_down(self) -> None:
         await self.commits.close()

@@ -10,8 +10,8 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import exc
 
@@ -45,12 +45,12 @@ class GroupCommit:
         thread: DatabaseThread,
         encode: Callable[[NewGroup], EncodedGroup],
         commit: Callable[[Sequence[EncodedGroup]], Awaitable[list[int]]],
-        executor: Executor,
+        compute: Callable[..., Awaitable[Any]],
     ) -> None:
         self._thread = thread
         self._encode = encode
         self._commit = commit
-        self._executor = executor
+        self._compute = compute
         self._lock = threading.Lock()
         self._queue: deque[_Waiting] = deque()
         self._flushing: asyncio.Task[None] | None = None
@@ -130,7 +130,7 @@ class GroupCommit:
         return [waiting for waiting in batch if not waiting.cancelled]
 
     async def _encode_batch(self, batch: list[_Waiting]) -> list[_Waiting]:
-        failed = await self._thread.loop.run_in_executor(self._executor, self._encode_all, batch)
+        failed = await self._compute(self._encode_all, batch)
         self._answer(failed)
         return [waiting for waiting in batch if waiting.encoded is not None]
 
@@ -179,10 +179,11 @@ class GroupCommit:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the database or its driver refused a row, as opposed to being out of reach, locked or full."""
+    refusals = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError)
     cause = error.__cause__
     return (
         not isinstance(error, ReplayBufError)
-        or isinstance(cause, (exc.IntegrityError, exc.DataError))
+        or isinstance(cause, refusals)
         or type(cause) in (exc.StatementError, exc.DBAPIError)
     )
 

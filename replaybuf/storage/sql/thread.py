@@ -93,7 +93,7 @@ class DatabaseThread:
         # Calls whose result nobody has received yet. A caller whose loop was closed gives its result back when it is
         # garbage-collected, so nothing here may keep it alive.
         self._calls: dict[int, weakref.ref[_Call[Any]]] = {}
-        self._posting = threading.Lock()
+        self._posting = threading.RLock()  # a finalizer may post while this thread is just posting
         self._ending = False
         self._closed = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -207,6 +207,24 @@ class DatabaseThread:
             ending.result(3 * timeout)
         finally:
             self.stop()
+
+    def abandon(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
+        """As `close`, without waiting for it: the store is gone, and nobody else will close it."""
+        with contextlib.suppress(ClosedError):
+            self.post(self._start_end, last, timeout)
+
+    def _start_end(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
+        ending = self.loop.create_task(self._end(last, timeout))
+        self._unsettled.add(ending)  # so that the end of the process waits for it
+        ending.add_done_callback(self._has_ended)
+
+    def _has_ended(self, ending: asyncio.Task[None]) -> None:
+        self._unsettled.discard(ending)
+        if not ending.cancelled() and (error := ending.exception()) is not None:
+            _logger.warning("closing a store that was dropped failed: %s", error)
+        with self._posting:
+            self._closed = True
+            self.loop.stop()
 
     def stop(self) -> None:
         """End the thread."""
