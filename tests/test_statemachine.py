@@ -9,15 +9,24 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+<<<<<<< HEAD
 pytest.register_assert_rewrite("tests.side_by_side")
 
 from tests.places import Pandas, Place, PostgresDatabases, SqliteFiles  # noqa: E402
 from tests.postgres import Databases  # noqa: E402
 from tests.side_by_side import SideBySide  # noqa: E402
+=======
+from tests.places import Pandas, Place, PostgresDatabases, SqliteFiles
+from tests.postgres import Databases
+
+pytest.register_assert_rewrite("tests.side_by_side")
+>>>>>>> contract
 
 
 def run(place: Place, examples: int, steps: int) -> None:
     """Run the machine against buffers at the place."""
+    from tests.side_by_side import SideBySide
+
     machine = type(f"SideBySideWith{type(place).__name__}", (SideBySide,), {"place": place})
     chosen = settings(
         max_examples=examples,
