@@ -9,18 +9,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-<<<<<<< HEAD
-pytest.register_assert_rewrite("tests.side_by_side")
-
 from tests.places import Pandas, Place, PostgresDatabases, SqliteFiles  # noqa: E402
 from tests.postgres import Databases  # noqa: E402
-from tests.side_by_side import SideBySide  # noqa: E402
-=======
-from tests.places import Pandas, Place, PostgresDatabases, SqliteFiles
-from tests.postgres import Databases
 
 pytest.register_assert_rewrite("tests.side_by_side")
->>>>>>> contract
 
 
 def run(place: Place, examples: int, steps: int) -> None:
