@@ -195,7 +195,7 @@ class MemoryStorage(StorageBackend):
         with self._lock:
             found = self._table.select(query)
             if not isinstance(changes.status, Unset):
-                self._table.change(found, status=changes.status)
+                self._table.change(found, status=changes.status, error=None)
             if not isinstance(changes.priority, Unset):
                 self._table.change(found, priority=changes.priority)
             if not isinstance(changes.tags, Unset):

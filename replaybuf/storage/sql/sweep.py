@@ -65,11 +65,14 @@ class Sweeper:
             await self._task
 
     async def _run(self) -> None:
+        failing = False
         while not self._stopping.is_set():
             try:
                 full = await self._step()
             except ReplayBufError as error:
-                _logger.warning("sweeping failed and will be tried again: %s", error)
+                if not failing:  # once, not every second for as long as the database can't be reached
+                    _logger.warning("sweeping failed and will be tried again: %s", error)
+                failing = True
                 full = False
             # Others get at least as much of the write lock as the sweep.
             with contextlib.suppress(TimeoutError):
