@@ -1,4 +1,4 @@
-"""How fast the codec is, beside bare msgpack, zlib.crc32 and memcpy: `PYTHONPATH=. python benchmarks/codec_speed.py`.
+"""How fast the codec is, beside bare msgpack, zlib.crc32 and memcpy: `python -m benchmarks codec`.
 
 Each line is the best of many repeats, those of the lines of one section taken in turn, so that a noisy machine harms
 them alike.
@@ -81,7 +81,8 @@ def beside_memcpy(title: str, groups: list[list[RolloutState]]) -> None:
     compare(f"{title}, {sum(map(len, payloads)):,} bytes", cases)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print all sections."""
     beside_msgpack("one small rollout, lists", [rollout(40, True)])
     beside_msgpack("8 rollouts of 700 tokens, lists", [rollout(700, True) for _ in range(8)])
     beside_msgpack("1 rollout of 20,000 tokens, lists", [rollout(20_000, True)])
@@ -89,3 +90,7 @@ if __name__ == "__main__":
     beside_memcpy("1 rollout of 6,000 tokens, arrays", [[rollout(6000, False)]])
     beside_memcpy("64 groups of 1 rollout of 6,000 tokens", [[rollout(6000, False)] for _ in range(64)])
     beside_memcpy("64 groups of 8 rollouts of 700 tokens", [[rollout(700, False) for _ in range(8)] for _ in range(64)])
+
+
+if __name__ == "__main__":
+    main()

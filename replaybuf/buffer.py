@@ -57,6 +57,9 @@ SNAPSHOT_FILE = "replaybuf.sqlite"
 _LONGEST_WAIT = 60.0
 _RETRY_SECONDS = 0.02
 
+# Lists of more tokens than this are looked through in another thread, to keep the event loop free.
+_MANY_TOKENS = 10_000
+
 
 class ReplayBuffer:
     """Groups of rollouts between generation and training.
@@ -153,12 +156,10 @@ class ReplayBuffer:
             key=check_key(key),
         )
         self._require_fields(rollouts, model_step, current_train_step, rule)
-        try:
+        if _count_tokens(rollouts) < _MANY_TOKENS:
             keep = self._normalise(new, model_step, rule)
-        except ReplayBufError:
-            raise
-        except (TypeError, ValueError, OverflowError) as error:
-            raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
+        else:
+            keep = await asyncio.to_thread(self._normalise, new, model_step, rule)
         if keep:
             return await self.storage.put(new)
         await self.storage.drop(task_name)
@@ -181,6 +182,14 @@ class ReplayBuffer:
 
     def _normalise(self, new: NewGroup, model_step: int | None, rule: ExpiryRule) -> bool:
         """Bring the rollouts into the state in which they are stored; False when the group is to be dropped."""
+        try:
+            return self._apply_rules(new, model_step, rule)
+        except ReplayBufError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
+
+    def _apply_rules(self, new: NewGroup, model_step: int | None, rule: ExpiryRule) -> bool:
         rollouts, train_step = new.rollouts, new.train_step
         new.status = _status_of(rollouts)
         if model_step is not None:
@@ -448,6 +457,12 @@ def _as_list(items: Any) -> list[Any]:
     if isinstance(items, (list, tuple)):
         return list(items)
     raise RolloutError(f"expected a list of rollouts (a group), got {type(items).__name__}")
+
+
+def _count_tokens(rollouts: Sequence[Any]) -> int:
+    """How many response tokens the group has, as far as can be told."""
+    lists = (get_field(rollout, "response_ids") for rollout in rollouts)
+    return sum(len(tokens) for tokens in lists if isinstance(tokens, (list, tuple)))
 
 
 def _status_of(rollouts: Sequence[Any]) -> Status:

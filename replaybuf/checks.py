@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MAX_NAME = 200
 _INT64 = 2**63
+_EXACT = 2**53
 #: Steps and staleness are below this, so that no difference of two overflows in a database.
 MAX_STEP = 2**53
 # No store holds more groups, and every database can count as far.
@@ -80,7 +81,8 @@ def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
     if isinstance(value, int) and -_INT64 <= value < _INT64:
         return int(value)
     if isinstance(value, float) and math.isfinite(value):
-        return float(value)
+        # PostgreSQL's JSON would compare shortened decimals of floats that are large whole numbers.
+        return int(value) if _EXACT <= abs(value) < _INT64 and value.is_integer() else float(value)
     if isinstance(value, str) and _storable(value):
         return str(value)
     raise InputError(

@@ -2,8 +2,8 @@
 
 Tuples, sets, enums, datetimes, arrays and the like are stored as a map of one entry whose key is a *mark*, an empty
 msgpack extension object whose type says what the value is: `{mark: content}`. msgpack itself packs and unpacks the
-content, so nesting costs no Python recursion, and a mark can't be mistaken for a key of the user. `codec_unpack` is the
-way back.
+content, so nesting costs no Python recursion, and a mark can't be mistaken for a key of the user. Plain arrays alone
+are extension objects that hold their content. `codec_unpack` is the way back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from replaybuf.errors import EncodeError
 
 # The types of the marks are part of the format: never give one another meaning.
 TUPLE, SET, FROZENSET, BYTEARRAY, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIME, TIMEDELTA = range(1, 13)
-ENUM, ARRAY, SCALAR, NUMPY_STR, NUMPY_BYTES = range(20, 25)
+ENUM, ARRAY, SCALAR, NUMPY_STR, NUMPY_BYTES, PLAIN_ARRAY = range(20, 26)
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _NUMBERS: Final = frozenset({int, float})
@@ -123,9 +123,11 @@ def _pack(values: Sequence[Any]) -> tuple[list[int], memoryview]:
     return lengths, packer.getbuffer()
 
 
-def _stand_in(value: Any) -> dict[Any, Any]:
+def _stand_in(value: Any) -> Any:
     """What msgpack packs in place of a value that it has no form for."""
     kind = type(value)
+    if kind is np.ndarray and (content := arrays.flatten(value)) is not None:
+        return msgpack.ExtType(PLAIN_ARRAY, content)
     if (form := _FORMS.get(kind)) is not None:
         return {form[0]: form[1](value)}
     if isinstance(value, Enum):

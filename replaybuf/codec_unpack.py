@@ -86,6 +86,9 @@ _RESTORE: Final = {
 }
 
 
+_PLAIN_ARRAY: Final = marks.PLAIN_ARRAY
+
+
 class Unpacking:
     """The reading of one payload: `unpack` its rollouts' fields one after the other, then `finish`.
 
@@ -104,7 +107,7 @@ class Unpacking:
         return msgpack.unpackb(
             packed,
             object_hook=self._restore,
-            ext_hook=self._mark,
+            ext_hook=self._extension,
             strict_map_key=False,
             unicode_errors="surrogatepass",
         )
@@ -114,7 +117,9 @@ class Unpacking:
         if self._open_marks:
             raise ValueError("it holds marks that mark nothing")
 
-    def _mark(self, number: int, content: bytes) -> _Mark:
+    def _extension(self, number: int, content: bytes) -> Any:
+        if number == _PLAIN_ARRAY:
+            return arrays.unflatten(content)
         mark = _RESTORE.get(number)
         if mark is None or content:
             raise ValueError(f"unknown kind of value ({number}); was it written by a newer replaybuf?")

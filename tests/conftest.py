@@ -6,8 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-from tests.postgres import new_database, running_server
+from tests.postgres import Databases, new_database, running_server
+
+# On a busy machine any example may be slow.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +45,11 @@ def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/buffer.db"
     return str(request.getfixturevalue("postgres_database"))
+
+
+@pytest.fixture(scope="session")
+def postgres_databases(postgres_url: str) -> Iterator[Databases]:
+    """Databases that tests share one after the other."""
+    databases = Databases(postgres_url)
+    yield databases
+    databases.close()

@@ -8,8 +8,9 @@ import shutil
 import tempfile
 import uuid
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 
 import asyncpg
 from sqlalchemy import make_url
@@ -44,16 +45,64 @@ def running_server(*, own: bool = False) -> Iterator[str]:
 def new_database(server_url: str) -> Iterator[str]:
     """The URL of a new, empty database, which is dropped with all its connections when the block is left."""
     name = f"replaybuf_{uuid.uuid4().hex}"
-    asyncio.run(_execute(server_url, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'"))
+    _execute(server_url, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'")
     try:
         yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
     finally:
-        asyncio.run(_execute(server_url, f"DROP DATABASE {name} WITH (FORCE)"))
+        _execute(server_url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-async def _execute(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
+def _execute(url: str, statement: str) -> None:
+    async def execute() -> None:
+        connection = await asyncpg.connect(url)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    # In a thread, because the caller may have an event loop running.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, execute()).result()
+
+
+class Databases:
+    """Databases that are used again: each is emptied before it is given out, which is quicker than a new one."""
+
+    def __init__(self, server_url: str) -> None:
+        self._server_url = server_url
+        self._made = ExitStack()
+        self._free: list[str] = []
+
+    @contextmanager
+    def lent(self) -> Iterator[Callable[[], str]]:
+        """A function that gives the URL of another empty database at each call; all are free again after the block."""
+        used: list[str] = []
+
+        def lend() -> str:
+            used.append(self._empty_one())
+            return used[-1]
+
+        yield lend
+        self._free += used
+
+    def close(self) -> None:
+        self._made.close()
+
+    def _empty_one(self) -> str:
+        if not self._free:
+            return self._made.enter_context(new_database(self._server_url))
+        url = self._free.pop()
+        _execute(url, _EMPTY)
+        return url
+
+
+# As after `create_schema`, where that has run.
+_EMPTY = """
+DO $$ BEGIN
+    IF to_regclass('rb_version') IS NOT NULL THEN
+        TRUNCATE rb_lane, rb_group, rb_payload, rb_garbage, rb_info RESTART IDENTITY;
+        UPDATE rb_counter SET value = 0;
+        ALTER SEQUENCE rb_uid RESTART;
+    END IF;
+END $$
+"""

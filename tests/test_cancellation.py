@@ -199,7 +199,7 @@ async def test_a_group_that_was_given_back_is_the_same_as_before(buffer: ReplayB
 
 def hold_decoding(buffer: ReplayBuffer, release: threading.Event) -> None:
     """From now on groups are decoded only after `release` is set."""
-    codec = storage_of(buffer)._codec
+    codec = storage_of(buffer).codec
     decode = codec.decode
 
     def decode_later(data: Any) -> Any:

@@ -515,9 +515,24 @@ def array_field(dtype: Any, shape: Any, order: Any, raw: Any) -> bytes:
     return hostile_field({MARK[marks.ARRAY]: [dtype, shape, order, raw]})
 
 
+def plain_array_field(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
+    head = struct.pack(f"<BB{len(dtype)}s{len(shape)}Q", len(dtype), len(shape), dtype, *shape)
+    return hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, head + raw))
+
+
 @pytest.mark.parametrize(
     "payload",
     [
+        plain_array_field(b"|O", [1], bytes(8)),
+        plain_array_field(b"<U0", [2**40], b""),
+        plain_array_field(b"<i8", [2**64 - 1], bytes(8)),
+        plain_array_field(b"<i8", [2], bytes(8)),
+        plain_array_field(b"<i8", [1], bytes(16)),
+        plain_array_field(b"<i8", [2**40, 2**40], bytes(8)),
+        plain_array_field(b"<i8", [1] * 100, bytes(8)),
+        plain_array_field(b"\xff", [1], bytes(8)),
+        hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, b"")),
+        hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, b"\xff\x01<i8")),
         array_field("|O", [1], "C", bytes(8)),
         array_field("O", [1], "C", bytes(8)),
         array_field([[["a", "|O"]]], [1], "C", bytes(8)),

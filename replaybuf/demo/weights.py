@@ -67,6 +67,11 @@ class WeightsWatcher:
         self._directory = directory
         self._seen: tuple[int, int] | None = None
 
+    def newest_step(self) -> int | None:
+        """The step of the weights saved last, whether they were polled or not; None before the first save."""
+        arrays = _read(self._directory, ("step",))
+        return None if arrays is None else int(arrays["step"])
+
     def poll(self) -> tuple[Policy, int] | None:
         """The policy and its step if they were saved since the last poll, otherwise None; costs one stat then."""
         try:

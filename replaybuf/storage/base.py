@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from replaybuf.codec import Codec
 from replaybuf.policy import Order
 from replaybuf.query import Node
 from replaybuf.rollout import Status
@@ -96,8 +97,10 @@ class Refresh:
 class StorageBackend(ABC):
     """Where groups are kept. Every coroutine is safe to cancel: either it had its whole effect or none.
 
-    `durable` says whether what was put outlives the process.
+    `durable` says whether what was put outlives the process, `codec` reads and writes the payloads.
     """
+
+    codec: Codec
 
     durable: bool = False
 
@@ -206,7 +209,7 @@ class StorageBackend(ABC):
         """
         from replaybuf.storage.sql.snapshot import write_state
 
-        await asyncio.to_thread(write_state, path, self.state_dict(), about)
+        await asyncio.to_thread(write_state, path, self.state_dict(), about, self.codec)
 
     async def resume(self, path: str, expected: Mapping[str, str]) -> None:
         """Load the snapshot at `path` into this store, all of it or nothing.
@@ -216,4 +219,4 @@ class StorageBackend(ABC):
         """
         from replaybuf.storage.sql.snapshot import load_file_state
 
-        self.load_state_dict(await asyncio.to_thread(load_file_state, path, expected))
+        self.load_state_dict(await asyncio.to_thread(load_file_state, path, expected, self.codec))

@@ -100,26 +100,35 @@ def test_a_watcher_sees_a_later_save(tmp_path, trainer):
 
 
 _SAVE_FOR_EVER = """
+import os
 import sys
 from pathlib import Path
 from replaybuf.demo.grpo import Trainer
 from replaybuf.demo.weights import save_trainer
 trainer = Trainer.create(0)
-while True:
-    trainer.step += 1
-    save_trainer(Path(sys.argv[1]), trainer, seed=0)
+for _ in sys.stdin:
+    child = os.fork()  # once more, without importing everything again
+    while child == 0:
+        trainer.step += 1
+        save_trainer(Path(sys.argv[1]), trainer, seed=0)
+    print(child, flush=True)
+    os.waitpid(child, 0)
 """
 
 
 def test_kill_9_during_saves_leaves_complete_weights(tmp_path):
-    for _ in range(3):
-        writer = subprocess.Popen([sys.executable, "-c", _SAVE_FOR_EVER, str(tmp_path)])
-        watcher, steps = WeightsWatcher(tmp_path), []
-        deadline = time.monotonic() + 20
-        while len(steps) < 5 and time.monotonic() < deadline:
-            if (found := watcher.poll()) is not None:
-                steps.append(found[1])
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        assert len(steps) == 5
-        assert load_trainer(tmp_path)[0].step >= steps[-1]
+    command = [sys.executable, "-c", _SAVE_FOR_EVER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        for _ in range(5):
+            server.stdin.write("save\n")
+            server.stdin.flush()
+            writer, watcher, steps = int(server.stdout.readline()), WeightsWatcher(tmp_path), []
+            deadline = time.monotonic() + 20
+            try:
+                while len(steps) < 5 and time.monotonic() < deadline:
+                    if (found := watcher.poll()) is not None:
+                        steps.append(found[1])
+            finally:
+                os.kill(writer, signal.SIGKILL)
+            assert len(steps) == 5
+            assert load_trainer(tmp_path)[0].step >= steps[-1]

@@ -26,7 +26,7 @@ def expected(query: Query, rows: list[Group]) -> list[int]:
     return [place for place, row in enumerate(rows) if matches(row)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(rows=st.lists(groups, min_size=6, max_size=9), query=queries)
 def test_sql_means_what_the_predicate_means(store: Store, rows: list[Group], query: Query) -> None:
     store.fill(rows)
@@ -38,7 +38,7 @@ SAMPLE = [
     Group(uid=3, reward=3.0, tags={"n": 1, "s": "1"}, priority=-math.inf, status="failed"),
     Group(uid=4, reward=0.5, tags={"n": True, "s": None}, priority=0.1 + 0.2, task_name="B"),
     Group(uid=2**53 + 1, reward=-1.0, tags={"n": 1.0, "s": "é"}, priority=2.0**53, task_name="a"),
-    Group(uid=2**63 - 1, reward=1e300, tags={"n": 2**53 + 1, "s": False}, task_name="é"),
+    Group(uid=2**63 - 1, reward=1e300, priority=2.0**53 + 4, tags={"n": 2**53 + 1, "s": False}, task_name="é"),
     Group(uid=-(2**63), reward=5e-324, tags={"n": 2**63 - 1, "s": "a"}, task_name="😀"),
     Group(uid=0, reward=0.0, tags={"n": 5e-324, "s": "B"}, task_name="\uffff"),
 ]
@@ -60,6 +60,8 @@ EDGES: list[Query] = [
     {"priority": {"$gte": 2**53}},
     {"priority": {"$lt": 2**53 + 1}},
     {"priority": {"$gt": 2**53 - 1}},
+    {"priority": {"$lt": 2**53 + 3}},
+    {"priority": {"$gte": 2**53 + 3}},
     {"priority": {"$in": [2**53 + 1, 1]}},
     {"priority": 0.30000000000000004},
     {"reward": {"$ne": 3}},

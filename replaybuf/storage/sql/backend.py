@@ -55,7 +55,7 @@ class SQLStorage(StorageBackend):
     ) -> None:
         self.url = parse_url(url)
         self.durable = not is_memory(self.url)
-        self._codec = codec
+        self.codec = codec
         self._durability = durability
         self._lock_timeout = lock_timeout
         self._read_only = read_only
@@ -137,7 +137,7 @@ class SQLStorage(StorageBackend):
         all_or_nothing: bool = False,
     ) -> dict[str, list[StorageItem]] | None:
         state = await self._ready()
-        taking = _Taking(state, self._codec, dict(wanted), status, order, where, all_or_nothing)
+        taking = _Taking(state, self.codec, dict(wanted), status, order, where, all_or_nothing)
         taken = await state.thread.run(taking.run, undo=taking.undo)
         return None if taken is None else taken[1]
 
@@ -162,7 +162,7 @@ class SQLStorage(StorageBackend):
         items = []
         for row in rows:
             try:
-                items.append(row.decode(self._codec))
+                items.append(row.decode(self.codec))
             except DecodeError as error:
                 items.append(row.item([], str(error)))
         return items
@@ -205,10 +205,10 @@ class SQLStorage(StorageBackend):
     # Snapshots
 
     def state_dict(self) -> dict[str, Any]:
-        return self._blocking(lambda connection: read_state(connection, self._codec))
+        return self._blocking(lambda connection: read_state(connection, self.codec))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._blocking(lambda connection: load_state(connection, self._codec, state), write=True)
+        self._blocking(lambda connection: load_state(connection, self.codec, state), write=True)
 
     async def save(self, path: str, about: Mapping[str, str]) -> None:
         state = await self._ready()
@@ -238,7 +238,7 @@ class _Open:
 
     def __init__(self, storage: SQLStorage) -> None:
         self._read_only = storage._read_only  # not the storage itself, which is closed when nobody has it any more
-        self._codec = storage._codec
+        self._codec = storage.codec
         self.ready = False
         self.closed = False
         self._closing = threading.Lock()
@@ -334,6 +334,7 @@ class _Taking:
         self._order = order
         self._where = where
         self._all_or_nothing = all_or_nothing
+        self._set_aside: set[int] = set()
 
     async def run(self) -> Taken | None:
         """Take, until every group that was taken could be decoded (database's thread)."""
@@ -350,6 +351,7 @@ class _Taking:
                 return rows, {**self._empty, **_by_task(items)}
             # Rare: intact, but of another rollout type. Those are set aside, and the take begins anew.
             await self._give_back(rows, failed)
+            self._set_aside.update(failed)
 
     async def undo(self, taken: Taken | None) -> None:
         """Put everything back as it was: nobody received it (database's thread)."""
@@ -380,6 +382,7 @@ class _Taking:
                 order=self._order,
                 where=self._where,
                 now=time.time(),
+                skip=self._set_aside,
             )
             rows += found
             if self._all_or_nothing and len(found) < size:

@@ -74,6 +74,7 @@ def redact(url: str | URL) -> str:
     text = url.render_as_string(hide_password=True) if isinstance(url, URL) else str(url)
     if "://" not in text:  # no URL, perhaps for the lack of a slash
         text = re.sub(r"^.*@", "***@", text, flags=re.DOTALL)
+    # Up to the last @: a password that holds one, unquoted, is not to be shown in part.
     text = re.sub(r"(://[^/@:]*):.*@", r"\1:***@", text, flags=re.DOTALL)
     return re.sub(r"(?i)((?:password|passwd|sslpassword)=)[^&\s]*", r"\1***", text)
 
@@ -102,15 +103,14 @@ _POSTGRES_SPELLINGS = {"sslmode": "ssl", "connect_timeout": "timeout"}
 _POSTGRES_IGNORED = ("channel_binding", "gssencmode")
 
 
-def _one(values: str | Sequence[str] | None) -> str | None:
-    return values if values is None or isinstance(values, str) else values[-1]
-
-
 def _checked_postgres(url: URL) -> URL:
     """The URL with its password in one place and options that asyncpg understands."""
     where = public_url(url)
     query = dict(url.query)
-    url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
+    if "user" in query:
+        url = url.set(username=_last(query.pop("user")))
+    if "password" in query:
+        url = url.set(password=_last(query.pop("password")))
     if "@" in (url.host or ""):
         raise ConfigError(f"{where} has more than one @: in a user or password it is written %40 (/ %2F, % %25)")
     if url.port is not None and not 0 < url.port < 65536:
@@ -127,6 +127,10 @@ def _checked_postgres(url: URL) -> URL:
         except (TypeError, ValueError):
             raise ConfigError(f"{where}: the option {name} must be a number, not {value!r}") from None
     return url.set(query=options)
+
+
+def _last(value: str | Sequence[str]) -> str:
+    return value if isinstance(value, str) else value[-1]
 
 
 def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: bool = False) -> AsyncEngine:

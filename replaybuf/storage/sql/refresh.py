@@ -21,6 +21,7 @@ from replaybuf.storage.sql.tables import group, lane, unsettled
 from replaybuf.summary import Marks
 
 _CHUNK = 5_000
+_FEW = 8
 
 
 def refresh_staleness(connection: Connection, refresh: Refresh, now: float) -> dict[str, int]:
@@ -62,10 +63,8 @@ def _expire(connection: Connection, home: Lane, task_name: str, refresh: Refresh
         return 0
     # A rollout's newest trainable token isn't older than its oldest token, so this range holds all that may expire.
     newest_expired = step - 1 - min(thresholds)
-    candidates = (
-        select(group.c.uid, group.c.marks)
-        .where(group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired)
-        .order_by(group.c.oldest_step, group.c.uid)
+    candidates = select(group.c.uid, group.c.marks).where(
+        group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired
     )
     expired: list[tuple[int, Marks]] = []
     for uid, data in connection.execute(candidates):
@@ -89,31 +88,42 @@ def _store_expired(
         count_dropped(connection, task_name, len(expired))
         return
     target = need_lane(connection, task_name, Status.EXPIRED)
-    connection.execute(_EXPIRE, [_expired_row(uid, marks, target) for uid, marks in expired])
+    # Groups all of whose rollouts expired look alike afterwards; those are written by one statement.
+    alike: dict[str, tuple[dict[str, Any], list[int]]] = {}
+    for uid, marks in expired:
+        values = _expired_values(marks, target)
+        alike.setdefault(repr(values), (values, []))[1].append(uid)
+    few: list[dict[str, Any]] = []
+    for values, uids in alike.values():
+        if len(uids) < _FEW:
+            few += [{"expired_uid": uid, **{f"new_{name}": value for name, value in values.items()}} for uid in uids]
+            continue
+        for start in range(0, len(uids), _CHUNK):
+            chosen = uid_in(connection, uids[start : start + _CHUNK])
+            connection.execute(update(group).where(chosen).values(values))
+    if few:
+        connection.execute(_EXPIRE, few)
 
 
 _EXPIRE = (
     update(group)
     .where(group.c.uid == bindparam("expired_uid"))
     .values(
-        lane=bindparam("new_lane"),
-        oldest_step=bindparam("new_oldest_step"),
-        pinned_staleness=bindparam("staleness_at_expiry"),
-        pinned_step=None,
-        mixed=bindparam("new_mixed"),
-        reward=bindparam("new_reward"),
-        marks=bindparam("new_marks"),
+        {
+            name: bindparam(f"new_{name}")
+            for name in ("lane", "oldest_step", "pinned_staleness", "pinned_step", "mixed", "reward", "marks")
+        }
     )
 )
 
 
-def _expired_row(uid: int, marks: Marks, target: Lane) -> dict[str, Any]:
+def _expired_values(marks: Marks, target: Lane) -> dict[str, Any]:
     return {
-        "expired_uid": uid,
-        "new_lane": target.id,
-        "new_oldest_step": marks.oldest_step,
-        "staleness_at_expiry": max(marks.staleness or [0]),
-        "new_mixed": marks.mixed,
-        "new_reward": marks.mean_reward,
-        "new_marks": marks.to_json(),
+        "lane": target.id,
+        "oldest_step": marks.oldest_step,
+        "pinned_staleness": max(marks.staleness or [0]),
+        "pinned_step": None,
+        "mixed": marks.mixed,
+        "reward": marks.mean_reward,
+        "marks": marks.to_json(),
     }

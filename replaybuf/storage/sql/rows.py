@@ -66,6 +66,7 @@ class GroupRow:
     step: int | None
     columns: dict[str, Any]
     payload: bytes | None = None
+    verified: bool = False
 
     @classmethod
     def of(cls, row: Mapping[Any, Any]) -> GroupRow:
@@ -98,7 +99,7 @@ class GroupRow:
         """The stored group with its rollouts. Raises DecodeError."""
         if self.payload is None:
             raise DecodeError(f"group {self.uid}: its payload is missing")
-        rollouts = codec.decode(self.payload)
+        rollouts = codec.decode(self.payload, verified=self.verified)
         marks = Marks.from_json(self.columns["marks"])
         if len(rollouts) != len(marks.oldest):
             raise DecodeError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, delete, distinct, func, select, update
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, select, update
 
 from replaybuf.policy import Order
 from replaybuf.query import Node, SetNode, compile_sql
@@ -113,7 +113,7 @@ def update_groups(connection: Connection, query: Node, changes: Changes) -> int:
 def _move(connection: Connection, chosen: ColumnElement[bool], status: Status) -> None:
     """Move groups to the lanes of another status. Their staleness stays: they no longer follow the old lane's step."""
     home = group.join(lane, lane.c.id == group.c.lane)
-    tasks = connection.execute(select(distinct(lane.c.task_name)).select_from(home).where(chosen)).scalars().all()
+    tasks = connection.execute(select(lane.c.task_name).distinct().select_from(home).where(chosen)).scalars().all()
     step = select(lane.c.step).where(lane.c.id == group.c.lane).scalar_subquery()
     follows = group.c.pinned_staleness.is_(None)
     for task_name in tasks:

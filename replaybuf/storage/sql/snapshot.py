@@ -21,7 +21,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.codec import Codec
 from replaybuf.errors import DecodeError, SnapshotError, SnapshotMismatchError
-from replaybuf.rollout_type import RolloutType
 from replaybuf.storage.base import NewGroup, StorageItem
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.driver import parse_url, translated
@@ -178,7 +177,7 @@ def _encoded(codec: Codec, item: StorageItem, data: bytes) -> EncodedGroup:
         return describe(new, [], data)
 
 
-def write_state(path: str, state: dict[str, Any], about: Mapping[str, str]) -> None:
+def write_state(path: str, state: dict[str, Any], about: Mapping[str, str], codec: Codec) -> None:
     """Write a portable state as a snapshot file; blocks."""
 
     async def write() -> None:
@@ -186,7 +185,7 @@ def write_state(path: str, state: dict[str, Any], about: Mapping[str, str]) -> N
             target = _file_database(partial)
             try:
                 await target.write(lambda connection: create_schema(connection, path))
-                await target.write(lambda connection: load_state(connection, _plain_codec(), state))
+                await target.write(lambda connection: load_state(connection, codec, state))
                 await target.write(lambda connection: set_info(connection, about))
             finally:
                 await _close_file(target)
@@ -195,22 +194,17 @@ def write_state(path: str, state: dict[str, Any], about: Mapping[str, str]) -> N
     asyncio.run(write())
 
 
-def load_file_state(path: str, expected: Mapping[str, str]) -> dict[str, Any]:
+def load_file_state(path: str, expected: Mapping[str, str], codec: Codec) -> dict[str, Any]:
     """The portable state in a snapshot file; blocks."""
 
     async def read() -> dict[str, Any]:
         source = await _open_file(path, expected)
         try:
-            return await source.read(lambda connection: read_state(connection, _plain_codec()))
+            return await source.read(lambda connection: read_state(connection, codec))
         finally:
             await source.dispose()
 
     return asyncio.run(read())
-
-
-def _plain_codec() -> Codec:
-    # Rollouts of any type are maps of fields in a payload; as dicts they need not be known here.
-    return Codec(RolloutType(dict))
 
 
 # Files

@@ -6,7 +6,7 @@ has locked are skipped, so that takers don't wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, String, delete, func, literal, select, update
@@ -33,18 +33,23 @@ def take_groups(
     order: Order,
     where: Node | None,
     now: float,
+    skip: set[int],
 ) -> list[GroupRow]:
-    """Remove and return the first `size` groups of a lane whose payload is undamaged; damaged ones are set aside."""
+    """Remove and return the first `size` groups of a lane whose payload is undamaged; damaged ones are set aside.
+
+    `skip` has the uids of those that were set aside, so that a take of FAILED groups doesn't meet them again and again.
+    """
     home = find_lanes(connection, [(task_name, status)]).get((task_name, str(status)))
     taken: list[GroupRow] = []
     while home is not None and len(taken) < size:
-        source = _Source(home, task_name, status, where)
+        source = _Source(home, task_name, status, where, skip if status == Status.FAILED else ())
         uids = source.first(connection, size - len(taken), order)
         if not uids:
             break
         good, damaged = _read(connection, codec, uids, source)
         for row, reason in damaged:
             _set_aside(connection, row, reason)
+            skip.add(row.uid)
         connection.execute(delete(group).where(uid_in(connection, [row.uid for row in good])))
         discard(connection, [row.uid for row in good], now)
         taken += good
@@ -54,8 +59,11 @@ def take_groups(
 class _Source:
     """The groups of one lane, with its names and step as constants: no join is needed to order and filter them."""
 
-    def __init__(self, home: Lane, task_name: str, status: Status, where: Node | None) -> None:
+    def __init__(
+        self, home: Lane, task_name: str, status: Status, where: Node | None, skip: Collection[int] = ()
+    ) -> None:
         self.lane, self.task_name, self.status, self._where = home, task_name, status, where
+        self._skip = tuple(skip)
 
     def first(self, connection: Connection, size: int, order: Order) -> list[int]:
         """The uids of the first `size` groups.
@@ -84,17 +92,24 @@ class _Source:
     ) -> Select[Any]:
         fields = self._fields(staleness)
         statement = select(group.c.uid, *(fields[term.field].label(f"order_{i}") for i, term in enumerate(order)))
-        statement = statement.where(group.c.lane == self.lane.id)
+        if connection.dialect.name == "postgresql":
+            statement = statement.where(group.c.lane.between(self.lane.id, self.lane.id))
+        else:
+            statement = statement.where(group.c.lane == self.lane.id)
         if pinned_ones is not None:
             missing = group.c.pinned_staleness.is_(None)
             statement = statement.where(~missing if pinned_ones else missing)
         if self._where is not None:
             statement = statement.where(compile_sql(self._where, fields, connection.dialect.name))
+        if self._skip:
+            statement = statement.where(~uid_in(connection, self._skip))
         by_step = pinned_ones is False
-        statement = statement.order_by(*(_sort_key(term, fields, by_step) for term in order)).limit(size)
+        keys = [_sort_key(term, fields, by_step) for term in order]
         if connection.dialect.name == "postgresql":
-            statement = statement.with_for_update(skip_locked=True)
-        return statement
+            # With `lane = n` the planner takes the lane for a constant and may walk the primary key from its beginning,
+            # past the groups of other lanes. A range of one lane leaves only indexes that begin with the lane.
+            return statement.order_by(group.c.lane, *keys).limit(size).with_for_update(skip_locked=True)
+        return statement.order_by(*keys).limit(size)
 
     def _fields(self, staleness: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
         return {
@@ -142,6 +157,7 @@ def _read(
             if row.payload is None:
                 raise DecodeError(f"the payload of group {row.uid} is missing")
             codec.verify(row.payload)
+            row.verified = True
             good.append(row)
         except DecodeError as error:
             damaged.append((row, str(error)))

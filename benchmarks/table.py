@@ -1,0 +1,119 @@
+"""Rows of figures, and how they are shown."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+Work = Callable[[], object] | Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked for on the command line."""
+
+    quick: bool
+    databases: tuple[str, ...]
+
+    def size(self, full: int, quick: int) -> int:
+        """The size of a measurement."""
+        return quick if self.quick else full
+
+    @property
+    def rounds(self) -> int:
+        """How often a pair is measured."""
+        return 3 if self.quick else 7
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure beside its yardstick. `met` is None where nothing was promised."""
+
+    name: str
+    measured: str
+    figure: str
+    yardstick: str = ""
+    ratio: str = ""
+    aim: str = ""
+    met: bool | None = None
+
+    def cells(self) -> list[str]:
+        """The row as text."""
+        met = "" if self.met is None else "yes" if self.met else "**no**"
+        return [self.name, self.measured, self.figure, self.yardstick, self.ratio, self.aim, met]
+
+
+HEADINGS = ["name", "what was measured", "figure", "yardstick", "ratio (min..max)", "aim", "met"]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table."""
+    lines = [HEADINGS, ["---"] * len(HEADINGS), *(row.cells() for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Seconds of two things that were measured in turn."""
+
+    ours: list[float]
+    theirs: list[float]
+
+    @property
+    def median(self) -> tuple[float, float]:
+        """The median of each."""
+        return statistics.median(self.ours), statistics.median(self.theirs)
+
+    def ratio(self, *, faster: bool) -> tuple[float, str]:
+        """The median ratio over the pairs, and it with its range: how many times as fast, or as long."""
+        pairs = zip(self.ours, self.theirs, strict=True)
+        ratios = [theirs / ours if faster else ours / theirs for ours, theirs in pairs]
+        middle = statistics.median(ratios)
+        return middle, f"{number(middle)} ({number(min(ratios))}..{number(max(ratios))})"
+
+
+async def seconds(work: Work) -> float:
+    """How long a function or coroutine function takes. Garbage of what was built before is collected first."""
+    gc.collect()
+    start = time.perf_counter()
+    result = work()
+    if inspect.isawaitable(result):
+        result = await result
+    taken = time.perf_counter() - start
+    del result
+    return taken
+
+
+async def in_turn(ours: Work, theirs: Work, rounds: int, *, warm_up: int = 1) -> Pairs:
+    """Measure A B, then B A, and so on, so that a noisy machine harms both alike."""
+    measured: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds + warm_up):
+        for which in (0, 1) if turn % 2 == 0 else (1, 0):
+            taken = await seconds((ours, theirs)[which])
+            if turn >= warm_up:
+                measured[which].append(taken)
+            await asyncio.sleep(0)
+    return Pairs(*measured)
+
+
+def number(value: float) -> str:
+    """Three digits."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def milliseconds(value: float) -> str:
+    """Seconds, shown in ms."""
+    return f"{number(value * 1000)} ms"
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median time and its range."""
+    ms = [value * 1000 for value in values]
+    return f"{number(statistics.median(ms))} ms ({number(min(ms))}..{number(max(ms))})"

@@ -1,0 +1,6 @@
+"""`python -m replaybuf`."""
+
+from replaybuf.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The commands together, and how they end: errors on one line, pipes and Ctrl-C quietly."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from replaybuf.cli import db, ls, show, sql, stats
+from replaybuf.cli.escape import escape_line
+from replaybuf.demo.command import demo
+from replaybuf.errors import ReplayBufError
+
+# What shells report for a program that a signal ended.
+_BROKEN_PIPE = 128 + 13
+_INTERRUPTED = 128 + 2
+
+
+class Commands(TyperGroup):
+    """A group of commands that turns exceptions into exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except ReplayBufError as error:
+            typer.echo(f"Error: {escape_line(str(error))}", err=True)
+            raise typer.Exit(1) from error
+        except BrokenPipeError as error:
+            # The interpreter flushes stdout once more when it ends; that must not fail again.
+            with contextlib.suppress(OSError, ValueError, io.UnsupportedOperation):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(_BROKEN_PIPE) from error
+        except KeyboardInterrupt as error:
+            raise typer.Exit(_INTERRUPTED) from error
+
+
+app = typer.Typer(
+    name="replaybuf",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
+)
+app.command("stats")(stats.stats)
+app.command("ls")(ls.ls)
+app.command("show")(show.show)
+app.command("sql")(sql.sql)
+app.add_typer(db.app, name="db")
+app.command("demo")(demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from replaybuf import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def replaybuf(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Look into a replay buffer while a run goes on.
+
+    URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
+    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo" and "db upgrade" only read;
+    they don't create a database and don't wait for the run.
+
+    \b
+    Examples:
+      replaybuf stats run.db
+      replaybuf ls run.db --task math --order-by -reward --limit 5
+      replaybuf show run.db 17 --full
+      replaybuf sql run.db "SELECT task_name, avg(reward) FROM groups GROUP BY 1"
+    """
+
+
+def main() -> None:
+    """The program `replaybuf`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a prompt in a script that the terminal can't show
+    try:
+        app(prog_name="replaybuf")
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)

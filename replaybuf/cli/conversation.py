@@ -1,0 +1,96 @@
+"""Decoded rollouts, in full."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from replaybuf.cli.escape import escape
+from replaybuf.cli.groups import status_style
+from replaybuf.cli.output import Row, console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_LINES = "\n\t"
+
+
+def fields_of(rollout: dict[Any, Any]) -> dict[str, Any]:
+    """The fields of a rollout for programs; what the metadata says is left to it."""
+    metadata = {"status", "uid", "seq_staleness", "rollout_id"}
+    return {str(name): value for name, value in rollout.items() if name not in metadata}
+
+
+def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]]) -> None:
+    """Print the messages, once where all rollouts share them, and every response."""
+    out = console()
+    prompts = [rollout.get("message") for rollout in decoded]
+    shared = all(prompt == prompts[0] for prompt in prompts)
+    if shared:
+        _heading(out, "prompt", "")
+        _print_messages(out, prompts[0])
+    for row, rollout, prompt in zip(rollouts, decoded, prompts, strict=True):
+        _heading(out, f"rollout {row['position']}", _summary(row), status_style(row))
+        if not shared:
+            _print_messages(out, prompt)
+            _role(out, "response")
+        _print_text(out, rollout.get("response"))
+        for name in ("tool_calls", "error_msg", "extra_fields"):
+            if rollout.get(name):
+                _role(out, name)
+                _print_text(out, rollout[name])
+
+
+def _summary(row: Row) -> str:
+    facts = {
+        "id": row["rollout_id"],
+        "reward": None if row["reward"] is None else f"{row['reward']:.3f}",
+        "staleness": row["staleness"],
+        "tokens": row["response_tokens"],
+        "finish": row["finish_reason"],
+    }
+    return " ".join([row["status"], *(f"{name}={value}" for name, value in facts.items() if value is not None)])
+
+
+def _print_messages(out: Console, messages: Any) -> None:
+    if not isinstance(messages, list):
+        _print_text(out, messages)
+        return
+    for message in messages:
+        if isinstance(message, dict):
+            _role(out, str(message.get("role", "message")))
+            rest = {name: value for name, value in message.items() if name not in ("role", "content") and value}
+            _print_text(out, message.get("content"))
+            if rest:
+                _print_text(out, rest)
+        else:
+            _print_text(out, message)
+
+
+def _print_text(out: Console, value: Any) -> None:
+    """A text as it is; anything else as JSON. Long lines are left to the terminal."""
+    from rich.text import Text
+
+    if value is None:
+        out.print(Text("(none)", style="dim"))
+        return
+    if isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value):
+        value = "\n".join(str(part["text"]) for part in value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
+    out.print(Text(escape(text, keep=_LINES)), soft_wrap=True)
+
+
+def _heading(out: Console, title: str, summary: str, style: str = "") -> None:
+    from rich.text import Text
+
+    line = Text(f"\n{title}", style="bold")
+    if summary:
+        line.append("  ").append(escape(summary), style=f"not bold {style}")
+    out.print(line, soft_wrap=True)
+
+
+def _role(out: Console, role: str) -> None:
+    from rich.text import Text
+
+    out.print(Text(f"[{escape(role)}]", style="dim"))

@@ -1,0 +1,121 @@
+"""The metadata of groups and rollouts, from the views; payloads are not read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import Connection, column, select, table
+
+from replaybuf.policy import Order
+from replaybuf.query import Node
+from replaybuf.storage.sql.select import find_uids, uid_in
+from replaybuf.storage.sql.tables import group
+
+GROUPS = table(
+    "groups",
+    *(
+        column(name)
+        for name in (
+            "uid",
+            "task_name",
+            "status",
+            "staleness",
+            "reward",
+            "priority",
+            "times_sampled",
+            "created_at",
+            "rollouts",
+            "prompt_tokens",
+            "response_tokens",
+            "finish_reasons",
+            "bytes",
+            "key",
+            "tags",
+            "error",
+            "prompt",
+            "response",
+        )
+    ),
+)
+ROLLOUTS = table(
+    "rollouts",
+    *(
+        column(name)
+        for name in (
+            "uid",
+            "position",
+            "rollout_id",
+            "status",
+            "staleness",
+            "oldest_model_step",
+            "reward",
+            "prompt_tokens",
+            "response_tokens",
+            "finish_reason",
+            "response",
+        )
+    ),
+)
+
+STATUS_STYLES = {
+    "completed": "green",
+    "failed": "red",
+    "aborted": "yellow",
+    "expired": "magenta",
+    "filtered": "cyan",
+    "init": "blue",
+    "archived": "dim",
+}
+
+_CHUNK = 1000
+
+
+def status_style(row: Mapping[str, Any]) -> str:
+    return STATUS_STYLES.get(str(row.get("status")), "")
+
+
+def find_groups(connection: Connection, query: Node, order: Order, limit: int | None) -> list[dict[str, Any]]:
+    """The metadata of the groups that match, in order."""
+    uids = [uid for uid, _ in find_uids(connection, query, order, limit)]
+    found: dict[int, dict[str, Any]] = {}
+    for start in range(0, len(uids), _CHUNK):
+        chosen = select(group.c.uid).where(uid_in(connection, uids[start : start + _CHUNK]))
+        for row in connection.execute(select(GROUPS).where(GROUPS.c.uid.in_(chosen))).mappings():
+            found[row["uid"]] = tidy(row)
+    return [found[uid] for uid in uids if uid in found]
+
+
+def find_rollouts(connection: Connection, uid: int) -> list[dict[str, Any]]:
+    """What is known of the rollouts of a group, in order."""
+    chosen = select(ROLLOUTS).where(ROLLOUTS.c.uid == uid).order_by(ROLLOUTS.c.position)
+    return [tidy(row) for row in connection.execute(chosen).mappings()]
+
+
+def tidy(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """A row of a view with the same Python types from both databases."""
+    values = dict(row)
+    for name, value in values.items():
+        if isinstance(value, Decimal):
+            values[name] = int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(values.get("tags"), str):
+        values["tags"] = json.loads(values["tags"])
+    for name in ("created_at", "oldest", "newest"):
+        if isinstance(values.get(name), str):
+            values[name] = datetime.fromisoformat(values[name]).replace(tzinfo=UTC)
+    return values
+
+
+def age_of(moment: datetime | None, now: datetime) -> float | None:
+    """Seconds since a moment."""
+    return None if moment is None else (now - moment).total_seconds()
+
+
+def tags_text(tags: Mapping[str, Any] | None) -> str:
+    """Tags on one line: name=value."""
+    return " ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in (tags or {}).items()
+    )

@@ -1,0 +1,106 @@
+"""`replaybuf ls`: the metadata of groups."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy import Connection
+
+from replaybuf.cli import units
+from replaybuf.cli.groups import age_of, find_groups, status_style, tags_text
+from replaybuf.cli.options import Url, listing, option
+from replaybuf.cli.output import Column, Output
+from replaybuf.cli.reading import read
+from replaybuf.policy import parse_order
+from replaybuf.query import LogicNode, Node, parse
+from replaybuf.storage.sql.select import count_groups
+
+
+@listing
+def ls(
+    url: Url,
+    output: Output,
+    where: Annotated[
+        str | None,
+        option("--where", metavar="QUERY", help='A query: {"reward": {"$gte": 0.9}, "tags.level": 3}.'),
+    ] = None,
+    task: Annotated[str | None, option("--task", metavar="NAME", help="Only groups of this task.")] = None,
+    status: Annotated[
+        str | None, option("--status", metavar="STATUS", help="Only groups of this status: completed, expired, ...")
+    ] = None,
+    order_by: Annotated[
+        list[str] | None,
+        option("--order-by", metavar="FIELD", help="A field; -FIELD is descending. May be repeated."),
+    ] = None,
+    limit: Annotated[int, option("--limit", metavar="N", min=0, help="At most so many groups; 0 for all.")] = 20,
+) -> None:
+    """List groups without reading their payloads.
+
+    Fields of queries and orders are uid, task_name, status, staleness, priority, times_sampled, created_at (seconds
+    since the epoch), reward (the mean of the group) and, in queries, tags.NAME. Without an order the oldest come first.
+
+    \b
+    Examples:
+      replaybuf ls run.db --task math --order-by -reward --limit 5
+      replaybuf ls run.db --where '{"staleness": {"$gte": 3}, "tags.level": {"$in": [4, 5]}}'
+      replaybuf ls run.db --status failed --json --limit 0 | jq '.[].error'
+    """
+    query, order = _query(where, task, status), parse_order(order_by)
+
+    def find(connection: Connection) -> tuple[list[dict[str, Any]], int]:
+        found = find_groups(connection, query, order, limit or None)
+        more = output.for_people and len(found) == limit
+        return found, count_groups(connection, query, None) if more else len(found)
+
+    rows, matching = read(url, find)
+    if not rows and output.for_people:
+        output.note("no such groups" if where or task or status else "the buffer is empty")
+        return
+    output.rows(rows, _columns(rows))
+    if matching > len(rows):
+        output.note(f"{len(rows):,} of {matching:,} groups; --limit 0 shows all")
+
+
+def _query(where: str | None, task: str | None, status: str | None) -> Node:
+    nodes = [parse(_read_json(where))] if where else []
+    if task is not None:
+        nodes.append(parse({"task_name": task}))
+    if status is not None:
+        nodes.append(parse({"status": status}))
+    return LogicNode("$and", tuple(nodes))
+
+
+def _read_json(where: str) -> dict[str, Any]:
+    try:
+        query = json.loads(where)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f'{error}; a query is JSON in single quotes: --where \'{{"task_name": "math"}}\'', param_hint="--where"
+        ) from None
+    if not isinstance(query, dict):
+        raise typer.BadParameter("a query is a JSON object, such as {}", param_hint="--where")
+    return query
+
+
+def _columns(rows: list[dict[str, Any]]) -> list[Column]:
+    now = datetime.now(UTC)
+    columns = {
+        "uid": Column("uid", lambda r: str(r["uid"])),
+        "task_name": Column("task", lambda r: r["task_name"], right=False, text=True),
+        "status": Column("status", lambda r: r["status"], right=False, style=status_style),
+        "staleness": Column("stale", lambda r: units.number(r["staleness"])),
+        "reward": Column("reward", lambda r: units.number(r["reward"], 3)),
+        "priority": Column("priority", lambda r: f"{r['priority']:g}"),
+        "times_sampled": Column("sampled", lambda r: units.number(r["times_sampled"])),
+        "rollouts": Column("rollouts", lambda r: units.number(r["rollouts"])),
+        "response_tokens": Column("tokens", lambda r: units.short(r["response_tokens"])),
+        "created_at": Column("age", lambda r: units.age(age_of(r["created_at"], now))),
+        "tags": Column("tags", lambda r: tags_text(r["tags"]), right=False, text=True),
+        "prompt": Column("prompt", lambda r: r["error"] or r["prompt"] or "", right=False, text=True),
+    }
+    # What many buffers don't use is shown only where it says something.
+    unused = {"priority": 1.0, "times_sampled": 0, "tags": None}
+    return [c for name, c in columns.items() if name not in unused or any(r[name] != unused[name] for r in rows)]

@@ -1,0 +1,82 @@
+"""Arguments and options that commands share. Each has an environment variable."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from replaybuf.cli.output import Format, Output
+
+URL_VARIABLE = "REPLAYBUF_URL"
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        envvar=URL_VARIABLE,
+        help="sqlite:///FILE, postgresql://user@host/database, or the path of a SQLite file.",
+        show_default=False,
+    ),
+]
+
+
+def option(*names: str, help: str, **settings: Any) -> Any:
+    """An option with its environment variable: REPLAYBUF_ORDER_BY for --order-by."""
+    variable = "REPLAYBUF_" + names[0].removeprefix("--").replace("-", "_").upper()
+    return typer.Option(*names, help=help, envvar=variable, **settings)
+
+
+_FORMATS: dict[str, tuple[Format, Any]] = {
+    "as_json": ("json", Annotated[bool, option("--json", help="Print JSON.")]),
+    "as_nl": ("nl", Annotated[bool, option("--nl", help="Print one JSON object a line.")]),
+    "as_csv": ("csv", Annotated[bool, option("--csv", help="Print CSV with a header.")]),
+}
+
+
+def listing(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command with a parameter `output: Output` the options --json, --nl and --csv in its place."""
+    signature = inspect.signature(command)
+    hints = get_type_hints(command, include_extras=True)
+
+    @functools.wraps(command)
+    def wrapper(ctx: typer.Context, **values: Any) -> None:
+        chosen = [name for name in _FORMATS if values.pop(name)]
+        if len(chosen) > 1:
+            # A variable is a default: an option on the command line goes before it.
+            chosen = [name for name in chosen if _is_typed(ctx, name)] or chosen[:1]
+        if len(chosen) > 1:
+            raise typer.BadParameter("choose one of --json, --nl and --csv", ctx=ctx)
+        command(output=Output(_FORMATS[chosen[0]][0] if chosen else "table"), **values)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [
+        parameter.replace(annotation=hints[name], kind=keyword)
+        for name, parameter in signature.parameters.items()
+        if name != "output"
+    ]
+    shared = [inspect.Parameter(name, keyword, default=False, annotation=hint) for name, (_, hint) in _FORMATS.items()]
+    context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
+    parameters = [context, *own, *shared]
+    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapper
+
+
+def _is_typed(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def url_and(url: str, value: str | None, name: str) -> tuple[str, str]:
+    """The arguments `URL VALUE`, where a single one is the value when REPLAYBUF_URL is set."""
+    if value is not None:
+        return url, value
+    variable = os.environ.get(URL_VARIABLE)
+    if not variable or url == variable:
+        raise typer.BadParameter("it is missing.", param_hint=name)
+    return variable, url

@@ -1,0 +1,215 @@
+"""Printing rows: a table for people, or JSON, newline-delimited JSON and CSV for programs.
+
+Data goes to stdout, everything else to stderr. Programs get values as they are; a terminal gets none of the control
+characters in them.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from replaybuf.cli.escape import escape, escape_json, escape_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Format = Literal["table", "json", "nl", "csv"]
+Row = Mapping[str, Any]
+
+# Where no terminal sets the width, tables are as wide as they need to be, with texts of this length.
+_LONGEST_TEXT = 80
+_SHORTEST_TEXT = 10
+_WIDE = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: its header, and the text for a row. `text` columns give way when the table is too wide."""
+
+    header: str
+    show: Callable[[Row], str]
+    right: bool = True
+    text: bool = False
+    style: Callable[[Row], str] | None = None
+
+
+class Output:
+    """Prints in the format that was asked for."""
+
+    def __init__(self, format: Format) -> None:
+        self.format = format
+
+    @property
+    def for_people(self) -> bool:
+        return self.format == "table"
+
+    def rows(self, rows: Sequence[Row], columns: Sequence[Column]) -> None:
+        """Print rows, as a table of `columns` or with all that is in them."""
+        if self.for_people:
+            print_table(rows, columns)
+        elif self.format == "csv":
+            self._csv(rows)
+        elif self.format == "nl":
+            write(encode(row) + "\n" for row in rows)
+        else:
+            write(f"{',' if i else '['}\n {encode(row)}" for i, row in enumerate(rows))
+            write("\n]\n" if rows else "[]\n")
+
+    def value(self, value: Any) -> None:
+        """Print one value as JSON."""
+        write([encode(value, indent=2) + "\n"])
+
+    def note(self, text: str) -> None:
+        """Tell people something about what was printed, on stderr."""
+        if self.for_people:
+            sys.stdout.flush()  # what it is about comes first
+            typer.echo(escape_line(text), err=True)
+
+    def _csv(self, rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        for values in (rows[0], *(row.values() for row in rows)):
+            writer.writerow([_plain(value) for value in values])
+            text = buffer.getvalue()
+            write([escape(text, keep="\n") if sys.stdout.isatty() else text])
+            buffer.seek(0)
+            buffer.truncate()
+
+
+def write(texts: Iterable[str]) -> None:
+    """Write to stdout."""
+    sys.stdout.writelines(texts)
+
+
+def console(width: int | None = None) -> Console:
+    """stdout for rich: data is never read as markup, and there are no colours unless it is a terminal."""
+    from rich.console import Console
+
+    if width is None and not sys.stdout.isatty():
+        width = _WIDE
+    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+
+
+def print_table(rows: Sequence[Row], columns: Sequence[Column], *, footer: bool = False) -> None:
+    """Print a table; with `footer` the last row is a total."""
+    from rich import box
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[escape(column.show(row)) for column in columns] for row in rows]
+    headers = [escape(column.header) for column in columns]
+    natural = [max(map(cell_len, texts)) for texts in zip(headers, *cells, strict=True)]
+    gap, widths = fit(natural, [column.text for column in columns], console().width)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    for column, header, width in zip(columns, headers, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if column.right else "left"
+        table.add_column(Text(header), justify=justify, no_wrap=True, overflow="ellipsis", width=width)
+    for i, (row, texts) in enumerate(zip(rows, cells, strict=True)):
+        styles = (column.style(row) if column.style else "" for column in columns)
+        total = footer and i == len(rows) - 1
+        table.add_row(
+            *(Text(text, style=style) for text, style in zip(texts, styles, strict=True)),
+            style="bold" if total else None,
+            end_section=footer and i == len(rows) - 2,
+        )
+    # Where even that is too wide, the terminal wraps the lines and no column is lost.
+    out = console(max(console().width, sum(widths) + gap * len(widths)))
+    if out.is_terminal:
+        out.print(table)
+        return
+    with out.capture() as captured:
+        out.print(table)
+    write(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def fit(natural: Sequence[int], texts: Sequence[bool], available: int) -> tuple[int, list[int]]:
+    """The gap between columns and their widths: texts give way, the longest first, numbers never."""
+    limit = available if available < _WIDE else _LONGEST_TEXT
+    widths = [min(width, limit) if is_text else width for width, is_text in zip(natural, texts, strict=True)]
+    shortest = [min(width, _SHORTEST_TEXT) if is_text else width for width, is_text in zip(widths, texts, strict=True)]
+    gap = 2 if sum(shortest) + 2 * (len(widths) - 1) <= available else 1
+    excess = sum(widths) + gap * (len(widths) - 1) - available
+    while excess > 0:
+        i = max((i for i, is_text in enumerate(texts) if is_text), key=lambda i: widths[i], default=None)
+        if i is None or widths[i] <= _SHORTEST_TEXT:
+            break
+        widths[i] -= 1
+        excess -= 1
+    return gap, widths
+
+
+# Values for programs
+
+
+def encode(value: Any, indent: int | None = None) -> str:
+    """A value as JSON."""
+    return escape_json(json.dumps(_finite(value), ensure_ascii=not _speaks_unicode(), default=_simple, indent=indent))
+
+
+def _speaks_unicode() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinities: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(_simple_key(name)): _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _simple_key(name: Any) -> Any:
+    return name if isinstance(name, str) else _plain(name)
+
+
+def _simple(value: Any) -> Any:
+    """A value that JSON doesn't know, as one that it does."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"$base64": True, "encoded": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return (int(value) if value == value.to_integral_value() else float(value)) if value.is_finite() else None
+    if isinstance(value, set | frozenset):
+        return _finite(sorted(value, key=repr))
+    if hasattr(value, "tolist"):  # numpy's arrays and scalars
+        return _finite(value.tolist())
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value as a cell of CSV."""
+    if isinstance(value, Mapping | list | tuple):
+        return json.dumps(_finite(value), ensure_ascii=False, default=_simple)
+    if value is None or isinstance(value, str | int | float | Decimal):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode("ascii")
+    return _simple(value)
+
+
+def iso(moment: datetime) -> str:
+    """A time in UTC to the millisecond."""
+    if moment.tzinfo is None:
+        return moment.isoformat()
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,34 @@
+"""One thread for numpy's matrix products.
+
+The demo's matrices are small: OpenBLAS' threads, which spin while they wait for each other, make a training step 20
+times slower where other processes use the processors, as the rollout workers do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+
+_SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
+
+
+def use_one_thread() -> None:
+    """Tell the OpenBLAS that came with numpy to use this process' calling thread only; without one, do nothing."""
+    package = Path(np.__file__).parent
+    for folder in (package.parent / "numpy.libs", package / ".dylibs"):
+        for path in folder.glob("*openblas*"):
+            _set_threads(path)
+
+
+def _set_threads(path: Path) -> None:
+    try:
+        library = ctypes.CDLL(str(path))  # loaded already: this is a handle on it
+    except OSError:
+        return
+    for name in _SETTERS:
+        setter = getattr(library, name, None)
+        if setter is not None:
+            setter(ctypes.c_int(1))
+            return

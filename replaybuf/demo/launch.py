@@ -1,0 +1,44 @@
+"""From the options of `replaybuf demo` to a run, and its first and last words."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from replaybuf.demo.blas import use_one_thread
+from replaybuf.demo.display import Display
+from replaybuf.demo.summary import summary, where
+from replaybuf.demo.trainer import Options, run
+from replaybuf.errors import ConfigError
+from replaybuf.storage.sql.driver import parse_url
+from replaybuf.storage.sql.sqlite import is_memory
+
+
+def launch(url: str, run_dir: Path | None, *, steps: int | None, workers: int, seed: int | None, fresh: bool) -> bool:
+    """Run the demo; False when Ctrl-C ended it. Raises ReplayBufError."""
+    use_one_thread()
+    url = url if "://" in url else f"sqlite:///{url}"
+    options = Options(url, run_dir or default_folder(url), steps, workers, seed, fresh)
+    display = Display(Console(highlight=False))
+    display.say(f"Buffer: {where(url)}; weights: {options.folder}; trainer: pid {os.getpid()}")
+    try:
+        figures = asyncio.run(run(options, display))
+    except KeyboardInterrupt:
+        display.say("Stopped. Run the same command again to go on from here.")
+        return False
+    for line in summary(url, options.folder, figures):
+        display.say(line)
+    return True
+
+
+def default_folder(url: str) -> Path:
+    """The run folder of a database: beside a SQLite file, in the current folder for PostgreSQL."""
+    parsed = parse_url(url)
+    if is_memory(parsed):
+        raise ConfigError("the demo's processes can't share a database in memory: give a file, as in sqlite:///demo.db")
+    if parsed.get_backend_name() == "sqlite":
+        return Path(str(parsed.database)).with_suffix(".run")
+    return Path(f"replaybuf-demo-{Path(str(parsed.database)).name}.run")

@@ -1,0 +1,100 @@
+"""What the demo says when it ends: what became of the reward, where the data is, and what to try on it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+from sqlalchemy.engine import URL, make_url
+
+from replaybuf.demo.figures import Figures
+from replaybuf.storage.sql.driver import parse_url
+
+QUERIES = {
+    "what waits in the buffer": "SELECT status, count(*), avg(reward), max(staleness) FROM groups GROUP BY status",
+    "which answers are harder (level: digits of the answer)": (
+        "SELECT {level} AS level, count(*), avg(reward) FROM groups GROUP BY 1 ORDER BY 1"
+    ),
+    "how far each worker lags": (
+        "SELECT {worker} AS worker, count(*), avg(staleness) FROM groups GROUP BY 1 ORDER BY 1"
+    ),
+    "wrong answers": ("SELECT prompt, response, reward, staleness FROM rollouts WHERE reward < 1 LIMIT 10"),
+}
+
+
+def summary(url: str, folder: Path, figures: Figures) -> list[str]:
+    """The lines at the end of a run."""
+    lines = ["", _reward(figures), _groups(figures)]
+    lines += ["", f"The buffer is in {where(url)}, the weights are in {folder}", "", "Try:"]
+    for title, query in queries(url).items():
+        lines += [f"  # {title}", f"  {query}"]
+    lines += ["  # all figures", f"  replaybuf stats {shlex.quote(shell_url(url))}"]
+    if has_password(url):
+        lines += ["(with the password in PGPASSWORD: it isn't shown here)"]
+    return lines
+
+
+def _reward(figures: Figures) -> str:
+    ends = figures.first_and_last()
+    if ends is None:
+        return "No step was done."
+    line = f"Mean reward {ends[0]:.2f} -> {ends[1]:.2f} in {figures.step} steps"
+    if figures.first_step:
+        line += f" (the last {figures.step - figures.first_step} of them in {figures.seconds:.0f} s)"
+    else:
+        line += f", {figures.seconds:.0f} s"
+    if figures.step < figures.target:
+        line += f" (of {figures.target}: the time was up; run it again to go on)"
+    return line
+
+
+def _groups(figures: Figures) -> str:
+    line = f"Generated {figures.generated:,} groups, trained on {figures.taken:,}"
+    if figures.left:
+        line += f", {figures.replayed:,} of them replayed from what the last run left"
+    return f"{line}; {figures.expired:,} expired"
+
+
+def queries(url: str) -> dict[str, str]:
+    """Shell commands to try, by what they show."""  # a shell leaves "$." alone
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        tags = {name: f"json_extract(tags, '$.{name}')" for name in ("level", "worker")}
+        command = f"sqlite3 -box {shlex.quote(str(parsed.database))}"
+        if shutil.which("sqlite3") is None:
+            command = f"replaybuf sql {shlex.quote(str(parsed.database))}"
+    else:
+        tags = {name: f"tags ->> '{name}'" for name in ("level", "worker")}
+        command = f"psql {shlex.quote(shell_url(url))} -c"
+    return {title: f'{command} "{query.format(**tags)}"' for title, query in QUERIES.items()}
+
+
+def where(url: str) -> str:
+    """The database, for people."""
+    parsed = parse_url(url)
+    return str(Path(str(parsed.database)).absolute()) if parsed.get_backend_name() == "sqlite" else shell_url(url)
+
+
+def shell_url(url: str) -> str:
+    """The URL as programs other than replaybuf take it, without a password."""
+    parsed = _given(url)
+    if parsed.get_backend_name() == "sqlite":
+        return url
+    return (
+        parsed.set(drivername="postgresql")
+        ._replace(password=None)
+        .difference_update_query(["password", "passwd"])
+        .render_as_string()
+    )
+
+
+def has_password(url: str) -> bool:
+    """Whether the URL holds a password."""
+    parsed = _given(url)
+    return bool(parsed.password or parsed.query.get("password"))
+
+
+def _given(url: str) -> URL:
+    parse_url(url)  # refuses what isn't supported, without showing a password
+    return make_url(url)

@@ -1,0 +1,37 @@
+"""The contract suite: what every storage backend of replaybuf keeps to, as tests that anyone can run.
+
+Whoever writes a backend subclasses `StorageContract` in a test file of their own and says how a new, empty storage is
+made. pytest runs one test for each law (it needs pytest and pytest-asyncio, in any mode):
+
+    from replaybuf.testing import StorageContract
+
+    class TestMyStorage(StorageContract):
+        @pytest.fixture
+        def new_storage(self, tmp_path):
+            numbers = itertools.count()
+            return lambda codec: MyStorage(tmp_path / str(next(numbers)), codec)
+
+`new_storage(codec)` gives another empty storage at each call, not opened yet; the suite opens and closes it. A backend
+that outlives its process, or that several processes share, passes `DurableContract` too, which asks for a second
+fixture: `same_place(storage, codec)` gives a further storage over the same data, whether the first one is open or not.
+
+    class TestMyStorageIsDurable(DurableContract):
+        new_storage = ...
+        @pytest.fixture
+        def same_place(self):
+            return lambda storage, codec: MyStorage(storage.path, codec)
+
+The laws are those of SPEC.md. Those about groups and metadata are tested on the backend itself, those about rules of
+the buffer (staleness, expiry, waiting) on a `ReplayBuffer` over it. Parts of the suite can be run alone: they are the
+base classes of `StorageContract`.
+"""
+
+import pytest
+
+_PARTS = ("harness", "putting", "expiring", "taking", "querying", "refreshing", "waiting", "persistence", "damage")
+pytest.register_assert_rewrite(*(f"replaybuf.testing.{part}" for part in (*_PARTS, "durable", "contract")))
+
+from replaybuf.testing.contract import DurableContract, StorageContract  # noqa: E402
+from replaybuf.testing.harness import Harness, group, rollout  # noqa: E402
+
+__all__ = ["DurableContract", "Harness", "StorageContract", "group", "rollout"]

@@ -1,0 +1,33 @@
+"""The whole suite, for subclassing: `replaybuf.testing` says how."""
+
+from __future__ import annotations
+
+from replaybuf.testing.damage import DamageLaws
+from replaybuf.testing.durable import DurableLaws
+from replaybuf.testing.expiring import ExpiryLaws
+from replaybuf.testing.persistence import PersistenceLaws
+from replaybuf.testing.putting import PuttingLaws
+from replaybuf.testing.querying import ChangingLaws, QueryingLaws
+from replaybuf.testing.refreshing import RefreshingLaws
+from replaybuf.testing.taking import CountingLaws, TakingLaws
+from replaybuf.testing.waiting import ClosingLaws, WaitingLaws
+
+
+class StorageContract(
+    PuttingLaws,
+    ExpiryLaws,
+    TakingLaws,
+    CountingLaws,
+    QueryingLaws,
+    ChangingLaws,
+    RefreshingLaws,
+    WaitingLaws,
+    ClosingLaws,
+    PersistenceLaws,
+    DamageLaws,
+):
+    """What every backend keeps to. Needs the fixture `new_storage`."""
+
+
+class DurableContract(DurableLaws):
+    """What backends keep to that outlive their process. Needs the fixtures `new_storage` and `same_place`."""

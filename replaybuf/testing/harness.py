@@ -1,0 +1,164 @@
+"""What the tests of the contract stand on: fixtures, and small groups to put."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from replaybuf.buffer import ReplayBuffer
+from replaybuf.codec import Codec
+from replaybuf.policy import ReplayPolicy, resolve_policy
+from replaybuf.query import parse
+from replaybuf.rollout import RolloutState, Status
+from replaybuf.rollout_type import RolloutType
+from replaybuf.storage.base import NewGroup, StorageBackend, StorageItem
+from replaybuf.storage.state import unpack_state
+
+NewStorage = Callable[[Codec], StorageBackend]
+Open = Callable[..., Awaitable[StorageBackend]]
+OpenBuffer = Callable[..., Awaitable[ReplayBuffer]]
+
+CODEC = Codec(RolloutType(RolloutState))
+#: A codec of other rollouts: what it writes, `CODEC` can't read.
+OTHER_CODEC = Codec(RolloutType(dict))
+
+#: Enough for anything that happens at all, in seconds.
+SOON = 20.0
+
+
+@pytest.mark.asyncio
+class Harness:
+    """The fixtures of the suite. Subclasses of it give `new_storage`."""
+
+    @pytest.fixture
+    def new_storage(self) -> NewStorage:
+        """A function that gives a new, empty storage for a codec at each call."""
+        raise NotImplementedError("give a fixture new_storage; replaybuf.testing says how")
+
+    @pytest_asyncio.fixture
+    async def open_storage(self, new_storage: NewStorage) -> AsyncIterator[Open]:
+        """A coroutine function that opens a new, empty storage (or the one given); closed after the test."""
+        opened: list[StorageBackend] = []
+
+        async def open_one(codec: Codec = CODEC, storage: StorageBackend | None = None) -> StorageBackend:
+            opened.append(new_storage(codec) if storage is None else storage)
+            await opened[-1].open()
+            return opened[-1]
+
+        yield open_one
+        for storage in opened:
+            await storage.close()
+
+    @pytest_asyncio.fixture
+    async def open_buffer(self, open_storage: Open) -> OpenBuffer:
+        """A coroutine function that opens a buffer over a new, empty storage (or the one given)."""
+
+        async def open_one(
+            policy: str | ReplayPolicy = "fifo", codec: Codec = CODEC, storage: StorageBackend | None = None
+        ) -> ReplayBuffer:
+            return ReplayBuffer(resolve_policy(policy), await open_storage(codec, storage), codec.rollout_type)
+
+        return open_one
+
+    @pytest_asyncio.fixture
+    async def storage(self, open_storage: Open) -> StorageBackend:
+        """An open, empty storage."""
+        return await open_storage()
+
+    @pytest_asyncio.fixture
+    async def buffer(self, open_buffer: OpenBuffer) -> ReplayBuffer:
+        """A buffer over an empty storage, oldest first."""
+        return await open_buffer()
+
+    async def damaged(self, storage: StorageBackend, uid: int, open_storage: Open) -> StorageBackend:
+        """A storage with the groups of this one, where a bit of the payload of one of them has flipped.
+
+        It goes through the state dict, so that it works with any backend.
+        """
+        state = deepcopy(storage.state_dict())
+        for record in state["groups"]:
+            if record["uid"] == uid:
+                payload = bytearray(record["payload"])
+                payload[len(payload) // 2] ^= 1
+                record["payload"] = bytes(payload)
+        loaded = await open_storage()
+        loaded.load_state_dict(state)
+        return loaded
+
+
+def rollout(rollout_id: int = 0, **fields: Any) -> RolloutState:
+    """A completed rollout of three tokens."""
+    values: dict[str, Any] = {
+        "rollout_id": rollout_id,
+        "message": [{"role": "user", "content": f"prompt {rollout_id}"}],
+        "prompt_ids": [1, 2],
+        "tokens": [1, 2, 5, 6, 7],
+        "response": "the answer",
+        "response_ids": [5, 6, 7],
+        "logprobs": [-0.5, -0.25, -0.125],
+        "response_mask": [1, 1, 1],
+        "finish_reason": "stop",
+        "reward": {"score": 1.0},
+        "status": Status.COMPLETED,
+        "extra_fields": {"origin": "contract"},
+    }
+    return RolloutState(**(values | fields))
+
+
+def group(*ids: int, **fields: Any) -> list[RolloutState]:
+    """A group of completed rollouts with these ids, and with these fields."""
+    return [rollout(rollout_id, **deepcopy(fields)) for rollout_id in ids or (0,)]
+
+
+def new_group(*ids: int, task: str = "math", status: Status = Status.COMPLETED, **metadata: Any) -> NewGroup:
+    """A group as the buffer would hand it to a storage."""
+    values: dict[str, Any] = {"staleness": 0, "created_at": 1000.0} | metadata
+    return NewGroup(task_name=task, status=status, rollouts=group(*ids, status=status), **values)
+
+
+def ids(groups: list[list[Any]]) -> list[int]:
+    """The id of the first rollout of each group."""
+    return [rollouts[0].rollout_id for rollouts in groups]
+
+
+async def found(buffer: ReplayBuffer, query: Any = None, **options: Any) -> list[StorageItem]:
+    """What `find` gives, as a list; of all groups without a query."""
+    return [item async for item in buffer.find({} if query is None else query, **options)]
+
+
+async def only(buffer: ReplayBuffer) -> StorageItem:
+    """The only group of the buffer."""
+    [item] = await found(buffer)
+    return item
+
+
+async def matching(buffer: ReplayBuffer, query: Any) -> list[int]:
+    """The uids of the groups that match, by `find`, which have to be as many as `count_where` says."""
+    uids = [item.uid for item in await found(buffer, query)]
+    assert await buffer.count_where(query) == len(uids)
+    assert await buffer.storage.count(parse(query)) == len(uids)
+    return uids
+
+
+def plain(value: Any) -> Any:
+    """A value in a form in which equality means sameness: arrays with dtype and shape, models as dicts."""
+    if isinstance(value, np.ndarray):
+        return ("array", value.dtype.str, value.shape, value.tolist())
+    if isinstance(value, RolloutState):
+        return {name: plain(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, [plain(inner) for inner in value])
+    return (type(value).__name__, repr(value) if isinstance(value, float) else value)
+
+
+def payload_of(storage: StorageBackend, uid: int) -> bytes:
+    """The encoded rollouts of a group, by the state dict."""
+    groups, _, _ = unpack_state(storage.state_dict())
+    return next(payload for item, payload in groups if item.uid == uid)

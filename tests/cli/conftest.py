@@ -1,0 +1,93 @@
+"""Databases to look into, and ways to run the command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from replaybuf.cli import app
+from tests.cli.example import fill, fill_hostile
+from tests.postgres import new_database
+
+BACKENDS = ("sqlite", "postgres")
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("REPLAYBUF_") and "TEST" not in name]:
+        monkeypatch.delenv(name)
+
+
+def _new_url(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+    if backend == "sqlite":
+        yield f"sqlite:///{folder}/run.db"
+    else:
+        with new_database(request.getfixturevalue("postgres_url")) as url:
+            yield url
+
+
+@pytest.fixture(scope="session", params=BACKENDS)
+def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of the example buffer, which tests only read."""
+    for url in _new_url(request.param, request, tmp_path_factory.mktemp("filled")):
+        asyncio.run(fill(url))
+        yield url
+
+
+@pytest.fixture(scope="session", params=BACKENDS)
+def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a buffer whose texts try to drive the terminal."""
+    for url in _new_url(request.param, request, tmp_path_factory.mktemp("hostile")):
+        asyncio.run(fill_hostile(url))
+        yield url
+
+
+@pytest.fixture(params=BACKENDS)
+def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database without replaybuf's tables."""
+    for url in _new_url(request.param, request, tmp_path):
+        if request.param == "sqlite":
+            (tmp_path / "run.db").touch()
+        yield url
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A SQLite file with the example buffer, to be changed at will."""
+    path = tmp_path / "run.db"
+    asyncio.run(fill(f"sqlite:///{path}"))
+    return path
+
+
+def run(*args: object, code: int = 0, env: dict[str, str] | None = None) -> Any:
+    """Run the command in this process; the result has `stdout` and `stderr`."""
+    result = CliRunner().invoke(app, [str(arg) for arg in args], env=env)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def run_json(*args: object) -> Any:
+    return json.loads(run(*args, "--json").stdout)
+
+
+def start(*args: object, **settings: Any) -> subprocess.Popen[str]:
+    """Start the program in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-m", "replaybuf", *map(str, args)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env, **settings)
+
+
+Start = Callable[..., "subprocess.Popen[str]"]

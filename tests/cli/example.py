@@ -1,0 +1,73 @@
+"""A small buffer as a run would leave it, the same every time."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from replaybuf import ReplayBufferConfig, RolloutState, Status
+
+HOSTILE = "\x1b]0;owned\x07[red]not markup[/red] \u202edesrever\x9b2J\r"
+
+_PROBLEMS = {
+    "math": "Find all primes p such that p^2 + {n} is a perfect square.",
+    "code": "Write a function that returns the {n}-th Fibonacci number modulo 10^9 + 7.",
+}
+
+
+async def fill(url: str) -> None:
+    """16 groups of two tasks, of which two were taken, one was dropped and some expired."""
+    async with ReplayBufferConfig(url=url).build() as buffer:
+        for n in range(16):
+            rng = random.Random(n)
+            task_name = "code" if n % 3 == 2 else "math"
+            await buffer.put(
+                [rollout(task_name, n, i, rng) for i in range(4)],
+                task_name,
+                model_step=38 + n // 4,
+                current_train_step=42,
+                stale_threshold=3 if n == 2 else 4,
+                expired_groups_retryable=n != 2,
+                tags={"level": 1 + n % 3},
+            )
+        await buffer.take_batch({"math": 2})
+        await buffer.refresh_staleness(task_stale_thresholds={"math": 4, "code": 3}, current_train_step=43)
+
+
+async def fill_hostile(url: str) -> None:
+    """One group whose every text tries to drive the terminal."""
+    group = [
+        RolloutState(
+            message=[{"role": HOSTILE, "content": HOSTILE}],
+            response=HOSTILE,
+            finish_reason=HOSTILE,
+            rollout_id=HOSTILE,
+            error_msg=HOSTILE,
+            status=Status.COMPLETED,
+        )
+    ]
+    async with ReplayBufferConfig(url=url).build() as buffer:
+        await buffer.put(group, HOSTILE, tags={HOSTILE: HOSTILE}, key=HOSTILE)
+
+
+def rollout(task_name: str, n: int, i: int, rng: random.Random) -> Any:
+    length = rng.randint(200, 2000)
+    right = rng.random() < 0.5
+    return RolloutState(
+        rollout_id=4 * n + i,
+        message=[
+            {"role": "system", "content": "Think step by step."},
+            {"role": "user", "content": _PROBLEMS[task_name].format(n=n)},
+        ],
+        prompt_ids=np.arange(40, dtype=np.int32),
+        response=f"Let us see.\n\n{'It works out.' if right else 'There is no such thing.'} The answer is {7 * n + i}.",
+        response_ids=np.zeros(length, dtype=np.int32),
+        logprobs=np.zeros(length, dtype=np.float32),
+        response_mask=np.ones(length, dtype=np.int8),
+        reward={"score": float(right)},
+        finish_reason="length" if length > 1800 else "stop",
+        status=Status.COMPLETED,
+        extra_fields={"grader": "exact"},
+    )

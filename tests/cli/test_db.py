@@ -1,0 +1,94 @@
+"""`replaybuf db`."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, text
+
+from replaybuf.storage.sql.database import Database
+from replaybuf.storage.sql.driver import parse_url
+from replaybuf.storage.sql.schema import HEAD, upgrade
+from tests.cli.conftest import run, run_json
+
+
+def execute(url: str, *statements: str) -> None:
+    def work(connection: Connection) -> None:
+        for statement in statements:
+            connection.execute(text(statement))
+
+    asyncio.run(_write(url, work))
+
+
+async def _write(url: str, work: object) -> None:
+    database = Database(parse_url(url), durability="normal", lock_timeout=5)
+    try:
+        await database.write(work)  # type: ignore[arg-type]
+    finally:
+        await database.dispose()
+
+
+def test_current_shows_revision_and_state(filled: str) -> None:
+    [row] = run_json("db", "current", filled)
+    assert (row["revision"], row["wanted"], row["state"]) == (HEAD, HEAD, "up to date")
+    assert HEAD in run("db", "current", filled).stdout
+
+
+def test_current_of_an_empty_database_is_none(empty: str) -> None:
+    [row] = run_json("db", "current", empty)
+    assert (row["revision"], row["state"]) == (None, "no replaybuf tables")
+
+
+def test_upgrade_makes_the_tables_in_an_empty_database(empty: str) -> None:
+    [row] = run_json("db", "upgrade", empty)
+    assert (row["before"], row["after"]) == (None, HEAD)
+    assert run_json("ls", empty) == []
+
+
+def test_upgrade_brings_an_older_schema_up_to_date(empty: str) -> None:
+    asyncio.run(_write(empty, lambda connection: upgrade(connection, "0001")))
+    assert "replaybuf db upgrade" in run("ls", empty, code=1).stderr
+    assert "older" in run("db", "current", empty).stdout
+    [row] = run_json("db", "upgrade", empty)
+    assert (row["before"], row["after"]) == ("0001", HEAD)
+    assert run_json("ls", empty) == []
+
+
+def test_upgrade_again_changes_nothing(empty: str) -> None:
+    run("db", "upgrade", empty)
+    again = run("db", "upgrade", empty)
+    assert again.stdout.splitlines()[-1].split() == [HEAD, HEAD]
+    assert again.stderr == "it was up to date already\n"
+
+
+def test_upgrade_refuses_a_newer_schema(empty: str) -> None:
+    run("db", "upgrade", empty)
+    execute(empty, "UPDATE rb_version SET version_num = '9999'")
+    assert "newer" in run("db", "current", empty).stdout
+    assert "9999" in run("db", "upgrade", empty, code=1).stderr
+
+
+def test_upgrade_leaves_other_databases_alone(empty: str) -> None:
+    execute(empty, "CREATE TABLE other (a int)")
+    assert "belongs to something else" in run("db", "upgrade", empty, code=1).stderr
+    assert run_json("db", "current", empty)[0]["revision"] is None
+
+
+def test_upgrade_does_not_touch_a_file_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE other (a int)")
+    connection.close()
+    before = path.read_bytes()
+    run("db", "upgrade", path, code=1)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("command", [("db", "current"), ("db", "upgrade")])
+def test_no_file_is_created(tmp_path: Path, command: tuple[str, str]) -> None:
+    assert "there is no database" in run(*command, tmp_path / "typo.db", code=1).stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,80 @@
+"""docs/cli.md is true: `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/cli/test_docs.py` writes the outputs anew."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from replaybuf.cli import app
+from tests.cli.example import fill
+from tests.cli.test_help import COMMANDS
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+_BLOCK = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
+
+# What differs from machine to machine, or from day to day.
+_VARYING = [
+    (r"\d{4}-\d\d-\d\d[T ][\d:.]+Z?", "TIME"),
+    (r"(?m)^database .*? unswept", "database unswept"),
+    (r"\b\d+ unswept", "unswept"),
+    (r" +", " "),
+    (r"─+", "─"),
+]
+
+
+def blocks() -> list[tuple[str, str]]:
+    return _BLOCK.findall(PAGE.read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `run.db`: its groups were put 1.1 to 2.5 hours ago."""
+    path = tmp_path_factory.mktemp("docs")
+    asyncio.run(fill(f"sqlite:///{path}/run.db"))
+    connection = sqlite3.connect(path / "run.db")
+    connection.execute("UPDATE rb_group SET created_at = ? - (26 - uid) * 360", (time.time(),))
+    connection.commit()
+    connection.close()
+    return path
+
+
+def output_of(command: str) -> str:
+    result = CliRunner().invoke(app, shlex.split(command)[1:], prog_name="replaybuf", env={"REPLAYBUF_URL": None})
+    return result.output
+
+
+def same(text: str) -> str:
+    for pattern, replacement in _VARYING:
+        text = re.sub(pattern, replacement, text)
+    return text.strip()
+
+
+def test_outputs_are_those_of_the_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
+        page = _BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", PAGE.read_text("utf-8"))
+        PAGE.write_text(page, "utf-8")
+    for command, output in blocks():
+        assert same(output) == same(output_of(command)), command
+
+
+@pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path != ("demo",)])
+def test_every_command_is_shown_with_its_output(path: tuple[str, ...]) -> None:
+    assert [output for command, output in blocks() if command.startswith(f"replaybuf {' '.join(path)} ") and output]
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS)
+def test_every_option_is_on_the_page(path: tuple[str, ...], command: object) -> None:
+    page = PAGE.read_text("utf-8")
+    for parameter in command.params:  # type: ignore[attr-defined]
+        if parameter.param_type_name == "option":
+            for name in (*parameter.opts, *([parameter.envvar] if parameter.envvar else [])):
+                assert f"`{name}" in page, (path, name)

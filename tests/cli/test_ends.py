@@ -1,0 +1,135 @@
+"""How commands end: exit codes, one-line errors, pipes, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from replaybuf.cli.app import Commands
+from tests.cli.conftest import run, start
+
+ENDLESS = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) SELECT count(*) FROM t"
+MANY = (
+    "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t WHERE x < 20000) "
+    "SELECT x, 'more than a pipe holds' FROM t"
+)
+SECRET = "s3cr3t"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://rl:{SECRET}@localhost:1/run",
+        f"postgres://rl:{SECRET}@localhost:1/run",
+        f"postgresql://rl:at@{SECRET}@localhost:1/run",
+        f"postgresql://rl@localhost:1/run?password={SECRET}",
+        f"postgresql://rl:{SECRET}@localhost:port/run",
+        f"mysql://rl:{SECRET}@localhost/run",
+        f"nonsense://rl:{SECRET}@localhost",
+    ],
+)
+@pytest.mark.parametrize("command", ["stats", "upgrade"])
+def test_no_error_shows_a_password(url: str, command: str) -> None:
+    args = ("db", "upgrade", url) if command == "upgrade" else (command, url)
+    result = run(*args, code=1)
+    assert SECRET not in result.output
+    assert result.stderr.startswith("Error: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_stats_shows_no_password(filled: str) -> None:
+    if "sqlite" not in filled:
+        url = filled.replace("postgres:@", f"postgres:{SECRET}@")
+        assert SECRET not in run("stats", url, "--json").stdout
+
+
+@pytest.mark.parametrize(
+    "args", [(), ("nope",), ("stats",), ("stats", "--nope"), ("ls", "run.db", "--limit", "-1"), ("db",)]
+)
+def test_a_wrong_call_ends_with_2(args: tuple[str, ...]) -> None:
+    run(*args, code=2)
+
+
+def test_an_error_of_replaybuf_ends_with_1_and_one_line(tmp_path: Path) -> None:
+    process = start("stats", tmp_path / "typo.db")
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (1, "")
+    assert stderr == f"Error: there is no database sqlite:///{tmp_path}/typo.db (file {tmp_path}/typo.db)\n"
+
+
+def test_an_error_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    stderr = run("stats", tmp_path / "a\x1b[2J\nb", code=1).stderr
+    assert "\x1b" not in stderr
+    assert len(stderr.splitlines()) == 1
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code, and what was written to stderr."""
+    assert process.stderr is not None
+    with process.stderr:
+        return process.wait(60), process.stderr.read()
+
+
+@pytest.mark.parametrize("format", ["--json", "--nl", "--csv", "--timeout=60"])
+def test_a_closed_pipe_ends_quietly(file: Path, format: str) -> None:
+    process = start("sql", file, MANY, format)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert end_of(process) == (141, "")
+
+
+def test_a_pipe_that_was_never_read_ends_quietly(file: Path) -> None:
+    process = start("ls", file)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert end_of(process) == (141, "")
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgres"])
+def test_ctrl_c_ends_quietly_and_at_once(file: Path, postgres_url: str, backend: str) -> None:
+    url, statement = (str(file), ENDLESS) if backend == "sqlite" else (postgres_url, "SELECT pg_sleep(60)")
+    process = start("sql", url, statement)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stdout, stderr) == (130, "", "")
+
+
+def test_ctrl_c_anywhere_ends_quietly(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    def interrupt(self: object, ctx: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Commands.__bases__[0], "invoke", interrupt)
+    result = run("stats", file, code=130)
+    assert result.output == ""
+
+
+def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])}
+    (tmp_path / "x.db").touch()
+    command = [sys.executable, "-m", "replaybuf", "sql", str(tmp_path / "x.db"), "SELECT 'é' AS a"]
+    for format, shown in (("--timeout=9", "\\xe9"), ("--json", "\\u00e9"), ("--csv", "\\xe9")):
+        done = subprocess.run([*command, format], capture_output=True, text=True, env=env, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert shown in done.stdout
+
+
+def test_nothing_slow_is_imported_without_need(file: Path) -> None:
+    code = (
+        "import sys; from replaybuf.cli import app\n"
+        "for args in (['--help'], ['stats', sys.argv[1], '--nl'], ['ls', sys.argv[1], '--nl']):\n"
+        "    try: app(args)\n"
+        "    except SystemExit: pass\n"
+        "slow = {'pandas', 'alembic', 'asyncpg', 'rich', 'IPython', 'zstandard'} & set(sys.modules)\n"
+        "assert not slow, slow"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,79 @@
+"""Every command and option explains itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from replaybuf.cli import app
+from tests.cli.conftest import run, run_json
+
+
+def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command with its path: ("db", "upgrade")."""
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = list(commands())
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS)
+def test_help_has_examples(path: tuple[str, ...], command: Any) -> None:
+    shown = run(*path, "--help").stdout
+    assert f"\n    replaybuf {' '.join(path)} " in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS)
+def test_every_option_has_a_text_and_a_variable(path: tuple[str, ...], command: Any) -> None:
+    for parameter in command.params:
+        if parameter.name == "help":
+            continue
+        assert parameter.help
+        if parameter.param_type_name == "option":
+            [option] = parameter.opts
+            assert parameter.envvar == "REPLAYBUF_" + option.removeprefix("--").replace("-", "_").upper()
+        if parameter.name == "url":
+            assert parameter.envvar == "REPLAYBUF_URL"
+
+
+@pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path != ("demo",)])
+def test_every_command_has_every_format(path: tuple[str, ...], command: Any) -> None:
+    assert {"--json", "--nl", "--csv"} <= {option for parameter in command.params for option in parameter.opts}
+
+
+def test_the_url_may_come_from_the_variable(filled: str) -> None:
+    assert run("ls", "--nl", env={"REPLAYBUF_URL": filled}).stdout == run("ls", filled, "--nl").stdout
+
+
+def test_options_may_come_from_variables(filled: str) -> None:
+    env = {"REPLAYBUF_LIMIT": "2", "REPLAYBUF_TASK": "code", "REPLAYBUF_NL": "1", "REPLAYBUF_ORDER_BY": "-uid"}
+    assert (
+        run("ls", filled, env=env).stdout
+        == run("ls", filled, "--limit", 2, "--task", "code", "--nl", "--order-by", "-uid").stdout
+    )
+
+
+def test_a_typed_format_goes_before_that_of_a_variable(filled: str) -> None:
+    assert run("ls", filled, "--csv", env={"REPLAYBUF_JSON": "1"}).stdout == run("ls", filled, "--csv").stdout
+
+
+def test_two_formats_are_a_usage_error(filled: str) -> None:
+    assert "choose one of" in run("ls", filled, "--json", "--csv", code=2).stderr
+
+
+def test_version(filled: str) -> None:
+    from replaybuf import __version__
+
+    assert run("--version").stdout == f"{__version__}\n"
+
+
+def test_the_example_of_the_query_language_works(filled: str) -> None:
+    assert run_json("ls", filled, "--where", '{"staleness": {"$gte": 3}, "tags.level": {"$in": [4, 5]}}') == []

@@ -1,0 +1,130 @@
+"""`replaybuf ls`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import run, run_json
+
+
+def uids(*args: object) -> list[int]:
+    return [row["uid"] for row in run_json("ls", *args)]
+
+
+def test_lists_the_oldest_first(filled: str) -> None:
+    found = uids(filled)
+    assert len(found) == 13
+    assert found == sorted(found)
+
+
+def test_where_is_the_query_language(filled: str) -> None:
+    rows = run_json("ls", filled, "--where", '{"tags.level": {"$in": [1, 2]}, "staleness": {"$lte": 2}}')
+    assert rows
+    assert all(row["tags"]["level"] < 3 and row["staleness"] <= 2 for row in rows)
+
+
+def test_task_and_status_narrow_the_query(filled: str) -> None:
+    rows = run_json("ls", filled, "--task", "math", "--status", "expired", "--where", '{"uid": {"$gt": 0}}')
+    assert [(row["task_name"], row["status"]) for row in rows] == [("math", "expired")]
+
+
+def test_order_by_may_be_repeated(filled: str) -> None:
+    rows = run_json("ls", filled, "--order-by", "-reward", "--order-by", "-uid")
+    keys = [(-1 if row["reward"] is None else row["reward"], row["uid"]) for row in rows]
+    assert keys == sorted(keys, reverse=True)
+
+
+def test_limit_bounds_the_list_and_zero_does_not(filled: str) -> None:
+    assert len(uids(filled, "--limit", 2)) == 2
+    assert len(uids(filled, "--limit", 0)) == 13
+
+
+def test_the_table_says_when_there_is_more(filled: str) -> None:
+    assert run("ls", filled, "--limit", 2).stderr == "2 of 13 groups; --limit 0 shows all\n"
+    assert run("ls", filled).stderr == ""
+
+
+def test_what_nobody_matches_is_an_empty_list(filled: str) -> None:
+    assert run("ls", filled, "--task", "nope", "--json").stdout == "[]\n"
+    assert run("ls", filled, "--task", "nope", "--nl").stdout == ""
+    nothing = run("ls", filled, "--task", "nope")
+    assert (nothing.stdout, nothing.stderr) == ("", "no such groups\n")
+
+
+def test_both_databases_give_the_same_types(filled: str) -> None:
+    [row] = run_json("ls", filled, "--order-by", "-uid", "--limit", 1)
+    created_at, size = row.pop("created_at"), row.pop("bytes")
+    assert created_at.endswith("Z")
+    assert size > 5000
+    assert row == {
+        "uid": 15,
+        "task_name": "math",
+        "status": "completed",
+        "staleness": 1,
+        "reward": 0.75,
+        "priority": 1.0,
+        "times_sampled": 0,
+        "rollouts": 4,
+        "prompt_tokens": 160,
+        "response_tokens": row["response_tokens"],
+        "finish_reasons": row["finish_reasons"],
+        "key": None,
+        "tags": {"level": 1},
+        "error": None,
+        "prompt": "Find all primes p such that p^2 + 15 is a perfect square.",
+        "response": row["response"],
+    }
+
+
+def test_a_group_whose_rollouts_all_expired_has_no_response_tokens(filled: str) -> None:
+    [row] = run_json("ls", filled, "--status", "expired", "--task", "math")
+    assert row["response_tokens"] == 0
+
+
+def test_lines_and_csv_hold_the_same_rows(filled: str) -> None:
+    rows = run_json("ls", filled)
+    assert [json.loads(line) for line in run("ls", filled, "--nl").stdout.splitlines()] == rows
+    read = list(csv.DictReader(io.StringIO(run("ls", filled, "--csv").stdout)))
+    assert [int(row["uid"]) for row in read] == [row["uid"] for row in rows]
+    assert [json.loads(row["tags"]) for row in read] == [row["tags"] for row in rows]
+
+
+def test_the_table_holds_a_line_for_each_group(filled: str) -> None:
+    lines = run("ls", filled).stdout.splitlines()
+    assert lines[0].split()[:3] == ["uid", "task", "status"]
+    assert len(lines) == 2 + 13
+
+
+def test_payloads_are_not_read(file: Path) -> None:
+    connection = sqlite3.connect(file)
+    connection.execute("UPDATE rb_payload SET data = x'00'")
+    connection.commit()
+    connection.close()
+    assert len(uids(file)) == 13
+
+
+@pytest.mark.parametrize("where", ["{", "[]", "3", "uid = 3"])
+def test_where_that_is_no_json_object_is_a_usage_error(file: Path, where: str) -> None:
+    assert "--where" in run("ls", file, "--where", where, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--where", '{"nope": 1}'), "nope"),
+        (("--where", '{"staleness": {"$foo": 1}}'), "$foo"),
+        (("--order-by", "nope"), "order_by"),
+        (("--status", "nope"), "completed"),
+    ],
+)
+def test_a_wrong_query_says_what_is_wrong_with_it(file: Path, args: Any, message: str) -> None:
+    stderr = run("ls", file, *args, code=1).stderr
+    assert stderr.startswith("Error: ")
+    assert message in stderr

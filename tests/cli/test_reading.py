@@ -1,0 +1,187 @@
+"""Reading leaves databases as they are, and their writers in peace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from replaybuf.cli.reading import open_reader
+from replaybuf.errors import AccessError
+from tests.cli.conftest import run, run_json
+
+COMMANDS = [("stats",), ("ls",), ("show", "15"), ("show", "15", "--full"), ("sql", "SELECT 1"), ("db", "current")]
+
+
+def at(command: tuple[str, ...], url: object) -> tuple[object, ...]:
+    """The command with the URL in its place."""
+    place = 2 if command[0] == "db" else 1
+    return (*command[:place], url, *command[place:])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("url", ["typo.db", "sqlite:///typo.db", "sqlite:///nowhere/typo.db"])
+def test_a_database_that_is_not_there_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*at(command, url), code=1).stderr.startswith("Error: there is no database sqlite:///")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_quiet_file_is_left_as_it_is(file: Path, command: tuple[str, ...]) -> None:
+    before = file.stat().st_mtime_ns
+    run(*at(command, file))
+    assert list(file.parent.iterdir()) == [file]
+    assert file.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("name", ["run.db", "a b.db", "50%.db", "what?.db", "#1.db", "ü.db", "a&mode=rwc.db"])
+def test_a_path_stands_for_its_url(file: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file.rename(file.parent / name)
+    monkeypatch.chdir(file.parent)
+    assert len(run_json("ls", name)) == len(run_json("ls", path)) == 13
+    assert list(file.parent.iterdir()) == [path]
+
+
+def test_postgres_is_short_for_postgresql(postgres_database: str) -> None:
+    run("db", "upgrade", postgres_database.replace("postgresql://", "postgres://"))
+    assert run_json("ls", postgres_database.replace("postgresql://", "postgres://")) == []
+
+
+@pytest.mark.parametrize("url", ["memory://", "pandas://", "sqlite://", "sqlite:///:memory:"])
+def test_buffers_in_memory_have_nothing_to_read(url: str) -> None:
+    assert "lives in the process that made it" in run("stats", url, code=1).stderr
+
+
+def test_a_database_of_something_else_is_an_error(empty: str) -> None:
+    assert "has no replaybuf tables" in run("stats", empty, code=1).stderr
+
+
+def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("to do\n" * 1000)
+    assert "not a database" in run("stats", tmp_path / "notes.txt", code=1).stderr
+
+
+def test_a_folder_is_an_error(tmp_path: Path) -> None:
+    assert "is a folder" in run("stats", tmp_path, code=1).stderr
+
+
+def test_what_a_run_has_committed_is_seen_while_it_goes_on(file: Path) -> None:
+    writer = sqlite3.connect(file, isolation_level=None)
+    writer.execute("UPDATE rb_group SET priority = 7")
+    assert Path(f"{file}-wal").stat().st_size
+    assert {row["priority"] for row in run_json("ls", file)} == {7.0}
+    writer.close()
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_a_writer_does_not_wait_for_a_reader(file: Path, mode: str) -> None:
+    connection = sqlite3.connect(file, isolation_level=None)
+    connection.execute(f"PRAGMA journal_mode = {mode}")
+    connection.close()
+    reading, written = threading.Event(), threading.Event()
+    seen = []
+
+    def look(reader: object) -> None:
+        seen.append(reader.execute(text("SELECT max(priority) FROM rb_group")).scalar())  # type: ignore[attr-defined]
+        reading.set()
+        written.wait(10)
+
+    thread = threading.Thread(target=open_reader(str(file)).read, args=(look,))
+    thread.start()
+    reading.wait(10)
+    writer = sqlite3.connect(file, timeout=0, isolation_level=None)
+    writer.execute("UPDATE rb_group SET priority = 7")
+    written.set()
+    thread.join()
+    assert seen == [1.0, 7.0]  # it noticed that the file was written, and read again
+    writer.close()
+
+
+def test_a_reader_of_a_log_sees_one_state(file: Path) -> None:
+    writer = sqlite3.connect(file, isolation_level=None)
+    writer.execute("UPDATE rb_group SET priority = 2")
+
+    def look(reader: object) -> list[object]:
+        first = reader.execute(text("SELECT max(priority) FROM rb_group")).scalar()  # type: ignore[attr-defined]
+        writer.execute("UPDATE rb_group SET priority = 3")
+        return [first, reader.execute(text("SELECT max(priority) FROM rb_group")).scalar()]  # type: ignore[attr-defined]
+
+    assert open_reader(str(file)).read(look) == [2.0, 2.0]
+    writer.close()
+
+
+# As root nothing is read-only, so these run in a process that becomes nobody first, with all that it needs imported.
+_AS_NOBODY = """
+import os, sys
+import rich.table, rich.text, rich.console, rich.box, rich.cells
+from sqlalchemy.dialects.sqlite import pysqlite
+from replaybuf.cli import app
+if os.getuid() == 0:
+    app(["ls", sys.argv[1]], standalone_mode=False)
+    os.setgid(65534)
+    os.setuid(65534)
+app(["ls", sys.argv[2], "--nl"])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that everybody can enter."""
+    path = tmp_path_factory.mktemp("read_only")
+    for parent in (path, *path.parents[:2]):
+        parent.chmod(0o755)
+    return path
+
+
+def ls_as_nobody(file: Path, path: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    path.parent.chmod(0o555)
+    try:
+        command = [sys.executable, "-c", _AS_NOBODY, str(file), str(path)]
+        return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    finally:
+        path.parent.chmod(0o755)
+
+
+def test_a_read_only_folder_is_read(file: Path, folder: Path) -> None:
+    path = Path(shutil.copy(file, folder))
+    path.chmod(0o444)
+    done = ls_as_nobody(file, path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith('{"uid": ')
+
+
+def test_a_log_in_a_read_only_folder_is_a_clear_error(file: Path, folder: Path) -> None:
+    writer = sqlite3.connect(file, isolation_level=None)
+    writer.execute("UPDATE rb_group SET priority = 2")
+    path = Path(shutil.copy(file, folder))
+    shutil.copy(f"{file}-wal", folder)
+    writer.close()
+    done = ls_as_nobody(file, path)
+    assert done.returncode == 1
+    assert "write-ahead log (run.db-wal)" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_without_permission_is_a_clear_error(file: Path, folder: Path) -> None:
+    path = Path(shutil.copy(file, folder))
+    path.chmod(0)
+    done = ls_as_nobody(file, path)
+    assert done.returncode == 1
+    assert "check the permissions" in done.stderr
+
+
+@pytest.mark.parametrize("filled", ["postgres"], indirect=True)
+def test_postgresql_transactions_are_read_only(filled: str) -> None:
+    with pytest.raises(AccessError):
+        open_reader(filled).read(lambda connection: connection.execute(text("DELETE FROM rb_group")))

@@ -1,0 +1,79 @@
+"""`replaybuf show`."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+from tests.cli.conftest import run, run_json
+
+
+def test_json_holds_the_group_and_its_rollouts(filled: str) -> None:
+    group = run_json("show", filled, 15)
+    assert (group["uid"], group["task_name"], group["tags"]) == (15, "math", {"level": 1})
+    assert [row["position"] for row in group["rollouts"]] == [0, 1, 2, 3]
+    assert [row["rollout_id"] for row in group["rollouts"]] in ([60, 61, 62, 63], ["60", "61", "62", "63"])
+
+
+def test_lines_are_the_rollouts(filled: str) -> None:
+    lines = run("show", filled, 15, "--nl").stdout.splitlines()
+    assert [json.loads(line) for line in lines] == run_json("show", filled, 15)["rollouts"]
+
+
+def test_people_see_the_prompt_and_every_rollout(filled: str) -> None:
+    shown = run("show", filled, 15).stdout
+    assert "Find all primes p such that p^2 + 15 is a perfect square." in shown
+    assert shown.count("The answer is") == 4
+
+
+def test_full_shows_every_message_with_its_lines(filled: str) -> None:
+    shown = run("show", filled, 15, "--full").stdout
+    assert "[system]\nThink step by step.\n[user]\nFind all primes" in shown
+    assert shown.count("[system]") == 1
+    assert shown.count("Let us see.\n\n") == 4
+
+
+def test_full_json_holds_all_fields(filled: str) -> None:
+    first = run_json("show", filled, 15, "--full")["rollouts"][0]
+    assert first["message"][0] == {"role": "system", "content": "Think step by step."}
+    assert first["extra_fields"] == {"grader": "exact"}
+    assert len(first["response_ids"]) == first["response_tokens"]
+
+
+def test_full_shows_an_expired_rollout_without_its_response(filled: str) -> None:
+    [uid] = [row["uid"] for row in run_json("ls", filled, "--status", "expired", "--task", "math", "--limit", 1)]
+    rollouts = run_json("show", filled, uid, "--full")["rollouts"]
+    assert [(row["status"], row["response"]) for row in rollouts] == [("expired", "")] * 4
+
+
+def test_a_group_that_is_not_there_is_an_error(filled: str) -> None:
+    stderr = run("show", filled, 9999, code=1).stderr
+    assert stderr.startswith("Error: there is no group 9999")
+
+
+def test_a_uid_that_is_no_number_is_a_usage_error(file: Path) -> None:
+    assert "whole number" in run("show", file, "abc", code=2).stderr
+
+
+def test_a_uid_beyond_64_bits_is_not_there(filled: str) -> None:
+    assert "there is no group" in run("show", filled, 10**30, code=1).stderr
+
+
+def test_a_damaged_payload_is_an_error_only_with_full(file: Path) -> None:
+    connection = sqlite3.connect(file)
+    connection.execute("UPDATE rb_payload SET data = x'00'")
+    connection.commit()
+    connection.close()
+    run("show", file, 15)
+    assert "damaged" in run("show", file, 15, "--full", code=1).stderr
+
+
+def test_the_variable_leaves_only_the_uid_to_give(file: Path) -> None:
+    shown = run("show", 15, env={"REPLAYBUF_URL": str(file)})
+    assert shown.stdout == run("show", file, 15).stdout
+
+
+def test_without_a_uid_there_is_a_usage_error(file: Path) -> None:
+    assert "UID" in run("show", file, code=2).stderr
+    assert "UID" in run("show", code=2, env={"REPLAYBUF_URL": str(file)}).stderr

@@ -1,0 +1,184 @@
+"""`replaybuf sql`: it reads, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import run, run_json
+
+WRITES = [
+    "DELETE FROM rb_group",
+    "INSERT INTO rb_info VALUES ('a', 'b')",
+    "UPDATE rb_group SET priority = 0",
+    "DROP VIEW groups",
+    "CREATE TABLE mine (a int)",
+    "CREATE TEMP TABLE mine (a int)",
+]
+SQLITE_ESCAPES = [
+    "BEGIN IMMEDIATE",
+    "ATTACH 'other.db' AS other",
+    "VACUUM INTO 'other.db'",
+    "VACUUM",
+    "PRAGMA user_version = 9",
+    "REINDEX",
+]
+POSTGRES_ESCAPES = [
+    "WITH gone AS (DELETE FROM rb_group RETURNING uid) SELECT * FROM gone",
+    "SELECT nextval('rb_uid')",
+    "SET TRANSACTION READ WRITE",
+    "SET transaction_read_only = off",
+    "SELECT set_config('transaction_read_only', 'off', false)",
+    "START TRANSACTION READ WRITE",
+    "DO $$ BEGIN COMMIT; SET TRANSACTION READ WRITE; DELETE FROM rb_group; END $$",
+    "DO $$ BEGIN PERFORM set_config('transaction_read_only', 'off', true); DELETE FROM rb_group; END $$",
+    "TRUNCATE rb_group",
+    "VACUUM",
+    "SELECT 1 FROM rb_group FOR UPDATE",
+]
+# Allowed, and without consequence: the statement is the only one.
+HARMLESS = ["COMMIT", "ROLLBACK"]
+
+
+@pytest.fixture
+def unchanged(filled: str) -> Iterator[str]:
+    """The URL of a database that must be the same afterwards."""
+    before = run_json("ls", filled, "--limit", 0)
+    yield filled
+    assert run_json("ls", filled, "--limit", 0) == before
+
+
+@pytest.mark.parametrize("statement", WRITES)
+def test_a_write_is_refused(unchanged: str, statement: str) -> None:
+    stderr = run("sql", unchanged, statement, code=1).stderr
+    assert stderr.startswith("Error: this command only reads")
+    assert len(stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("statement", SQLITE_ESCAPES)
+def test_sqlite_has_no_way_out(file: Path, statement: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    before = hashlib.sha256(file.read_bytes()).digest()
+    run("sql", file, statement, code=1)
+    assert hashlib.sha256(file.read_bytes()).digest() == before
+    assert list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("statement", ["PRAGMA query_only = OFF", "PRAGMA journal_mode = DELETE"])
+def test_settings_of_a_sqlite_connection_change_nothing(file: Path, statement: str) -> None:
+    before = file.read_bytes()
+    run("sql", file, statement)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("statement", POSTGRES_ESCAPES)
+@pytest.mark.parametrize("filled", ["postgres"], indirect=True)
+def test_postgresql_has_no_way_out(unchanged: str, statement: str) -> None:
+    assert "Error: this command only reads" in run("sql", unchanged, statement, code=1).stderr
+
+
+@pytest.mark.parametrize("statement", HARMLESS)
+def test_ending_the_transaction_leads_nowhere(unchanged: str, statement: str) -> None:
+    run("sql", unchanged, statement)
+
+
+@pytest.mark.parametrize("second", ["SELECT 2", "DELETE FROM rb_group", "COMMIT"])
+def test_there_is_one_statement(unchanged: str, second: str) -> None:
+    assert run("sql", unchanged, f"SELECT 1; {second}", code=1).stderr == "Error: give one statement at a time\n"
+
+
+def test_gives_rows(filled: str) -> None:
+    statement = "SELECT task_name, count(*) AS groups FROM groups GROUP BY task_name ORDER BY 1"
+    assert run_json("sql", filled, statement) == [
+        {"task_name": "code", "groups": 4},
+        {"task_name": "math", "groups": 9},
+    ]
+
+
+def test_columns_of_the_same_name_are_all_there(filled: str) -> None:
+    assert run_json("sql", filled, "SELECT 1 AS a, 2 AS a, 3 AS a_2") == [{"a": 1, "a_2": 2, "a_2_2": 3}]
+
+
+def test_no_rows_are_an_empty_list(filled: str) -> None:
+    assert run("sql", filled, "SELECT uid FROM groups WHERE uid < 0", "--json").stdout == "[]\n"
+    assert run("sql", filled, "SELECT uid FROM groups WHERE uid < 0").stderr == "no rows (columns: uid)\n"
+
+
+def test_a_mistake_is_one_line(filled: str) -> None:
+    stderr = run("sql", filled, "SELECT nope FROM groups", code=1).stderr
+    assert "nope" in stderr
+    assert len(stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("parameter", ["?", ":name", "$1"])
+@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
+def test_parameters_are_refused_by_sqlite(filled: str, parameter: str) -> None:
+    assert "parameters" in run("sql", filled, f"SELECT {parameter}", code=1).stderr
+
+
+@pytest.mark.parametrize("filled", ["postgres"], indirect=True)
+def test_parameters_are_refused_by_postgresql(filled: str) -> None:
+    assert "parameters" in run("sql", filled, "SELECT $1::int", code=1).stderr
+
+
+@pytest.mark.parametrize(("statement"), ["SELECT 'a%sb%%' AS a", "SELECT 'a%sb%%' AS a -- :x"])
+def test_the_statement_arrives_as_it_is(filled: str, statement: str) -> None:
+    assert run_json("sql", filled, statement) == [{"a": "a%sb%%"}]
+
+
+def test_a_statement_is_stopped_after_the_timeout(filled: str) -> None:
+    endless = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) SELECT count(*) FROM t"
+    stderr = run("sql", filled, endless, "--timeout", "0.2", code=1).stderr
+    assert stderr == "Error: stopped after 0.2 s; raise --timeout if that is too soon\n"
+
+
+def test_bytes_are_base64_for_programs_and_a_size_for_people(filled: str) -> None:
+    statement = "SELECT data FROM rb_payload WHERE uid = 15"
+    [row] = run_json("sql", filled, statement)
+    assert row["data"]["$base64"] is True
+    assert row["data"]["encoded"].startswith("UlBMQ")  # RPLB
+    assert "bytes>" in run("sql", filled, statement).stdout
+
+
+@pytest.mark.parametrize("value", ["9e999", "-9e999"])
+@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
+def test_numbers_that_json_lacks_are_null(filled: str, value: str) -> None:
+    assert run_json("sql", filled, f"SELECT {value} AS a") == [{"a": None}]
+
+
+@pytest.mark.parametrize("value", ["'NaN'::float8", "'Infinity'::numeric"])
+@pytest.mark.parametrize("filled", ["postgres"], indirect=True)
+def test_postgresqls_numbers_that_json_lacks_are_null(filled: str, value: str) -> None:
+    assert run_json("sql", filled, f"SELECT {value} AS a") == [{"a": None}]
+    assert run("sql", filled, f"SELECT {value} AS a").stdout
+
+
+@pytest.mark.parametrize("filled", ["postgres"], indirect=True)
+def test_postgresqls_types_are_printed(filled: str) -> None:
+    [row] = run_json(
+        "sql",
+        filled,
+        "SELECT 1.5::numeric AS n, 10::numeric AS i, '{\"a\": [1]}'::jsonb AS j, ARRAY[1, 2] AS r, "
+        "'2026-01-02 03:04:05+01'::timestamptz AS t, '2026-01-02'::date AS d, interval '1 day' AS v",
+    )
+    assert row == {
+        "n": 1.5,
+        "i": 10,
+        "j": {"a": [1]},
+        "r": [1, 2],
+        "t": "2026-01-02T02:04:05.000Z",
+        "d": "2026-01-02",
+        "v": "1 day, 0:00:00",
+    }
+
+
+def test_an_empty_statement_is_a_usage_error(file: Path) -> None:
+    run("sql", file, " ", code=2)
+
+
+def test_any_database_can_be_asked(empty: str) -> None:
+    assert json.loads(run("sql", empty, "SELECT 1 AS a", "--nl").stdout) == {"a": 1}

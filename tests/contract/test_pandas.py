@@ -1,0 +1,12 @@
+"""The contract, kept by the pandas backend."""
+
+import pytest
+
+from replaybuf.storage.pandas import PandasStorage
+from replaybuf.testing import StorageContract
+
+
+class TestPandas(StorageContract):
+    @pytest.fixture
+    def new_storage(self) -> type[PandasStorage]:
+        return PandasStorage

@@ -1,0 +1,26 @@
+"""The contract, kept by PostgreSQL."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from replaybuf.codec import Codec
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.testing import DurableContract, StorageContract
+from replaybuf.testing.durable import SamePlace
+from replaybuf.testing.harness import NewStorage
+from tests.postgres import Databases
+
+
+class TestPostgres(StorageContract, DurableContract):
+    @pytest.fixture
+    def new_storage(self, postgres_databases: Databases) -> Iterator[NewStorage]:
+        with postgres_databases.lent() as new_database:
+            yield lambda codec: SQLStorage(new_database(), codec)
+
+    @pytest.fixture
+    def same_place(self) -> SamePlace:
+        def open_again(storage: SQLStorage, codec: Codec) -> SQLStorage:
+            return SQLStorage(storage.url.render_as_string(hide_password=False), codec)
+
+        return open_again

@@ -1,0 +1,26 @@
+"""The contract, kept by SQLite in a file."""
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from replaybuf.codec import Codec
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.testing import DurableContract, StorageContract
+from replaybuf.testing.durable import SamePlace
+from replaybuf.testing.harness import NewStorage
+
+
+class TestSqlite(StorageContract, DurableContract):
+    @pytest.fixture
+    def new_storage(self, tmp_path: Path) -> NewStorage:
+        numbers = count()
+        return lambda codec: SQLStorage(f"sqlite:///{tmp_path}/{next(numbers)}.db", codec)
+
+    @pytest.fixture
+    def same_place(self) -> SamePlace:
+        def open_again(storage: SQLStorage, codec: Codec) -> SQLStorage:
+            return SQLStorage(f"sqlite:///{storage.url.database}", codec)
+
+        return open_again

@@ -1,0 +1,124 @@
+"""Where the buffers of state machines keep their groups."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import tempfile
+from contextlib import ExitStack, closing
+from typing import Any
+
+import asyncpg
+
+from replaybuf.storage.base import StorageBackend
+from replaybuf.storage.pandas import PandasStorage
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.testing.harness import CODEC
+from tests.postgres import Databases
+
+VIEWS = {"groups": "uid", "rollouts": "uid, position"}
+# Written otherwise than what `find` gives, or of no use to compare.
+_OTHERWISE = {"created_at", "bytes"}
+
+
+class Place:
+    """Storages of one kind."""
+
+    durable = False
+
+    def new(self) -> StorageBackend:
+        """An empty storage."""
+        raise NotImplementedError
+
+    def again(self) -> StorageBackend:
+        """A storage over the data of the last new one."""
+        raise NotImplementedError
+
+    async def views(self) -> dict[str, list[dict[str, Any]]] | None:
+        """The rows of the SQL views of the last new one."""
+        return None
+
+    def leave(self) -> None:
+        """Let go of the storages of an example."""
+
+
+class Pandas(Place):
+    def new(self) -> StorageBackend:
+        return PandasStorage(CODEC)
+
+
+class SqliteFiles(Place):
+    durable = True
+
+    def __init__(self) -> None:
+        self._folder: str | None = None
+        self._count = 0
+
+    def new(self) -> StorageBackend:
+        self._folder = self._folder or tempfile.mkdtemp(prefix="rb-lite-")
+        self._count += 1
+        return self.again()
+
+    def again(self) -> StorageBackend:
+        return SQLStorage(f"sqlite:///{self._path}", CODEC)
+
+    async def views(self) -> dict[str, list[dict[str, Any]]]:
+        with closing(sqlite3.connect(self._path)) as connection:
+            connection.row_factory = sqlite3.Row
+            return {
+                view: [_row(row) for row in connection.execute(f"SELECT * FROM {view} ORDER BY {order}")]
+                for view, order in VIEWS.items()
+            }
+
+    def leave(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder)
+            self._folder = None
+
+    @property
+    def _path(self) -> str:
+        return f"{self._folder}/{self._count}.db"
+
+
+class PostgresDatabases(Place):
+    durable = True
+
+    def __init__(self, databases: Databases) -> None:
+        self._databases = databases
+        self._example = ExitStack()
+        self._url = ""
+        self._lend: Any = None
+
+    def new(self) -> StorageBackend:
+        if self._lend is None:
+            self._lend = self._example.enter_context(self._databases.lent())
+        self._url = self._lend()
+        return self.again()
+
+    def again(self) -> StorageBackend:
+        return SQLStorage(self._url, CODEC)
+
+    async def views(self) -> dict[str, list[dict[str, Any]]]:
+        connection = await asyncpg.connect(self._url)
+        try:
+            return {
+                view: [_row(row) for row in await connection.fetch(f"SELECT * FROM {view} ORDER BY {order}")]
+                for view, order in VIEWS.items()
+            }
+        finally:
+            await connection.close()
+
+    def leave(self) -> None:
+        self._example.close()
+        self._lend = None
+
+
+def _row(row: Any) -> dict[str, Any]:
+    """The row as a dict of what can be compared."""
+    values = {name: value for name, value in dict(row).items() if name not in _OTHERWISE}
+    if isinstance(values.get("tags"), str):
+        values["tags"] = json.loads(values["tags"])
+    if values.get("rollout_id") is not None:
+        values["rollout_id"] = str(values["rollout_id"])
+    return values

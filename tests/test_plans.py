@@ -1,0 +1,32 @@
+"""No hot statement reads a whole table or sorts, on either database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.million import fill_many
+from benchmarks.plans import explain_all
+
+GROUPS = 20_000
+
+
+async def _check(url: str) -> None:
+    await fill_many(url, GROUPS)
+    found = await explain_all(url)
+    purposes = {explained.purpose for explained in found}
+    assert purposes >= {"refresh", "take fifo", "take staleness", "is_ready", "count", "sweep"}
+    bad = [f"{one.purpose}: {one.problems}\n{one.statement}\n{one.plan}" for one in found if one.problems]
+    assert not bad, "\n\n".join(bad)
+
+
+async def test_plans__sqlite(tmp_path: Path) -> None:
+    """SQLite answers all of them from indexes."""
+    await _check(f"sqlite:///{tmp_path}/run.db")
+
+
+@pytest.mark.filterwarnings("default")
+async def test_plans__postgresql(postgres_database: str) -> None:
+    """PostgreSQL does, with custom and with generic plans."""
+    await _check(postgres_database)

@@ -1,0 +1,57 @@
+"""Random operations leave every backend indistinguishable from the one in memory.
+
+The long form: `pytest -m long tests/test_statemachine.py`. A failure prints the operations that lead to it.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+pytest.register_assert_rewrite("tests.side_by_side")
+
+from tests.places import Pandas, Place, PostgresDatabases, SqliteFiles
+from tests.postgres import Databases
+from tests.side_by_side import SideBySide
+
+
+def run(place: Place, examples: int, steps: int) -> None:
+    """Run the machine against buffers at the place."""
+    machine = type(f"SideBySideWith{type(place).__name__}", (SideBySide,), {"place": place})
+    chosen = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        print_blob=True,
+        phases=[phase for phase in Phase if phase is not Phase.explain],
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(machine, settings=chosen)
+
+
+def test_pandas_is_like_memory() -> None:
+    run(Pandas(), 15, 20)
+
+
+def test_sqlite_is_like_memory() -> None:
+    run(SqliteFiles(), 20, 20)
+
+
+def test_postgres_is_like_memory(postgres_databases: Databases) -> None:
+    run(PostgresDatabases(postgres_databases), 10, 20)
+
+
+@pytest.mark.long
+def test_pandas_is_like_memory_for_long() -> None:
+    run(Pandas(), 300, 50)
+
+
+@pytest.mark.long
+def test_sqlite_is_like_memory_for_long() -> None:
+    run(SqliteFiles(), 500, 50)
+
+
+@pytest.mark.long
+def test_postgres_is_like_memory_for_long(postgres_databases: Databases) -> None:
+    run(PostgresDatabases(postgres_databases), 300, 50)
