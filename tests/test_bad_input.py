@@ -51,11 +51,11 @@ from tests.stores import TASK, build, fill, group, numbers_of, take_all
 # Arguments
 
 
-@pytest.fixture(scope="module", params=["sqlite", "memory://", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", "memory://", "pandas://", "postgresql"])
 def kept_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A database that the tests of this module share, because they don't change it."""
-    if request.param == "memory://":
-        yield "memory://"
+    if request.param in ("memory://", "pandas://"):
+        yield request.param
     elif request.param == "sqlite":
         yield f"sqlite:///{tmp_path_factory.mktemp('kept')}/buffer.db"
     else:

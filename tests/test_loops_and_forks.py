@@ -26,7 +26,7 @@ from replaybuf import (
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all
 
 
-@pytest.fixture(params=["sqlite", "sqlite in memory", "memory://", "postgresql"])
+@pytest.fixture(params=["sqlite", "sqlite in memory", "memory://", "pandas://", "postgresql"])
 def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     match request.param:
         case "sqlite":

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.places import Pandas, Place, PostgresDatabases, SqliteFiles  # noqa: E402
-from tests.postgres import Databases  # noqa: E402
+from tests.places import Pandas, Place, PostgresDatabases, SqliteFiles
+from tests.postgres import Databases
 
 pytest.register_assert_rewrite("tests.side_by_side")
 

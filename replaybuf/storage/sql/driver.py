@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -101,10 +101,6 @@ _POSTGRES_OPTIONS: dict[str, Callable[[str], Any]] = {
 }
 _POSTGRES_SPELLINGS = {"sslmode": "ssl", "connect_timeout": "timeout"}
 _POSTGRES_IGNORED = ("channel_binding", "gssencmode")
-
-
-def _one(values: str | Sequence[str] | None) -> str | None:
-    return values if values is None or isinstance(values, str) else values[-1]
 
 
 def _checked_postgres(url: URL) -> URL:

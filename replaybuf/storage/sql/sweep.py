@@ -13,7 +13,6 @@ import time
 
 from sqlalchemy import Connection, delete, select
 
-from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.select import uid_in
 from replaybuf.storage.sql.tables import garbage, group, payload
@@ -69,11 +68,12 @@ class Sweeper:
         while not self._stopping.is_set():
             try:
                 full = await self._step()
-            except ReplayBufError as error:
-                if not failing:  # once, not every second for as long as the database can't be reached
-                    _logger.warning("sweeping failed and will be tried again: %s", error)
-                failing = True
-                full = False
+                failing = False
+            except Exception as error:  # whatever it is, the next sweep may succeed
+                _logger.log(
+                    logging.DEBUG if failing else logging.WARNING, "sweeping failed and will be tried again: %s", error
+                )
+                full, failing = False, True
             # Others get at least as much of the write lock as the sweep.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)

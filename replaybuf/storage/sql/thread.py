@@ -90,6 +90,7 @@ class DatabaseThread:
         self._unsettled: set[asyncio.Future[Any]] = set()
         self._running: set[asyncio.Future[Any]] = set()
         self._retries: set[asyncio.Future[Any]] = set()
+        self._abandoned: set[asyncio.Future[Any]] = set()  # the end of a store that was dropped
         # Calls whose result nobody has received yet. A caller whose loop was closed gives its result back when it is
         # garbage-collected, so nothing here may keep it alive.
         self._calls: dict[int, weakref.ref[_Call[Any]]] = {}
@@ -170,8 +171,9 @@ class DatabaseThread:
     async def settle_all(self) -> None:
         """Undo what nobody will receive, and wait for all that has to be done without a caller (database's thread)."""
         self._take_back()
-        while tasks := self._unsettled | self._retries:
+        while tasks := self._unsettled | self._retries | self._abandoned:
             await asyncio.wait(tasks)
+            self._abandoned.clear()
 
     def _take_back(self) -> None:
         for reference in list(self._calls.values()):
@@ -215,11 +217,10 @@ class DatabaseThread:
 
     def _start_end(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
         ending = self.loop.create_task(self._end(last, timeout))
-        self._unsettled.add(ending)  # so that the end of the process waits for it
+        self._abandoned.add(ending)
         ending.add_done_callback(self._has_ended)
 
     def _has_ended(self, ending: asyncio.Task[None]) -> None:
-        self._unsettled.discard(ending)
         if not ending.cancelled() and (error := ending.exception()) is not None:
             _logger.warning("closing a store that was dropped failed: %s", error)
         with self._posting:
