@@ -103,6 +103,10 @@ _POSTGRES_SPELLINGS = {"sslmode": "ssl", "connect_timeout": "timeout"}
 _POSTGRES_IGNORED = ("channel_binding", "gssencmode")
 
 
+def _one(values: str | Sequence[str] | None) -> str | None:
+    return values if values is None or isinstance(values, str) else values[-1]
+
+
 def _checked_postgres(url: URL) -> URL:
     """The URL with its password in one place and options that asyncpg understands."""
     where = public_url(url)
