@@ -202,9 +202,9 @@ def hold_decoding(buffer: ReplayBuffer, release: threading.Event) -> None:
     codec = storage_of(buffer).codec
     decode = codec.decode
 
-    def decode_later(data: Any) -> Any:
+    def decode_later(data: Any, **options: Any) -> Any:
         assert release.wait(20)
-        return decode(data)
+        return decode(data, **options)
 
     codec.decode = decode_later  # type: ignore[method-assign]
 

@@ -14,7 +14,8 @@ def test_no_part_of_a_password_is_shown(password: str) -> None:
 
 
 def test_no_part_of_a_password_is_shown_of_a_parsed_url() -> None:
-    assert "ret" not in public_url(parse_url("postgresql://rl:sec@ret@db/run"))
+    assert "ret" not in public_url(parse_url("postgresql://rl:sec%40ret@db/run"))
+    assert "ret" not in public_url(parse_url("postgresql://rl@db/run?password=sec%40ret"))
 
 
 def test_an_unreadable_url_shows_no_password() -> None:
