@@ -470,7 +470,7 @@ class ReplayBuffer:
             raise ClosedError
 
 
-_expiry_rule = lru_cache(ExpiryRule)
+_expiry_rule = lru_cache(typed=True)(ExpiryRule)  # typed: True equals 1, and is no threshold
 
 
 def _as_list(items: Any) -> list[Any]:
