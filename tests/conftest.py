@@ -44,13 +44,15 @@ def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=["sqlite", "memory", "postgresql"])
-def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a new, empty database: a SQLite file, SQLite in memory, PostgreSQL."""
+def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database: a SQLite file, SQLite in memory, PostgreSQL."""
     if request.param == "memory":
-        return "sqlite:///:memory:"
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/buffer.db"
-    return str(request.getfixturevalue("postgres_database"))
+        yield "sqlite:///:memory:"
+    elif request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/buffer.db"
+    else:
+        with request.getfixturevalue("postgres_databases").lent() as lend:
+            yield lend()
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.sweep import sweep
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
 
-ROUNDS = 60
+ROUNDS = 40
 
 
 @pytest.fixture
@@ -531,7 +531,7 @@ def test_a_process_that_ends_in_the_middle_of_a_take_loses_nothing(shared_url: s
     with opened(shared_url) as buffer:
         asyncio.run(fill(buffer, 12))
     taken: list[int] = []
-    for _ in range(4):
+    for _ in range(2):
         script = textwrap.dedent(
             """
             import asyncio, atexit, sys
