@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,7 +76,7 @@ def sqlite_engine(url: URL, *, durability: str, lock_timeout: float, read_only: 
     def configure(connection: Any, _record: Any) -> None:
         cursor = connection.cursor()
         for pragma in _pragmas(durability, read_only):
-            _patiently(lambda pragma=pragma: cursor.execute(f"PRAGMA {pragma}"), lock_timeout)
+            _patiently(partial(cursor.execute, f"PRAGMA {pragma}"), lock_timeout)
         cursor.close()
 
     event.listen(engine.sync_engine, "begin", _begin)
