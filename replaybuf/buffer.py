@@ -96,6 +96,13 @@ class ReplayBuffer:
     def __reduce__(self) -> str:
         raise NotPicklableError
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.storage!r}, policy={self.policy.name!r})"
+
+    def __bool__(self) -> bool:
+        """Always true, also of an empty buffer: `if buffer:` asks whether there is one."""
+        return True
+
     def __len__(self) -> int:
         """The number of groups in the buffer, of all tasks and statuses. Blocks for the time of one query."""
         self._check_open()
@@ -295,11 +302,21 @@ class ReplayBuffer:
                 return
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                lines = "; ".join(
-                    f"task {name}: {available[name]} of {wanted[name]} {status} groups" for name in missing
-                )
+                lines = await self._describe_missing(missing, wanted, available, status)
                 raise NotReadyError(f"after {timeout:g} s: {lines}; nothing was taken")
             await self.storage.changed(min(remaining, _LONGEST_WAIT), seen)
+
+    async def _describe_missing(
+        self, missing: list[str], wanted: Mapping[str, int], available: Mapping[str, int], status: Status
+    ) -> str:
+        """`task math: 12 of 64 completed groups (3 expired, 1 failed)` for each task that lacks groups."""
+        counts = await self.storage.count_statuses()
+        lines = []
+        for name in missing:
+            others = [f"{n} {other}" for (task, other), n in counts.items() if task == name and other != status]
+            rest = f" ({', '.join(sorted(others))})" if others else ""
+            lines.append(f"task {name}: {available[name]} of {wanted[name]} {status} groups{rest}")
+        return "; ".join(lines)
 
     async def _available(self, wanted: Mapping[str, int], status: Status) -> dict[str, int]:
         return {
@@ -365,7 +382,10 @@ class ReplayBuffer:
         priority: float | Unset = UNSET,
         tags: Tags | Unset | None = UNSET,
     ) -> int:
-        """Set the status, priority or tags of the groups that match; how many. Order, staleness and rollouts stay."""
+        """Set the status, priority or tags of the groups that match; how many. Order, staleness and rollouts stay.
+
+        A new status clears the `error` of a group that was set aside as FAILED.
+        """
         self._check_open()
         changes = Changes(
             status=status if isinstance(status, Unset) else check_status(status),

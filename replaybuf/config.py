@@ -38,7 +38,7 @@ class ReplayBufferConfig(BaseModel):
     policy: str | ReplayPolicy | type[ReplayPolicy] = "staleness"
     durability: Literal["normal", "full"] = "normal"
     compression: Literal["none", "zstd"] = "none"
-    lock_timeout: float = Field(30.0, gt=0, le=86_400)
+    lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
     rollout_type: type | ImportString[Any] = RolloutState
 
     env_prefix: ClassVar[str] = "REPLAYBUF_"

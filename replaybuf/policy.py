@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar, TypeVar
 
 from replaybuf.errors import ConfigError, QueryError
@@ -69,15 +70,27 @@ POLICIES: dict[str, type[ReplayPolicy]] = {policy.name: policy for policy in (FI
 
 
 def resolve_policy(policy: str | ReplayPolicy | type[ReplayPolicy]) -> ReplayPolicy:
-    """A policy from its name, class or instance. Raises ConfigError for an unknown name."""
-    if isinstance(policy, ReplayPolicy):
-        return policy
-    if isinstance(policy, type) and issubclass(policy, ReplayPolicy):
-        return policy()
+    """A policy from its name, class, instance, or "module:Class". Raises ConfigError for what isn't one."""
+    found = _import_policy(policy) if isinstance(policy, str) else policy
+    if isinstance(found, type) and issubclass(found, ReplayPolicy):
+        found = found()
+    if not isinstance(found, ReplayPolicy):
+        known = ", ".join(sorted(POLICIES))
+        raise ConfigError(f"unknown policy {policy!r}; there are {known}, or your own as 'module:Class'")
+    for attribute in ("name", "order"):
+        if not getattr(found, attribute, None):
+            raise ConfigError(f"the policy {type(found).__name__} has no {attribute}")
+    return found
+
+
+def _import_policy(name: str) -> object:
+    if name in POLICIES or ":" not in name:
+        return POLICIES.get(name)
+    module, _, attribute = name.partition(":")
     try:
-        return POLICIES[policy]()
-    except (KeyError, TypeError):
-        raise ConfigError(f"unknown policy {policy!r}; there are {', '.join(sorted(POLICIES))}") from None
+        return getattr(import_module(module), attribute, None)
+    except ImportError as error:
+        raise ConfigError(f"the policy {name!r} can't be imported: {error}") from error
 
 
 def parse_order(order_by: str | OrderTerm | Iterable[str | OrderTerm] | None) -> Order:

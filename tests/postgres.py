@@ -45,24 +45,25 @@ def running_server(*, own: bool = False) -> Iterator[str]:
 def new_database(server_url: str) -> Iterator[str]:
     """The URL of a new, empty database, which is dropped with all its connections when the block is left."""
     name = f"replaybuf_{uuid.uuid4().hex}"
-    _execute(server_url, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'")
+    execute(server_url, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'")
     try:
         yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
     finally:
-        _execute(server_url, f"DROP DATABASE {name} WITH (FORCE)")
+        execute(server_url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def _execute(url: str, statement: str) -> None:
-    async def execute() -> None:
+def execute(url: str, statement: str) -> None:
+    """Run one statement, with or without an event loop running."""
+
+    async def run() -> None:
         connection = await asyncpg.connect(url)
         try:
             await connection.execute(statement)
         finally:
             await connection.close()
 
-    # In a thread, because the caller may have an event loop running.
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, execute()).result()
+        thread.submit(asyncio.run, run()).result()
 
 
 class Databases:
@@ -92,7 +93,7 @@ class Databases:
         if not self._free:
             return self._made.enter_context(new_database(self._server_url))
         url = self._free.pop()
-        _execute(url, _EMPTY)
+        execute(url, _EMPTY)
         return url
 
 

@@ -45,7 +45,7 @@ from replaybuf import (
     UnreachableError,
 )
 from replaybuf.storage.sql.driver import redact
-from tests.postgres import _execute, new_database, running_server
+from tests.postgres import execute, new_database, running_server
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
 # Arguments
@@ -351,12 +351,12 @@ async def test_a_database_that_does_not_exist(postgres_url: str) -> None:
 
 async def test_a_user_that_may_not_create_tables(postgres_database: str) -> None:
     role = f"reader_{os.getpid()}"
-    _execute(postgres_database, f"CREATE ROLE {role} LOGIN")
+    execute(postgres_database, f"CREATE ROLE {role} LOGIN")
     try:
         url = make_url(postgres_database).set(username=role).render_as_string(hide_password=False)
         await refused(url, AccessError, "refused access: permission denied for schema public")
     finally:
-        _execute(postgres_database, f"DROP ROLE {role}")
+        execute(postgres_database, f"DROP ROLE {role}")
 
 
 async def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ async def test_a_database_of_someone_else_stays_as_it_is(shared_url: str) -> Non
             connection.execute("CREATE TABLE rb_group (x)")
         connection.close()
     else:
-        _execute(shared_url, "CREATE TABLE rb_group (x int)")
+        execute(shared_url, "CREATE TABLE rb_group (x int)")
     await refused(shared_url, NotADatabaseError, "tables named rb_group that are not replaybuf's")
 
 
@@ -447,7 +447,7 @@ async def test_a_payload_that_is_damaged_is_set_aside_and_not_lost(shared_url: s
                 connection.execute("UPDATE rb_payload SET data = CAST(x'00' || data AS BLOB) WHERE uid = 2")
             connection.close()
         else:
-            _execute(shared_url, "UPDATE rb_payload SET data = '\\x00'::bytea || data WHERE uid = 2")
+            execute(shared_url, "UPDATE rb_payload SET data = '\\x00'::bytea || data WHERE uid = 2")
         batch, _ = await buffer.take_batch({TASK: 3}, timeout=5)
         assert numbers_of(batch[TASK]) == [0, 2, 3]
         (damaged,) = [item async for item in buffer.find({})]

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import replaybuf
+from replaybuf.query import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -35,3 +38,29 @@ def test_every_file_that_the_readme_names_exists() -> None:
 def test_everything_public_imports_from_the_package() -> None:
     assert all(hasattr(replaybuf, name) for name in replaybuf.__all__)
     assert sorted(replaybuf.__all__) == replaybuf.__all__
+
+
+def test_the_guide_runs_as_it_stands(tmp_path: Path) -> None:
+    guide = (ROOT / "docs/guide.md").read_text("utf-8")
+    code = re.search(r"```python\n(.*?)```", guide, re.DOTALL).group(1)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert done.stderr == ""
+    assert "step 10: mean reward" in done.stdout
+
+
+def test_the_error_in_the_query_docs_is_the_real_one() -> None:
+    with pytest.raises(replaybuf.QueryError) as caught:
+        parse({"$and": [{"uid": 1}, {"staleness": {"$gt": "five"}}]})
+    assert str(caught.value) in (ROOT / "docs/queries.md").read_text("utf-8")
+
+
+def test_nothing_refers_to_files_that_are_not_there() -> None:
+    for file in ROOT.glob("replaybuf/**/*.py"):
+        assert not re.search(r"(SPEC|DESIGN|FIELD)\.md", file.read_text("utf-8")), file

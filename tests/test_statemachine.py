@@ -9,15 +9,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-pytest.register_assert_rewrite("tests.side_by_side")
-
 from tests.places import Pandas, Place, PostgresDatabases, SqliteFiles
 from tests.postgres import Databases
-from tests.side_by_side import SideBySide
+
+pytest.register_assert_rewrite("tests.side_by_side")
 
 
 def run(place: Place, examples: int, steps: int) -> None:
     """Run the machine against buffers at the place."""
+    from tests.side_by_side import SideBySide
+
     machine = type(f"SideBySideWith{type(place).__name__}", (SideBySide,), {"place": place})
     chosen = settings(
         max_examples=examples,

@@ -104,6 +104,9 @@ class StorageBackend(ABC):
 
     durable: bool = False
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     async def open(self) -> None:  # noqa: B027
         """Get ready; called before any other method. Creates what isn't there yet."""
 

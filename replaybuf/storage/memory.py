@@ -1,4 +1,4 @@
-"""The reference backend: a dict, and the plainest reading of SPEC.md.
+"""The reference backend: a dict, and the plainest reading of the contract.
 
 It scans and sorts at every take, as in-memory buffers of the field do, and rewrites every rollout at every refresh. The
 SQL backends must be indistinguishable from it. Payloads are encoded as they are on disk, so that what can be stored and
@@ -195,7 +195,7 @@ class MemoryStorage(StorageBackend):
         with self._lock:
             found = self._table.select(query)
             if not isinstance(changes.status, Unset):
-                self._table.change(found, status=changes.status)
+                self._table.change(found, status=changes.status, error=None)
             if not isinstance(changes.priority, Unset):
                 self._table.change(found, priority=changes.priority)
             if not isinstance(changes.tags, Unset):

@@ -63,6 +63,9 @@ class SQLStorage(StorageBackend):
         self._opening = threading.Lock()
         self._open: _Open | None = None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({public_url(self.url)!r})"
+
     # Opening and closing
 
     async def open(self) -> None:

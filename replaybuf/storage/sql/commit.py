@@ -103,7 +103,11 @@ class GroupCommit:
             batch = self._next_batch()
             encoded = await self._encode_batch(batch) if batch else []
             if committing is not None:
-                await committing
+                try:
+                    await committing
+                except BaseException as error:
+                    self._fail(encoded, error)
+                    raise
                 committing = None
             if encoded:
                 committing = self._thread.loop.create_task(self._commit_batch(encoded))
@@ -130,8 +134,12 @@ class GroupCommit:
         return [waiting for waiting in batch if not waiting.cancelled]
 
     async def _encode_batch(self, batch: list[_Waiting]) -> list[_Waiting]:
-        failed = await self._compute(self._encode_all, batch)
-        self._answer(failed)
+        try:
+            self._answer(await self._compute(self._encode_all, batch))
+        except BaseException as error:
+            self._fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
         return [waiting for waiting in batch if waiting.encoded is not None]
 
     def _encode_all(self, batch: list[_Waiting]) -> list[tuple[_Waiting, Outcome]]:
@@ -152,8 +160,18 @@ class GroupCommit:
 
     async def _commit_batch(self, batch: list[_Waiting]) -> None:
         wanted = self._still_wanted(batch)
-        if wanted:
-            self._answer(await self._commit_or_split(wanted))
+        try:
+            if wanted:
+                self._answer(await self._commit_or_split(wanted))
+        except BaseException as error:
+            self._fail(wanted, error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _fail(self, batch: list[_Waiting], error: BaseException) -> None:
+        """Answer a batch that was interrupted: no put waits for ever."""
+        problem = ClosedError() if isinstance(error, asyncio.CancelledError) else error
+        self._answer([(waiting, problem) for waiting in batch if not waiting.finished])
 
     async def _commit_or_split(self, batch: list[_Waiting]) -> list[tuple[_Waiting, Outcome]]:
         """Commit a batch. When the database refuses it, try its groups one by one, so that only the bad ones fail."""

@@ -103,14 +103,15 @@ _POSTGRES_SPELLINGS = {"sslmode": "ssl", "connect_timeout": "timeout"}
 _POSTGRES_IGNORED = ("channel_binding", "gssencmode")
 
 
+def _one(values: str | Sequence[str] | None) -> str | None:
+    return values if values is None or isinstance(values, str) else values[-1]
+
+
 def _checked_postgres(url: URL) -> URL:
     """The URL with its password in one place and options that asyncpg understands."""
     where = public_url(url)
     query = dict(url.query)
-    if "user" in query:
-        url = url.set(username=_last(query.pop("user")))
-    if "password" in query:
-        url = url.set(password=_last(query.pop("password")))
+    url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
     if "@" in (url.host or ""):
         raise ConfigError(f"{where} has more than one @: in a user or password it is written %40 (/ %2F, % %25)")
     if url.port is not None and not 0 < url.port < 65536:
@@ -127,10 +128,6 @@ def _checked_postgres(url: URL) -> URL:
         except (TypeError, ValueError):
             raise ConfigError(f"{where}: the option {name} must be a number, not {value!r}") from None
     return url.set(query=options)
-
-
-def _last(value: str | Sequence[str]) -> str:
-    return value if isinstance(value, str) else value[-1]
 
 
 def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: bool = False) -> AsyncEngine:

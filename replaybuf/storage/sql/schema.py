@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, insert, inspect, select, text
+from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, insert, inspect, select, text
 
 from replaybuf.errors import NotADatabaseError, SchemaError
 from replaybuf.storage.sql.tables import counter, metadata
@@ -19,7 +19,13 @@ REVISIONS = ("0001", "0002")
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "rb_version"
 
-version = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), primary_key=True))
+# As alembic makes it.
+version = Table(
+    VERSION_TABLE,
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
+)
 
 
 def current_revision(connection: Connection) -> str | None:

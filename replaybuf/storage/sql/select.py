@@ -126,6 +126,7 @@ def _move(connection: Connection, chosen: ColumnElement[bool], status: Status) -
             )
         )
         connection.execute(moving.values(lane=target.id))
+        connection.execute(update(group).where(chosen, group.c.lane == target.id).values(error=None))
 
 
 def _locked_uids(connection: Connection, query: Node) -> Iterator[tuple[int, ...]]:

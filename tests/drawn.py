@@ -1,0 +1,97 @@
+"""What the state machine draws: groups and operations of few enough values to often have to do with each other."""
+
+from __future__ import annotations
+
+import copy
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from replaybuf import OrderTerm, ReplayPolicy, RolloutState, Status
+from replaybuf.policy import FIFOPolicy, StalenessPolicy
+from tests.query.strategies import queries
+
+TASKS = ("a", "b")
+
+
+def _policy(name_: str, *terms: str) -> type[ReplayPolicy]:
+    class Policy(ReplayPolicy):
+        name = name_
+        order = tuple(OrderTerm(term.removeprefix("-"), term.startswith("-")) for term in (*terms, "timestamp_id"))
+
+    return Policy
+
+
+POLICIES = (
+    FIFOPolicy,
+    StalenessPolicy,
+    _policy("lifo", "-timestamp_id"),
+    _policy("best_first", "-reward"),
+    _policy("freshest", "staleness", "-reward"),
+    _policy("important", "-priority", "-staleness"),
+)
+
+small = st.integers(-1, 9)
+tasks = st.sampled_from(TASKS)
+statuses = st.sampled_from([Status.COMPLETED] * 4 + [Status.EXPIRED] * 3 + [*Status])
+thresholds = st.none() | st.integers(1, 6)
+tokens = st.none() | st.lists(st.integers(0, 3), max_size=3)
+rollouts = st.fixed_dictionaries(
+    {
+        "response_model_steps": st.none() | st.lists(small, max_size=3) | st.lists(small, min_size=1, max_size=3),
+        "response_ids": tokens,
+        "response_mask": st.none() | st.lists(st.integers(0, 1), max_size=4),
+        "seq_staleness": st.integers(-2, 6),
+        "reward": st.sampled_from([None, 0.5, 1, {"score": 0.25}, {"score": None}, float("nan"), -1.0]),
+        "arrays": st.booleans(),
+    },
+    optional={
+        "input_ids": tokens,
+        "labels": tokens,
+        "prompt_ids": tokens,
+        "finish_reason": st.sampled_from([None, "stop", "length"]),
+        "response": st.none() | st.text(max_size=3),
+        "rollout_id": st.sampled_from([7, "seven", "\x00\udfff", 2**60]),
+        "mm_info": st.just({"image": b"\x00"}),
+    },
+)
+mixed = st.lists(st.sampled_from(Status), min_size=1, max_size=3)
+groups = st.tuples(
+    st.sampled_from(["completed"] * 5 + ["aborted", "expired"]).map(lambda status: [status]) | mixed,
+    st.lists(rollouts, min_size=1, max_size=3),
+)
+puts = st.fixed_dictionaries(
+    {"items": groups, "task_name": tasks},
+    optional={
+        "model_step": small,
+        "current_train_step": small,
+        "stale_threshold": thresholds,
+        "token_stale_threshold": thresholds,
+        "expired_groups_retryable": st.booleans(),
+        "priority": st.sampled_from([0, 0.5, 1, 2]),
+        "tags": st.none()
+        | st.dictionaries(st.sampled_from(["a", 'b"']), st.sampled_from([0, 1, 1.5, True, None, "a"])),
+        "key": st.sampled_from(["k", "l", '"\\']),
+    },
+)
+sometimes = st.sampled_from([None, None, None, {}]) | queries
+some_uids = st.sets(st.integers(0, 9), max_size=3).map(lambda uids: {"uid": {"$in": list(uids)}})
+by_task = st.fixed_dictionaries({}, optional=dict.fromkeys(TASKS, thresholds))
+orders = st.lists(
+    st.sampled_from(
+        [sign + name for sign in ("", "-") for name in ("staleness", "reward", "priority", "status", "uid")]
+    ),
+    max_size=2,
+)
+
+
+def make_group(drawn: tuple[list[str], list[dict[str, Any]]]) -> list[RolloutState]:
+    """New rollouts as drawn, statuses and fields; the same again at each call."""
+    made = []
+    for status, fields in zip(cycle(drawn[0]), copy.deepcopy(drawn[1]), strict=False):
+        if fields.pop("arrays"):
+            fields = {name: np.array(v, np.int32) if isinstance(v, list) else v for name, v in fields.items()}
+        made.append(RolloutState(message=[{"role": "user", "content": "?"}], status=Status(status), **fields))
+    return made

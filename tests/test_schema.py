@@ -1,0 +1,273 @@
+"""The alembic chain makes exactly the tables of `tables.py`, on both databases, and opening checks the revision."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import asyncpg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, make_url, text
+
+from replaybuf import ReplayBufferConfig, SchemaError
+from replaybuf.storage.sql.database import Database
+from replaybuf.storage.sql.driver import parse_url
+from replaybuf.storage.sql.schema import (
+    HEAD,
+    REVISIONS,
+    VERSION_TABLE,
+    create_schema,
+    current_revision,
+    migrations_folder,
+    upgrade,
+)
+from replaybuf.storage.sql.tables import group, lane, metadata, payload
+from replaybuf.testing.harness import plain
+from tests.stores import build
+from tests.stores import group as new_group
+
+T = TypeVar("T")
+
+
+async def run(url: str, function: Callable[[Connection], T]) -> T:
+    """Run a function in a transaction of a database."""
+    database = Database(parse_url(url), durability="normal", lock_timeout=30)
+    try:
+        return await database.write(function)
+    finally:
+        await database.dispose()
+
+
+def create(connection: Connection) -> None:
+    create_schema(connection, "here")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def two_urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Two new, empty databases of one kind."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/one.db", f"sqlite:///{tmp_path}/two.db"
+    else:
+        from tests.postgres import new_database
+
+        server = request.getfixturevalue("postgres_url")
+        with new_database(server) as one, new_database(server) as two:
+            yield one, two
+
+
+async def definition(url: str) -> dict[str, Any]:
+    """Everything in the database's own catalog that makes up the schema."""
+    if url.startswith("sqlite"):
+        return sqlite_definition(make_url(url).database or "")
+    return await postgres_definition(url)
+
+
+def sqlite_definition(path: str) -> dict[str, Any]:
+    """The SQL of tables, indexes and views, with spaces, quotes and the order of constraints left out of account."""
+    connection = sqlite3.connect(path)
+    rows = connection.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    connection.close()
+    return {f"{kind} {name}": sorted(_clauses(sql)) if kind == "table" else _squeezed(sql) for kind, name, sql in rows}
+
+
+def _squeezed(sql: str) -> str:
+    return re.sub(r"\s+", " ", sql.replace('"', "")).replace("( ", "(").replace(" )", ")").strip()
+
+
+def _clauses(sql: str) -> list[str]:
+    """The columns and constraints of a CREATE TABLE."""
+    inside = _squeezed(sql).split("(", 1)[1].rsplit(")", 1)[0]
+    return [clause.strip() for clause in re.split(r",(?![^(]*\))", inside)]
+
+
+_POSTGRES_CATALOG = {
+    "columns": """
+        SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attstorage, l.collname,
+               pg_get_expr(d.adbin, d.adrelid)
+          FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+          LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+          LEFT JOIN pg_collation l ON l.oid = a.attcollation
+         WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'v') AND a.attnum > 0
+         ORDER BY c.relname, a.attname""",
+    "options": """
+        SELECT c.relname, c.relkind, c.reloptions, t.reloptions
+          FROM pg_class c LEFT JOIN pg_class t ON t.oid = c.reltoastrelid
+         WHERE c.relnamespace = 'public'::regnamespace ORDER BY c.relname""",
+    "indexes": "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY indexname",
+    "constraints": """
+        SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint
+         WHERE connamespace = 'public'::regnamespace ORDER BY 1, 2""",
+    "sequences": """
+        SELECT sequencename, data_type, start_value, min_value, max_value, increment_by, cycle, cache_size
+          FROM pg_sequences WHERE schemaname = 'public' ORDER BY sequencename""",
+    "views": "SELECT viewname, definition FROM pg_views WHERE schemaname = 'public' ORDER BY viewname",
+    "triggers": "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal ORDER BY tgname",
+    "functions": "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace ORDER BY proname",
+}  # fmt: skip
+
+
+async def postgres_definition(url: str) -> dict[str, Any]:
+    connection = await asyncpg.connect(url)
+    try:
+        return {
+            name: [tuple(row) for row in await connection.fetch(query)] for name, query in _POSTGRES_CATALOG.items()
+        }
+    finally:
+        await connection.close()
+
+
+async def test_the_chain_makes_the_tables(two_urls: tuple[str, str]) -> None:
+    created, upgraded = two_urls
+    await run(created, create)
+    await run(upgraded, upgrade)
+    assert await definition(upgraded) == await definition(created)
+
+
+async def test_the_definition_sees_what_matters(two_urls: tuple[str, str]) -> None:
+    """Of the comparison above: it has the partial indexes, the views and what PostgreSQL stores apart."""
+    url, _ = two_urls
+    await run(url, create)
+    seen = repr(await definition(url))
+    assert all(index.name in seen for table in metadata.tables.values() for index in table.indexes)
+    assert "WHERE pinned_staleness IS NULL" in seen.replace("(", "").replace(")", "")
+    assert "groups" in seen
+    assert "rollouts" in seen
+    if url.startswith("postgresql"):
+        assert "'rb_payload', 'data', 'bytea', True, b'e'" in seen
+        assert "fillfactor=80" in seen
+
+
+@pytest.mark.parametrize("make", [create, upgrade])
+async def test_alembic_sees_no_difference(two_urls: tuple[str, str], make: Callable[[Connection], None]) -> None:
+    url, _ = two_urls
+
+    def differences(connection: Connection) -> list[Any]:
+        options = {
+            "compare_type": True,
+            "compare_server_default": True,
+            "include_name": lambda name, kind, _: not (kind == "table" and name == VERSION_TABLE),
+        }
+        return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
+
+    await run(url, make)
+    assert await run(url, differences) == []
+
+
+async def test_both_ways_say_the_same_revision(two_urls: tuple[str, str]) -> None:
+    for url, make in zip(two_urls, (create, upgrade), strict=True):
+        await run(url, make)
+        assert await run(url, current_revision) == HEAD
+
+
+def test_the_revisions_are_those_of_the_chain() -> None:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()))
+    chain = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    assert tuple(reversed(chain)) == REVISIONS
+
+
+async def test_an_upgrade_keeps_the_data(two_urls: tuple[str, str]) -> None:
+    """Rows that were written under the first revision are there at the newest, as any other groups."""
+    source, url = two_urls
+    buffer = build(source)
+    for i in range(5):
+        await buffer.put(new_group(i, 2), "math", model_step=i, current_train_step=6, tags={"i": i})
+    await buffer.refresh_staleness(task_stale_thresholds={"math": 5}, current_train_step=7)
+    expected = [plain(item.item) for item in [item async for item in buffer.find({})]]
+    await buffer.close()
+
+    def rows(connection: Connection) -> dict[str, list[dict[str, Any]]]:
+        return {
+            t.name: [dict(row) for row in connection.execute(t.select()).mappings()] for t in (lane, group, payload)
+        }
+
+    written = await run(source, rows)
+
+    def write(connection: Connection) -> None:
+        for table in (lane, group, payload):
+            connection.execute(table.insert(), written[table.name])
+
+    await run(url, lambda connection: upgrade(connection, REVISIONS[0]))
+    await run(url, write)
+    for revision in REVISIONS[1:]:
+        await run(url, lambda connection, revision=revision: upgrade(connection, revision))
+    async with build(url) as buffer:
+        assert [plain(item.item) async for item in buffer.find({})] == expected
+        assert await buffer.count("math", "expired") == 2
+    seen = await run(url, lambda connection: connection.execute(text("SELECT count(*) FROM rollouts")).scalar())
+    assert seen == 10
+
+
+@pytest.mark.parametrize("revision", REVISIONS[:-1])
+async def test_an_older_schema_is_refused(two_urls: tuple[str, str], revision: str) -> None:
+    """The message says how to upgrade, without the password."""
+    url, _ = two_urls
+    await run(url, lambda connection: upgrade(connection, revision))
+    buffer = build(url)
+    with pytest.raises(SchemaError, match=f"revision {revision}.*replaybuf db upgrade"):
+        await buffer.put(new_group(1), "math")
+    await buffer.close()
+    await run(url, upgrade)
+    async with build(url) as buffer:
+        assert await buffer.put(new_group(1), "math") == 1
+
+
+async def test_a_newer_schema_is_refused(two_urls: tuple[str, str]) -> None:
+    url, _ = two_urls
+    await run(url, create)
+    await run(url, lambda connection: connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0999'")))
+    buffer = build(url)
+    with pytest.raises(SchemaError, match=r"0999.*newer version.*pip install -U replaybuf"):
+        await buffer.put(new_group(1), "math")
+    await buffer.close()
+
+
+async def test_an_upgrade_that_fails_changes_nothing(two_urls: tuple[str, str]) -> None:
+    """The chain runs in one transaction, on both databases."""
+    url, _ = two_urls
+    before = await definition(url)
+
+    def fail(connection: Connection) -> None:
+        upgrade(connection)
+        raise RuntimeError("in the end")
+
+    with pytest.raises(RuntimeError, match="in the end"):
+        await run(url, fail)
+    assert await definition(url) == before
+    await run(url, upgrade)
+
+
+def _open_at_once(url: str, number: int, barrier: Any) -> None:
+    async def main() -> None:
+        barrier.wait(60)
+        async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
+            await buffer.put(new_group(number), "math")
+
+    asyncio.run(main())
+
+
+async def test_processes_create_one_database_together(two_urls: tuple[str, str]) -> None:
+    """Several that open a new database at once all succeed, and it has one schema with all their groups."""
+    url, other = two_urls
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(6)
+    processes = [context.Process(target=_open_at_once, args=(url, i, barrier)) for i in range(6)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        await asyncio.to_thread(process.join)
+    assert [process.exitcode for process in processes] == [0] * 6
+    async with build(url) as buffer:
+        assert sorted([item.item[0].rollout_id async for item in buffer.find({})]) == list(range(6))
+    await run(other, create)
+    assert await definition(url) == await definition(other)
