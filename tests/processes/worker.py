@@ -74,6 +74,15 @@ async def create(url: str, log: Log, start: str, number: str) -> None:
     await buffer.close()
 
 
+async def create_many(url: str, log: Log, start: str, count: str) -> None:
+    """Open new databases, one every 100 ms, each at the same time as others do."""
+    for number in range(int(count)):
+        await asyncio.sleep(max(0.0, float(start) + number / 10 - time.time()))
+        async with build(f"{url}.{number}") as buffer:
+            await buffer.put(group(number), TASK)
+        log.write(number)
+
+
 async def save_again_and_again(url: str, log: Log, folder: str) -> None:
     async with build(url) as buffer:
         for number in range(1000):

@@ -8,7 +8,9 @@ is sent as one call, and SQLAlchemy runs it there on the thread's `sqlite3` conn
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,11 +76,28 @@ def sqlite_engine(url: URL, *, durability: str, lock_timeout: float, read_only: 
     def configure(connection: Any, _record: Any) -> None:
         cursor = connection.cursor()
         for pragma in _pragmas(durability, read_only):
-            cursor.execute(f"PRAGMA {pragma}")
+            _patiently(partial(cursor.execute, f"PRAGMA {pragma}"), lock_timeout)
         cursor.close()
 
     event.listen(engine.sync_engine, "begin", _begin)
     return engine
+
+
+def _patiently(function: Callable[[], object], seconds: float) -> None:
+    """Call it again while the database is locked.
+
+    Of several processes that make a new database at once, those that come second to switch it to WAL are told so at
+    once: SQLite does not wait there, whatever its timeout.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            function()
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.005)
 
 
 def _pragmas(durability: str, read_only: bool) -> list[str]:
