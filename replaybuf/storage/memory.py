@@ -1,4 +1,4 @@
-"""The reference backend: a dict, and the plainest reading of SPEC.md.
+"""The reference backend: a dict, and the plainest reading of the contract.
 
 It scans and sorts at every take, as in-memory buffers of the field do, and rewrites every rollout at every refresh. The
 SQL backends must be indistinguishable from it. Payloads are encoded as they are on disk, so that what can be stored and

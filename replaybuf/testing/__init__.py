@@ -21,9 +21,9 @@ fixture: `same_place(storage, codec)` gives a further storage over the same data
         def same_place(self):
             return lambda storage, codec: MyStorage(storage.path, codec)
 
-The laws are those of SPEC.md. Those about groups and metadata are tested on the backend itself, those about rules of
-the buffer (staleness, expiry, waiting) on a `ReplayBuffer` over it. Parts of the suite can be run alone: they are the
-base classes of `StorageContract`.
+The laws are the contract of `replaybuf.storage.base` in full. Those about groups and metadata are tested on the backend
+itself, those about rules of the buffer (staleness, expiry, waiting) on a `ReplayBuffer` over it. Parts of the suite can
+be run alone: they are the base classes of `StorageContract`.
 """
 
 import pytest
