@@ -21,7 +21,7 @@ _LOCK_TIMEOUT = 30.0
 
 @app.callback()
 def db() -> None:
-    """Look at the schema of a database, and bring it up to date."""
+    """Show or upgrade the schema of a database."""
 
 
 @app.command("current")

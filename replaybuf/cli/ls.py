@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from replaybuf.cli import units
 from replaybuf.cli.groups import age_of, find_groups, status_style, tags_text
@@ -17,6 +17,9 @@ from replaybuf.cli.reading import read
 from replaybuf.policy import parse_order
 from replaybuf.query import LogicNode, Node, parse
 from replaybuf.storage.sql.select import count_groups
+from replaybuf.storage.sql.tables import lane
+
+_TASKS_NAMED = 10
 
 
 @listing
@@ -57,11 +60,22 @@ def ls(
 
     rows, matching = read(url, find)
     if not rows and output.for_people:
-        output.note("no such groups" if where or task or status else "the buffer is empty")
+        output.note(_nothing(url, task) if where or task or status else "the buffer is empty")
         return
     output.rows(rows, _columns(rows))
     if matching > len(rows):
         output.note(f"{len(rows):,} of {matching:,} groups; --limit 0 shows all")
+
+
+def _nothing(url: str, task: str | None) -> str:
+    """Why nothing was found: where there is no such task, the tasks that there are."""
+    if task is None:
+        return "no such groups"
+    tasks = read(url, lambda connection: connection.execute(select(lane.c.task_name).distinct()).scalars().all())
+    if task in tasks or not tasks:
+        return "no such groups"
+    more = f" and {len(tasks) - _TASKS_NAMED} more" if len(tasks) > _TASKS_NAMED else ""
+    return f"no such groups; there are the tasks {', '.join(sorted(tasks)[:_TASKS_NAMED])}{more}"
 
 
 def _query(where: str | None, task: str | None, status: str | None) -> Node:

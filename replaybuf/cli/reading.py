@@ -99,6 +99,13 @@ class SqliteReader(Reader):
     def read(self, function: Callable[[Connection], T], *, timeout: float | None = None) -> T:
         if not os.access(self._path, os.R_OK):
             raise AccessError(f"{self.where} can't be read: check the permissions of the file")
+        try:
+            return self._read_either_way(function, timeout)
+        except NotADatabaseError as error:
+            # Readers create nothing.
+            raise NotADatabaseError(str(error).removesuffix(", or of a file to create")) from error
+
+    def _read_either_way(self, function: Callable[[Connection], T], timeout: float | None) -> T:
         quiet = self._quiet_state()
         if quiet is not None:
             try:

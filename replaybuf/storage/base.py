@@ -38,6 +38,7 @@ class NewGroup:
 
     `train_step` is the step that the rollouts' staleness was computed for, or None where they brought their own or
     where some of them expired. `key` makes the put repeatable: a group of the same task and key is replaced.
+    `tags` stay the caller's: a backend keeps a copy and hands out copies, and `{}` is stored as None.
     """
 
     task_name: str
@@ -111,12 +112,16 @@ class StorageBackend(ABC):
         """Get ready; called before any other method. Creates what isn't there yet."""
 
     async def close(self) -> None:  # noqa: B027
-        """Let go of all resources. Puts that wait to be committed are committed first."""
+        """Let go of all resources. Puts that wait to be committed are committed first.
+
+        Whoever waits in `changed` is woken: the buffer then raises ClosedError in all waits.
+        """
 
     @abstractmethod
     async def put(self, group: NewGroup) -> int:
         """Store a group and return its uid. When it returns, the group is committed.
 
+        The tags are copied, and `{}` is stored as None.
         Raises EncodeError for values that can't be stored; then nothing is.
         """
 

@@ -55,7 +55,7 @@ def test_what_nobody_matches_is_an_empty_list(filled: str) -> None:
     assert run("ls", filled, "--task", "nope", "--json").stdout == "[]\n"
     assert run("ls", filled, "--task", "nope", "--nl").stdout == ""
     nothing = run("ls", filled, "--task", "nope")
-    assert (nothing.stdout, nothing.stderr) == ("", "no such groups\n")
+    assert (nothing.stdout, nothing.stderr) == ("", "no such groups; there are the tasks code, math\n")
 
 
 def test_both_databases_give_the_same_types(filled: str) -> None:
