@@ -27,6 +27,7 @@ def _policy(name_: str, *terms: str) -> type[ReplayPolicy]:
 POLICIES = (
     FIFOPolicy,
     StalenessPolicy,
+    StalenessPolicy,
     _policy("lifo", "-timestamp_id"),
     _policy("best_first", "-reward"),
     _policy("freshest", "staleness", "-reward"),
@@ -35,9 +36,10 @@ POLICIES = (
 
 small = st.integers(-1, 9)
 tasks = st.sampled_from(TASKS)
-statuses = st.sampled_from([Status.COMPLETED] * 4 + [Status.EXPIRED] * 3 + [*Status])
+statuses = st.sampled_from([Status.COMPLETED] * 6 + [Status.EXPIRED] * 4 + [*Status])
 thresholds = st.none() | st.integers(1, 6)
 tokens = st.none() | st.lists(st.integers(0, 3), max_size=3)
+rarely = st.sampled_from([None] * 5 + [[], [1]])
 rollouts = st.fixed_dictionaries(
     {
         "response_model_steps": st.none() | st.lists(small, max_size=3) | st.lists(small, min_size=1, max_size=3),
@@ -48,8 +50,8 @@ rollouts = st.fixed_dictionaries(
         "arrays": st.booleans(),
     },
     optional={
-        "input_ids": tokens,
-        "labels": tokens,
+        "input_ids": rarely,
+        "labels": rarely,
         "prompt_ids": tokens,
         "finish_reason": st.sampled_from([None, "stop", "length"]),
         "response": st.none() | st.text(max_size=3),
@@ -57,9 +59,11 @@ rollouts = st.fixed_dictionaries(
         "mm_info": st.just({"image": b"\x00"}),
     },
 )
+# The statuses of the rollouts of a group; groups of one status are those that are taken and refreshed.
+of_one = st.sampled_from(["completed"] * 8 + ["aborted", "expired"]).map(lambda status: [status])
 mixed = st.lists(st.sampled_from(Status), min_size=1, max_size=3)
 groups = st.tuples(
-    st.sampled_from(["completed"] * 5 + ["aborted", "expired"]).map(lambda status: [status]) | mixed,
+    st.integers(0, 7).flatmap(lambda chance: of_one if chance else mixed),
     st.lists(rollouts, min_size=1, max_size=3),
 )
 puts = st.fixed_dictionaries(
@@ -78,7 +82,16 @@ puts = st.fixed_dictionaries(
 )
 sometimes = st.sampled_from([None, None, None, {}]) | queries
 some_uids = st.sets(st.integers(0, 9), max_size=3).map(lambda uids: {"uid": {"$in": list(uids)}})
-by_task = st.fixed_dictionaries({}, optional=dict.fromkeys(TASKS, thresholds))
+by_task = st.dictionaries(tasks, thresholds) | st.builds(dict.fromkeys, st.just(TASKS), thresholds)
+sizes = st.sampled_from([-1, 0, 1, 1, 2, 2, 3, 4])
+changes = st.fixed_dictionaries(
+    {},
+    optional={
+        "status": statuses,
+        "priority": st.sampled_from([0, 1, 3]),
+        "tags": st.sampled_from([None, {"a": 1}]),
+    },
+)
 orders = st.lists(
     st.sampled_from(
         [sign + name for sign in ("", "-") for name in ("staleness", "reward", "priority", "status", "uid")]
