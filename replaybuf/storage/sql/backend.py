@@ -256,7 +256,7 @@ class _Open:
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.database)
         self.sweeper = Sweeper(self.database)
-        self.commits = GroupCommit(self.thread, self._encode, self._commit, self.compute, self.database.dialect)
+        self.commits = GroupCommit(self.thread, self._encode, self._commit, self.compute)
 
     async def prepare(self) -> None:
         """Check the schema, or create it in a new database (database's thread)."""

@@ -21,9 +21,7 @@ from replaybuf.storage.sql.rows import EncodedGroup
 from replaybuf.storage.sql.thread import DatabaseThread
 
 MAX_GROUPS = 512
-# How many batches are committed at the same time, and how many bytes each has at the most. SQLite has one writer;
-# PostgreSQL writes large payloads faster on several connections.
-_LIMITS = {"sqlite": (1, 16 * 1024 * 1024), "postgresql": (4, 4 * 1024 * 1024)}
+MAX_BYTES = 16 * 1024 * 1024
 
 Outcome = int | BaseException
 
@@ -48,9 +46,7 @@ class GroupCommit:
         encode: Callable[[NewGroup], EncodedGroup],
         commit: Callable[[Sequence[EncodedGroup]], Awaitable[list[int]]],
         compute: Callable[..., Awaitable[Any]],
-        dialect: str,
     ) -> None:
-        self._at_once, self._max_bytes = _LIMITS[dialect]
         self._thread = thread
         self._encode = encode
         self._commit = commit
@@ -101,22 +97,21 @@ class GroupCommit:
             self._thread.hold(waiting.settled)
 
     async def _flush(self) -> None:
-        """Commit batch after batch until the queue is empty; the next is encoded while others are being committed."""
-        committing: set[asyncio.Task[None]] = set()
+        """Commit batch after batch until the queue is empty; the next is encoded while one is being committed."""
+        committing: asyncio.Task[None] | None = None
         while True:
             batch = self._next_batch()
             encoded = await self._encode_batch(batch) if batch else []
-            try:
-                while committing and (len(committing) >= self._at_once or not batch):
-                    _, committing = await asyncio.wait(committing, return_when=asyncio.FIRST_COMPLETED)
-                    if not batch and self._queue:
-                        break
-            except BaseException as error:
-                self._fail(encoded, error)
-                raise
+            if committing is not None:
+                try:
+                    await committing
+                except BaseException as error:
+                    self._fail(encoded, error)
+                    raise
+                committing = None
             if encoded:
-                committing.add(self._thread.loop.create_task(self._commit_batch(encoded)))
-            elif not batch and not committing and self._stop_if_empty():
+                committing = self._thread.loop.create_task(self._commit_batch(encoded))
+            elif not batch and self._stop_if_empty():
                 return
 
     def _stop_if_empty(self) -> bool:
@@ -151,7 +146,7 @@ class GroupCommit:
         failed: list[tuple[_Waiting, Outcome]] = []
         size = 0
         for place, waiting in enumerate(batch):
-            if size > self._max_bytes:
+            if size > MAX_BYTES:
                 # The rest goes back to the head of the queue, for the next transaction.
                 with self._lock:
                     self._queue.extendleft(reversed(batch[place:]))
