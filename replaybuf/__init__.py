@@ -7,10 +7,13 @@ from replaybuf.errors import (
     AccessError,
     ClosedError,
     ConfigError,
+    ConflictError,
     DecodeError,
     DiskFullError,
     EncodeError,
+    FullError,
     InputError,
+    LeaseLostError,
     LockedError,
     MissingDriverError,
     MissingSnapshotError,
@@ -27,11 +30,22 @@ from replaybuf.errors import (
     StorageError,
     UnreachableError,
 )
-from replaybuf.policy import FIFOPolicy, OrderTerm, ReplayPolicy, StalenessPolicy
+from replaybuf.lease import Lease
+from replaybuf.policy import (
+    FIFOPolicy,
+    LIFOPolicy,
+    OrderTerm,
+    PrioritizedPolicy,
+    ReplayPolicy,
+    StalenessPolicy,
+    UniformPolicy,
+)
 from replaybuf.rollout import RolloutState, Status, group_status
 from replaybuf.rollout_type import RolloutType
+from replaybuf.rules import Limits, Rules
 from replaybuf.staleness import ExpiryRule
-from replaybuf.storage.base import Changes, NewGroup, Refresh, StorageBackend, StorageItem
+from replaybuf.storage.base import Changes, Draw, Leased, NewGroup, Refresh, StorageBackend, StorageItem
+from replaybuf.tally import Tally
 
 __version__ = "0.1.0"
 
@@ -42,12 +56,20 @@ __all__ = [
     "ClosedError",
     "Codec",
     "ConfigError",
+    "ConflictError",
     "DecodeError",
     "DiskFullError",
+    "Draw",
     "EncodeError",
     "ExpiryRule",
     "FIFOPolicy",
+    "FullError",
     "InputError",
+    "LIFOPolicy",
+    "Lease",
+    "LeaseLostError",
+    "Leased",
+    "Limits",
     "LockedError",
     "MissingDriverError",
     "MissingSnapshotError",
@@ -57,6 +79,7 @@ __all__ = [
     "NotPicklableError",
     "NotReadyError",
     "OrderTerm",
+    "PrioritizedPolicy",
     "QueryError",
     "Refresh",
     "ReplayBufError",
@@ -66,6 +89,7 @@ __all__ = [
     "RolloutError",
     "RolloutState",
     "RolloutType",
+    "Rules",
     "SchemaError",
     "SnapshotError",
     "SnapshotMismatchError",
@@ -75,6 +99,8 @@ __all__ = [
     "StorageError",
     "StorageItem",
     "SyncReplayBufferConfig",
+    "Tally",
+    "UniformPolicy",
     "UnreachableError",
     "group_status",
 ]

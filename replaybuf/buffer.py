@@ -1,4 +1,4 @@
-"""The replay buffer: the rules of putting, taking, waiting and refreshing, over a storage backend and a policy."""
+"""The replay buffer: putting, taking, waiting and refreshing, over a storage backend that keeps the rules."""
 
 from __future__ import annotations
 
@@ -12,53 +12,47 @@ from types import TracebackType
 from typing import Any, Self
 
 from replaybuf.checks import (
-    MAX_STEP,
     check_by_task,
+    check_exponent,
     check_folder,
     check_key,
     check_limit,
     check_list,
+    check_priorities,
     check_priority,
+    check_seconds,
     check_sizes,
     check_status,
     check_step,
     check_tags,
     check_task_name,
     check_timeout,
+    check_uids,
 )
 from replaybuf.errors import (
     ClosedError,
     InputError,
     MissingSnapshotError,
     NotPicklableError,
-    NotReadyError,
-    ReplayBufError,
-    RolloutError,
     SnapshotError,
     SnapshotMismatchError,
 )
+from replaybuf.lease import Lease, Leasing
+from replaybuf.metrics import Meter
+from replaybuf.normalise import as_group, normalise
 from replaybuf.policy import OrderTerm, ReplayPolicy, parse_order
-from replaybuf.query import LogicNode, Query, ScalarNode, parse
-from replaybuf.rollout import Status, group_status
-from replaybuf.rollout_type import RolloutType, get_field, set_field
-from replaybuf.staleness import (
-    EXPIRING_STATUSES,
-    ExpiryRule,
-    fill_model_steps,
-    find_expired,
-    group_staleness,
-    refresh_group,
-    reset_response,
-)
-from replaybuf.storage.base import UNSET, Changes, NewGroup, Refresh, StorageBackend, StorageItem, Tags, Unset
+from replaybuf.query import Query, parse
+from replaybuf.rollout import Status
+from replaybuf.rollout_type import RolloutType
+from replaybuf.staleness import EXPIRING_STATUSES, ExpiryRule
+from replaybuf.storage.base import UNSET, Changes, Draw, NewGroup, Refresh, StorageBackend, StorageItem, Tags, Unset
+from replaybuf.tally import Tally
+from replaybuf.waits import Waits, sizes_of
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
 
-_LONGEST_WAIT = 60.0
-_RETRY_SECONDS = 0.02
-
-# Lists of more tokens than this are looked through in another thread, to keep the event loop free.
-_MANY_TOKENS = 10_000
+#: Seconds that a put waits for room, unless told otherwise.
+PUT_TIMEOUT = 600.0
 
 
 class ReplayBuffer:
@@ -68,11 +62,20 @@ class ReplayBuffer:
     caller has the groups or the store has. Usually built by `ReplayBufferConfig(...).build()`.
     """
 
-    def __init__(self, policy: ReplayPolicy, storage: StorageBackend, rollout_type: RolloutType) -> None:
-        self.policy = policy
+    def __init__(
+        self, storage: StorageBackend, rollout_type: RolloutType, *, put_timeout: float | None = PUT_TIMEOUT
+    ) -> None:
         self.storage = storage
+        self.waits = Waits(storage, self._check_open)
         self._type = rollout_type
+        self._put_timeout = check_timeout(put_timeout)
+        self._meter = Meter()
         self._closed = False
+
+    @property
+    def policy(self) -> ReplayPolicy:
+        """The policy that groups are drawn by."""
+        return self.storage.rules.sampler
 
     async def __aenter__(self) -> Self:
         self._check_open()
@@ -123,6 +126,8 @@ class ReplayBuffer:
         priority: float = 1.0,
         tags: Tags | None = None,
         key: str | None = None,
+        replaces: Iterable[int] = (),
+        timeout: float | Unset | None = UNSET,
     ) -> int | None:
         """Store a group of rollouts and return its uid; when it returns, the group is committed.
 
@@ -132,10 +137,15 @@ class ReplayBuffer:
         lose their response and wait as EXPIRED to be generated again. With `expired_groups_retryable=False` the group
         is dropped instead, and counted (`dropped`). The rollouts given are changed in place accordingly.
 
-        The same `key` in the same task replaces the group instead of adding one. `tags` can be queried
-        (`tags.NAME`). Returns None for an empty list and for a dropped group.
+        The same `key` in the same task replaces the group instead of adding one. `replaces` are the uids of groups that
+        leave the buffer in the same transaction. `tags` can be queried (`tags.NAME`). Returns None for an empty list and
+        for a dropped group.
 
-        Raises RolloutError, EncodeError or ValueError for what can't be stored, and StorageError; then nothing is.
+        Where the limits leave no room, the put waits for up to `timeout` seconds (default: the config's put_timeout;
+        None: for ever), and then raises FullError, which is also a TimeoutError; with `on_full="reject"` at once.
+
+        Raises RolloutError, EncodeError or ValueError for what can't be stored, ConflictError when a group to be
+        replaced isn't there, and StorageError; then nothing is stored.
         """
         self._check_open()
         check_task_name(task_name)
@@ -148,7 +158,8 @@ class ReplayBuffer:
             raise InputError(
                 "token_stale_threshold needs current_train_step: the staleness of a token is relative to it"
             )
-        rollouts = _as_list(items)
+        patience = self._put_timeout if isinstance(timeout, Unset) else check_timeout(timeout)
+        rollouts = as_group(items)
         if not rollouts:
             return None
         new = NewGroup(
@@ -161,65 +172,14 @@ class ReplayBuffer:
             priority=check_priority(priority),
             tags=check_tags(tags),
             key=check_key(key),
+            replaces=check_uids(replaces, "replaces"),
         )
-        self._require_fields(rollouts, model_step, current_train_step, rule)
-        if _count_tokens(rollouts) < _MANY_TOKENS:
-            keep = self._normalise(new, model_step, rule)
-        else:
-            keep = await asyncio.to_thread(self._normalise, new, model_step, rule)
-        if keep:
-            return await self.storage.put(new)
-        await self.storage.drop(task_name)
-        return None
-
-    def _require_fields(
-        self, rollouts: list[Any], model_step: int | None, train_step: int | None, rule: ExpiryRule
-    ) -> None:
-        features: list[tuple[str, tuple[str, ...]]] = [("put", ("status",))]
-        if model_step is not None:
-            features.append(("model_step", ("response_ids", "response_model_steps")))
-        if train_step is not None:
-            features.append(("current_train_step", ("seq_staleness", "response_model_steps")))
-        if rule.active:
-            features.append(("stale_threshold", ("seq_staleness",)))
-        if rule.token_stale_threshold is not None:
-            features.append(("token_stale_threshold", ("response_ids", "response_model_steps")))
-        for rollout in rollouts:
-            self._type.require_all(rollout, features)
-
-    def _normalise(self, new: NewGroup, model_step: int | None, rule: ExpiryRule) -> bool:
-        """Bring the rollouts into the state in which they are stored; False when the group is to be dropped."""
-        try:
-            return self._apply_rules(new, model_step, rule)
-        except ReplayBufError:
-            raise
-        except (TypeError, ValueError, OverflowError) as error:
-            raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
-
-    def _apply_rules(self, new: NewGroup, model_step: int | None, rule: ExpiryRule) -> bool:
-        rollouts, train_step = new.rollouts, new.train_step
-        new.status = _status_of(rollouts)
-        if model_step is not None:
-            for rollout in rollouts:
-                fill_model_steps(rollout, model_step)
-        if train_step is not None:
-            refresh_group(rollouts, train_step)
-        new.staleness = group_staleness(rollouts)
-        if abs(new.staleness) >= MAX_STEP:
-            raise RolloutError(f"seq_staleness is {new.staleness:.4g}, which is no number of training steps")
-        if not rule.active or new.status not in EXPIRING_STATUSES:
-            return True
-        expired = find_expired(rollouts, rule, train_step)
-        if not expired:
-            return True
-        if not rule.retryable:
-            for rollout in rollouts:
-                set_field(rollout, "status", Status.EXPIRED)
-            return False
-        for index in expired:
-            reset_response(rollouts[index])
-        new.status, new.train_step = Status.EXPIRED, None
-        return True
+        if not await normalise(new, self._type, model_step, rule):
+            await self.storage.count_lost(task_name, Status.EXPIRED, Tally.DROPPED)
+            return None
+        if self.storage.rules.limits.slows_puts:
+            return await self.waits.put(new, patience)
+        return await self.storage.put(new)
 
     # Taking
 
@@ -233,15 +193,12 @@ class ReplayBuffer:
     ) -> list[list[Any]]:
         """Take up to `batch_size` groups of a task in the policy's order; they leave the buffer as they are returned.
 
-        `where` narrows them further. A size of 0 or less gives an empty list.
+        (With `max_times_sampled` other than 1, completed groups stay for their next draw.) `where` narrows them further.
+        A size of 0 or less gives an empty list.
         """
-        self._check_open()
-        status = check_status(group_status)
-        node = None if where is None else parse(where)
-        taken = await self.storage.take(
-            check_sizes({task_name: batch_size}), status=status, order=self.policy.order, where=node
-        )
-        return [item.item for item in (taken or {}).get(task_name, [])]
+        draw = self._draw({task_name: batch_size}, group_status, where)
+        taken = await self.waits.draw(draw, 0, self.storage.take)
+        return [item.item for item in taken.get(task_name, [])]
 
     async def take_batch(
         self,
@@ -256,80 +213,98 @@ class ReplayBuffer:
         as asked for (seconds; None: for ever) and takes them all, or nothing: then it raises NotReadyError, which is
         also a TimeoutError and says what was missing.
         """
-        self._check_open()
-        wanted, status = check_sizes(sizes), check_status(group_status)
-        limit = check_timeout(timeout)
-        taken = await self._take(wanted, status, limit)
+        draw = self._draw(sizes, group_status, None)
+        taken = await self.waits.draw(draw, check_timeout(timeout), self.storage.take)
         batch = {task_name: [item.item for item in items] for task_name, items in taken.items()}
         return batch, {task_name: len(groups) for task_name, groups in batch.items()}
 
-    async def _take(self, wanted: dict[str, int], status: Status, timeout: float) -> dict[str, list[StorageItem]]:
-        whole = timeout > 0
-        deadline = time.monotonic() + timeout
-        while True:
-            if whole:
-                await self._wait(wanted, status, deadline, timeout)
-            taken = await self.storage.take(wanted, status=status, order=self.policy.order, all_or_nothing=whole)
-            if taken is not None:
-                return taken
-            # Someone else was faster, or holds some of the groups at this moment.
-            await asyncio.sleep(min(_RETRY_SECONDS, max(0.0, deadline - time.monotonic())))
+    async def sample(
+        self,
+        sizes: Mapping[str, int],
+        *,
+        group_status: Status | str = Status.COMPLETED,
+        where: Query | None = None,
+        timeout: float | None = 0,
+        beta: float | None = None,
+    ) -> dict[str, list[StorageItem]]:
+        """As `take_batch`, with what is known of each group: its `uid`, `priority`, `times_sampled`, and so on.
+
+        With `beta` each also has the `probability` with which it was drawn, p, and its importance `weight`,
+        (N p)^-beta, where N groups were to be drawn from (Schaul et al., "Prioritized experience replay", 2016). p is
+        priority / sum of priorities for prioritized draws and 1/N otherwise; a group of priority 0 is drawn with 1/N0
+        after all others, N0 being the number of such groups. This reads the priorities of all groups of the task.
+        """
+        draw = self._draw(sizes, group_status, where, beta)
+        drawn = await self.waits.draw(draw, check_timeout(timeout), self.storage.take)
+        _raise_weights(drawn, beta)
+        return drawn
+
+    def lease_batch(
+        self,
+        sizes: Mapping[str, int],
+        *,
+        group_status: Status | str = Status.COMPLETED,
+        where: Query | None = None,
+        timeout: float | None = 0,
+        beta: float | None = None,
+        seconds: float = 60.0,
+        heartbeat: bool = True,
+    ) -> Leasing:
+        """As `sample`, but the groups are only hidden until the lease is acknowledged.
+
+            async with buffer.lease_batch({"math": 64}, timeout=600) as lease:
+                await train(lease.batch["math"])
+
+        Leaving the block acknowledges all that is open; an exception gives it back, as a failed delivery, cancellation
+        as none. When this process dies, the groups come back `seconds` later: while it lives, a heartbeat in a thread
+        of its own extends the lease, however long the block takes. `heartbeat=False` leaves that to `lease.extend()`.
+        A group that was delivered `max_deliveries` times in vain is set aside as FAILED. Leaving the block raises
+        LeaseLostError when the time was over and the groups were passed on.
+
+        `await` instead of `async with` gives a Lease to be settled by hand.
+        """
+        draw = self._draw(sizes, group_status, where, beta)
+        patience, duration = check_timeout(timeout), check_seconds(seconds, "seconds")
+
+        async def begin() -> Lease:
+            leased = await self.waits.draw(draw, patience, lambda wanted: self.storage.lease(wanted, duration))
+            _raise_weights(leased.items, beta)
+            return Lease(self.storage, leased, duration, heartbeat=heartbeat)
+
+        return Leasing(begin)
+
+    def _draw(
+        self, sizes: Mapping[str, int], status: Status | str, where: Query | None, beta: float | None = None
+    ) -> Draw:
+        self._check_open()
+        chosen = check_status(status)
+        if chosen == Status.ARCHIVED:
+            raise InputError("archived groups are never drawn; read them with find({'status': 'archived'})")
+        check_exponent(beta)
+        node = None if where is None else parse(where)
+        return Draw(check_sizes(sizes), chosen, node, probabilities=beta is not None)
 
     async def is_ready(self, sizes: Mapping[str, int], group_status: Status | str = Status.COMPLETED) -> bool:
-        """Whether every task has at least `sizes[task]` groups of the status."""
-        self._check_open()
-        wanted, status = check_sizes(sizes), check_status(group_status)
-        return not _missing(wanted, await self._available(wanted, status))
+        """Whether `sizes[task]` groups of the status could be drawn of every task."""
+        return await self.waits.ready(self._draw(sizes, group_status, None))
 
     async def wait_ready(
         self, sizes: Mapping[str, int], group_status: Status | str = Status.COMPLETED, *, timeout: float | None
     ) -> None:
-        """Wait until every task has at least `sizes[task]` groups of the status, whoever puts them.
+        """Wait until `sizes[task]` groups of the status could be drawn of every task, whoever puts them.
 
         Raises NotReadyError (a TimeoutError) after `timeout` seconds (None: never), saying what is missing.
         """
-        self._check_open()
         limit = check_timeout(timeout)
-        await self._wait(check_sizes(sizes), check_status(group_status), time.monotonic() + limit, limit)
-
-    async def _wait(self, wanted: dict[str, int], status: Status, deadline: float, timeout: float) -> None:
-        while True:
-            self._check_open()
-            seen = self.storage.version()
-            available = await self._available(wanted, status)
-            missing = _missing(wanted, available)
-            if not missing:
-                return
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                lines = await self._describe_missing(missing, wanted, available, status)
-                raise NotReadyError(f"after {timeout:g} s: {lines}; nothing was taken")
-            await self.storage.changed(min(remaining, _LONGEST_WAIT), seen)
-
-    async def _describe_missing(
-        self, missing: list[str], wanted: Mapping[str, int], available: Mapping[str, int], status: Status
-    ) -> str:
-        """`task math: 12 of 64 completed groups (3 expired, 1 failed)` for each task that lacks groups."""
-        counts = await self.storage.count_statuses()
-        lines = []
-        for name in missing:
-            others = [f"{n} {other}" for (task, other), n in counts.items() if task == name and other != status]
-            rest = f" ({', '.join(sorted(others))})" if others else ""
-            lines.append(f"task {name}: {available[name]} of {wanted[name]} {status} groups{rest}")
-        return "; ".join(lines)
-
-    async def _available(self, wanted: Mapping[str, int], status: Status) -> dict[str, int]:
-        return {
-            name: await self.storage.count(_lane(name, status), at_most=size) if size > 0 else 0
-            for name, size in wanted.items()
-        }
+        await self.waits.until_ready(self._draw(sizes, group_status, None), time.monotonic() + limit, limit)
 
     # Counting and reading
 
     async def count(self, task_name: str, group_status: Status | str) -> int:
         """How many groups of a task have this status."""
         self._check_open()
-        return await self.storage.count(_lane(check_task_name(task_name), check_status(group_status)))
+        lane = (check_task_name(task_name), check_status(group_status))
+        return sizes_of(await self.storage.tallies()).get(lane, 0)
 
     async def count_statuses(
         self, tasks: Iterable[str], statuses: Iterable[Status | str]
@@ -338,7 +313,7 @@ class ReplayBuffer:
         self._check_open()
         tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
         wanted = [check_status(status) for status in check_list(statuses, "statuses")]
-        counts = await self.storage.count_statuses()
+        counts = sizes_of(await self.storage.tallies())
         return {task: {status: counts.get((task, status), 0) for status in wanted} for task in tasks}
 
     async def count_where(self, query: Query) -> int:
@@ -349,7 +324,22 @@ class ReplayBuffer:
     async def dropped(self, task_name: str) -> int:
         """How many groups of a task were dropped because they expired and weren't retryable, since the beginning."""
         self._check_open()
-        return await self.storage.dropped(check_task_name(task_name))
+        task = check_task_name(task_name)
+        tallies = await self.storage.tallies()
+        return sum(n for (name, _, tally), n in tallies.items() if name == task and tally == Tally.DROPPED)
+
+    async def metrics(self, *, distributions: bool = True) -> dict[str, Any]:
+        """What goes in and out, as a plain dict with stable names (`replaybuf.metrics.flatten` makes it a flat one).
+
+        `tasks[task]` has `buffered` by status, `leased` and `archived` (groups now); totals since the beginning,
+        whichever process caused them: `put`, `sampled_new`, `sampled_again`, `taken`, `evicted`, `expired`, `dropped`,
+        `deleted`, `replaced`, `set_aside`, `refused`, `returned`, `lease_expired`, `pruned`; some of them also as
+        rates since the last call (`put_per_second`, ...; 0 at the first). With `distributions` also those of `staleness` and
+        `times_sampled` among the completed groups, which reads the metadata of all. `waits` are those of this buffer
+        object, for `groups` and for `room`: `count`, `seconds`, `timeouts`.
+        """
+        self._check_open()
+        return await self._meter.read(self.storage, self.waits, distributions=distributions)
 
     def find(
         self,
@@ -384,7 +374,7 @@ class ReplayBuffer:
     ) -> int:
         """Set the status, priority or tags of the groups that match; how many. Order, staleness and rollouts stay.
 
-        A new status clears the `error` of a group that was set aside as FAILED.
+        A new status clears the `error` of a group that was set aside as FAILED, and its deliveries.
         """
         self._check_open()
         changes = Changes(
@@ -393,6 +383,11 @@ class ReplayBuffer:
             tags=tags if isinstance(tags, Unset) else check_tags(tags),
         )
         return await self.storage.update(parse(query), changes)
+
+    async def update_priorities(self, priorities: Mapping[int, float]) -> int:
+        """Set the priorities of groups by uid, leased ones included; how many of them are still there."""
+        self._check_open()
+        return await self.storage.update_priorities(check_priorities(priorities))
 
     async def refresh_staleness(
         self,
@@ -473,33 +468,8 @@ class ReplayBuffer:
 _expiry_rule = lru_cache(typed=True)(ExpiryRule)  # typed: True equals 1, and is no threshold
 
 
-def _as_list(items: Any) -> list[Any]:
-    if isinstance(items, (list, tuple)):
-        return list(items)
-    raise RolloutError(f"expected a list of rollouts (a group), got {type(items).__name__}")
-
-
-def _count_tokens(rollouts: Sequence[Any]) -> int:
-    """How many response tokens the group has, as far as can be told."""
-    lists = (get_field(rollout, "response_ids") for rollout in rollouts)
-    return sum(len(tokens) for tokens in lists if isinstance(tokens, (list, tuple)))
-
-
-def _status_of(rollouts: Sequence[Any]) -> Status:
-    statuses = []
-    for index, rollout in enumerate(rollouts):
-        value = get_field(rollout, "status")
-        try:
-            statuses.append(Status(value))
-        except ValueError:
-            known = ", ".join(Status)
-            raise RolloutError(f"rollouts[{index}].status is {value!r}; expected one of {known}") from None
-    return group_status(statuses)
-
-
-def _lane(task_name: str, status: Status) -> LogicNode:
-    return LogicNode("$and", (ScalarNode("task_name", "$eq", task_name), ScalarNode("status", "$eq", status.value)))
-
-
-def _missing(wanted: Mapping[str, int], available: Mapping[str, int]) -> list[str]:
-    return [name for name, size in wanted.items() if available[name] < size]
+def _raise_weights(drawn: Mapping[str, Sequence[StorageItem]], beta: float | None) -> None:
+    """Storages give N p."""
+    for items in drawn.values() if beta is not None else ():
+        for item in items:
+            item.weight = None if item.weight is None else item.weight ** -(beta or 0.0)

@@ -24,13 +24,14 @@ MAX_STEP = 2**53
 # No store holds more groups, and every database can count as far.
 _MANY = 2**53
 _HIGHEST = sys.float_info.max
+_LONGEST_TIME = 10**9
 
 
-def check_task_name(name: Any) -> str:
-    """A task name: a non-empty text that both databases can hold."""
+def check_task_name(name: Any, what: str = "task_name") -> str:
+    """The name of a task or a buffer: a non-empty text that both databases can hold."""
     if type(name) is str and name in _good_names:
         return name
-    good = _check_text(name, "task_name")
+    good = _check_text(name, what)
     if len(_good_names) < 1000:
         _good_names.add(good)
     return good
@@ -95,6 +96,36 @@ def check_priority(priority: Any) -> float:
     if not isinstance(priority, bool) and isinstance(priority, (int, float)) and 0 <= priority <= _HIGHEST:
         return float(priority)
     raise InputError(f"priority must be a finite number of at least 0, got {priority!r:.100}")
+
+
+def check_priorities(priorities: Any) -> dict[int, float]:
+    """Priorities by uid."""
+    if not isinstance(priorities, Mapping):
+        raise InputError(f"expected a dict of uids and priorities, got {type(priorities).__name__}")
+    uids = check_uids(priorities, "uids")
+    return dict(zip(uids, map(check_priority, priorities.values()), strict=True))
+
+
+def check_uids(uids: Any, what: str) -> tuple[int, ...]:
+    """Several uids."""
+    numbers = tuple(map(_whole, check_list(uids, what)))
+    for number in numbers:
+        if number is None or not 0 <= number < _INT64:
+            raise InputError(f"{what} must be uids of groups, which are whole numbers; got {uids!r:.100}")
+    return tuple(number for number in numbers if number is not None)
+
+
+def check_exponent(beta: Any) -> None:
+    """The exponent of importance weights, or None."""
+    if beta is not None and (isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 <= beta <= 100):
+        raise InputError(f"beta must be a number from 0 to 1 (at most 100), or None, got {beta!r:.100}")
+
+
+def check_seconds(seconds: Any, what: str) -> float:
+    """A positive, finite time."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= _LONGEST_TIME:
+        raise InputError(f"{what} must be a number of seconds above 0 (at most {_LONGEST_TIME}), got {seconds!r:.100}")
+    return float(seconds)
 
 
 def check_status(status: Any) -> Status:

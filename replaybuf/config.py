@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ImportString, ValidationError
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer import PUT_TIMEOUT, ReplayBuffer
+from replaybuf.checks import check_seconds, check_task_name
 from replaybuf.codec import Codec
 from replaybuf.errors import ConfigError, MissingDriverError
 from replaybuf.policy import ReplayPolicy, resolve_policy
 from replaybuf.rollout import RolloutState
 from replaybuf.rollout_type import RolloutType
+from replaybuf.rules import Limits, OnFull, Rules
 from replaybuf.storage.base import StorageBackend
 from replaybuf.storage.memory import MemoryStorage
 from replaybuf.storage.sql.backend import SQLStorage
@@ -24,18 +27,42 @@ from replaybuf.storage.sql.driver import redact
 
 
 class ReplayBufferConfig(BaseModel):
-    """Where groups are kept and in what order they are drawn.
+    """Where groups are kept, in what order they are drawn, and how many, how often and how fast.
 
     `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` and `pandas://` for buffers that live
-    in this process only. `policy` is a name (`fifo`, `staleness`) or a ReplayPolicy. `durability="full"` makes SQLite
-    survive even a power cut. `lock_timeout` bounds the wait for a lock, in seconds. `rollout_type` is the class of the
-    rollouts: a pydantic model, a dataclass or dict, itself or as "module:Class".
+    in this process only. `name` tells several buffers in one database apart. `policy` is a name (`fifo`, `lifo`,
+    `staleness`, `uniform`, `prioritized`) or a ReplayPolicy; `seed` makes random ones reproducible.
+
+    `max_times_sampled`: a completed group leaves with its n-th draw; 0 keeps it. `capacity` bounds the groups of a
+    task; beyond it the policy `remover` says which are evicted (`on_full="evict"`), or the put waits for up to
+    `put_timeout` seconds ("block"), or is refused ("reject"). `min_size`: nothing is drawn while fewer completed groups
+    are there. `samples_per_insert` holds back puts and draws, so that there are about so many draws for each completed
+    group that was put, to within `error_buffer` draws (default: enough for a batch of min_size).
+
+    `archive`: completed groups that leave by being drawn stay as ARCHIVED for SQL, so many of each task (a number) or
+    for so long (a timedelta, or a text such as "12h" or "7d"). `max_deliveries`: a group that was leased so often in
+    vain is set aside as FAILED; 0 for no such limit.
+
+    `durability="full"` makes SQLite survive even a power cut. `lock_timeout` bounds the wait for a lock, in seconds.
+    `rollout_type` is the class of the rollouts: a pydantic model, a dataclass or dict, itself or as "module:Class".
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, frozen=True, hide_input_in_errors=True)
 
     url: str
+    name: str = "default"
     policy: str | ReplayPolicy | type[ReplayPolicy] = "staleness"
+    seed: int | None = None
+    max_times_sampled: int = 1
+    capacity: int | None = None
+    on_full: OnFull = "evict"
+    remover: str | ReplayPolicy | type[ReplayPolicy] = "fifo"
+    put_timeout: float | None = Field(default=PUT_TIMEOUT, ge=0)
+    min_size: int = 0
+    samples_per_insert: float | None = None
+    error_buffer: float | None = None
+    archive: int | timedelta | str | None = None
+    max_deliveries: int = 5
     durability: Literal["normal", "full"] = "normal"
     compression: Literal["none", "zstd"] = "none"
     lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
@@ -44,15 +71,34 @@ class ReplayBufferConfig(BaseModel):
     env_prefix: ClassVar[str] = "REPLAYBUF_"
 
     def build(self) -> ReplayBuffer:
-        """The buffer that this config describes; it connects at first use. Raises ConfigError."""
-        policy = resolve_policy(self.policy)
+        """The buffer that this config describes; it connects at first use.
+
+        Raises ConfigError, also for limits with which nothing could ever be drawn.
+        """
         rollout_type = RolloutType(self.rollout_type)
         codec = Codec(rollout_type, compression=self.compression)
-        return ReplayBuffer(policy, self._storage(codec), rollout_type)
+        return ReplayBuffer(self._storage(codec, self.rules()), rollout_type, put_timeout=self.put_timeout)
 
-    def _storage(self, codec: Codec) -> StorageBackend:
+    def rules(self) -> Rules:
+        """What is drawn, what is evicted, and the limits. Raises ConfigError."""
+        groups, seconds = _parse_archive(self.archive)
+        limits = Limits(
+            max_times_sampled=self.max_times_sampled,
+            capacity=self.capacity,
+            on_full=self.on_full,
+            min_size=self.min_size,
+            samples_per_insert=self.samples_per_insert,
+            error_buffer=self.error_buffer,
+            archive_groups=groups,
+            archive_seconds=seconds,
+            max_deliveries=self.max_deliveries,
+        )
+        return Rules(resolve_policy(self.policy, self.seed), resolve_policy(self.remover, self.seed), limits)
+
+    def _storage(self, codec: Codec, rules: Rules) -> StorageBackend:
+        check_task_name(self.name, "name")
         if self.url.startswith("memory:"):
-            return MemoryStorage(codec)
+            return MemoryStorage(codec, rules)
         if self.url.startswith("pandas:"):
             try:
                 from replaybuf.storage.pandas import PandasStorage
@@ -60,8 +106,20 @@ class ReplayBufferConfig(BaseModel):
                 raise MissingDriverError(
                     "pandas:// needs pandas, which is not installed: pip install 'replaybuf[pandas]'"
                 ) from error
-            return PandasStorage(codec)
-        return SQLStorage(self.url, codec, durability=self.durability, lock_timeout=self.lock_timeout)
+            return PandasStorage(codec, rules)
+        return SQLStorage(
+            self.url, codec, rules, name=self.name, durability=self.durability, lock_timeout=self.lock_timeout
+        )
+
+    @classmethod
+    def queue(cls, url: str, size: int, **options: Any) -> Self:
+        """A bounded queue: oldest first, each group once; puts wait while `size` groups are there."""
+        return cls(url=url, **({"policy": "fifo", "capacity": size, "on_full": "block"} | options))
+
+    @classmethod
+    def stack(cls, url: str, size: int, **options: Any) -> Self:
+        """A bounded stack: newest first, each group once; puts wait while `size` groups are there."""
+        return cls(url=url, **({"policy": "lifo", "capacity": size, "on_full": "block"} | options))
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -121,3 +179,23 @@ class AsyncReplayBufferConfig(ReplayBufferConfig):
 
     url: str = "sqlite:///:memory:"
     policy: str | ReplayPolicy | type[ReplayPolicy] = "staleness"
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def _parse_archive(archive: int | timedelta | str | None) -> tuple[int | None, float | None]:
+    """The bound of an archive as a number of groups, or as a time in seconds."""
+    if isinstance(archive, timedelta):
+        return None, archive.total_seconds()
+    if isinstance(archive, str):
+        number, unit = archive[:-1], archive[-1:]
+        if archive.isascii() and archive.isdigit():  # from the environment
+            return int(archive), None
+        try:
+            return None, check_seconds(float(number) * _UNITS[unit], "archive")
+        except (KeyError, ValueError):
+            raise ConfigError(
+                f"archive must be a number of groups, a timedelta or a time such as '12h' or '7d', got {archive!r:.50}"
+            ) from None
+    return archive, None

@@ -63,6 +63,18 @@ class NotReadyError(ReplayBufError, TimeoutError):
     """The time to wait is over and the groups asked for are not there; nothing was taken."""
 
 
+class FullError(ReplayBufError, TimeoutError):
+    """There is no room for the group, or the rate limit holds it back; it was not stored."""
+
+
+class ConflictError(ReplayBufError, RuntimeError):
+    """A group that was to be replaced is no longer in the buffer; nothing was stored."""
+
+
+class LeaseLostError(ReplayBufError, RuntimeError):
+    """The lease is over: its time ran out, and its groups were given back or to another consumer."""
+
+
 class StorageError(ReplayBufError):
     """The database refused or failed; nothing of the operation was stored."""
 

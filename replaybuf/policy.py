@@ -1,16 +1,19 @@
-"""Replay policies: in what order groups are drawn.
+"""Replay policies: in what order groups are drawn, or evicted.
 
-A policy is data: a name and an ORDER BY. Backends compile the order (`storage.sql.statements`) or sort by it
+A policy is data: a name and an ORDER BY. Backends compile the order (`storage.sql.take`) or sort by it
 (`storage.memory`), so that a new policy is a subclass of a few lines that works on all of them:
 
     class BestFirst(ReplayPolicy):
         name = "best_first"
         order = (OrderTerm("reward", descending=True), OrderTerm("timestamp_id"))
+
+Random policies order by the key of a race (`replaybuf.race`): `uniform_key` or `prioritized_key`.
 """
 
 from __future__ import annotations
 
 import difflib
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,11 +21,15 @@ from typing import Any, ClassVar, TypeVar
 
 from replaybuf.errors import ConfigError, QueryError
 from replaybuf.query import FIELDS
+from replaybuf.race import KEYS, PRIORITIZED, UNIFORM
 
 
 @dataclass(frozen=True, slots=True)
 class OrderTerm:
-    """One term of an ORDER BY: a field of the query language (not a tag). Groups without a value come last."""
+    """One term of an ORDER BY: a field of the query language (not a tag), or in a policy the key of a race.
+
+    Groups without a value come last.
+    """
 
     field: str
     descending: bool = False
@@ -42,14 +49,28 @@ def check_field(name: str, place: str) -> None:
 
 
 class ReplayPolicy:
-    """What order groups are drawn in. Subclasses set `name` and `order`; the order should end in `timestamp_id`."""
+    """What order groups are drawn in. Subclasses set `name` and `order`; the order should end in `timestamp_id`.
+
+    `seed` makes the draws of a random policy reproducible: with the same seed, the same puts and takes in the same
+    order draw the same groups, also across a resume. Without one a random seed is chosen.
+    """
 
     name: ClassVar[str]
     order: ClassVar[Order]
+    seed: int = 0
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = secrets.randbits(63) if seed is None else check_seed(seed)
 
     def __init_subclass__(cls) -> None:
         for term in getattr(cls, "order", ()):
-            check_field(term.field, f"{cls.__name__}.order")
+            if term.field not in KEYS:
+                check_field(term.field, f"{cls.__name__}.order")
+
+    @property
+    def race(self) -> str | None:
+        """The key that the order begins with, or None when it isn't random."""
+        return self.order[0].field if self.order[0].field in KEYS else None
 
 
 class FIFOPolicy(ReplayPolicy):
@@ -59,6 +80,30 @@ class FIFOPolicy(ReplayPolicy):
     order = (OrderTerm("timestamp_id"),)
 
 
+class LIFOPolicy(ReplayPolicy):
+    """Newest first: a stack."""
+
+    name = "lifo"
+    order = (OrderTerm("timestamp_id", descending=True),)
+
+
+class UniformPolicy(ReplayPolicy):
+    """At random, each group with the same probability."""
+
+    name = "uniform"
+    order = (OrderTerm(UNIFORM), OrderTerm("timestamp_id"))
+
+
+class PrioritizedPolicy(ReplayPolicy):
+    """At random, each group with a probability proportional to its priority.
+
+    Groups of priority 0 are drawn when no others are left, uniformly among themselves.
+    """
+
+    name = "prioritized"
+    order = (OrderTerm(PRIORITIZED), OrderTerm("timestamp_id"))
+
+
 class StalenessPolicy(ReplayPolicy):
     """Most stale first, then oldest: old data is used before it expires."""
 
@@ -66,14 +111,28 @@ class StalenessPolicy(ReplayPolicy):
     order = (OrderTerm("staleness", descending=True), OrderTerm("timestamp_id"))
 
 
-POLICIES: dict[str, type[ReplayPolicy]] = {policy.name: policy for policy in (FIFOPolicy, StalenessPolicy)}
+POLICIES: dict[str, type[ReplayPolicy]] = {
+    policy.name: policy for policy in (FIFOPolicy, LIFOPolicy, StalenessPolicy, UniformPolicy, PrioritizedPolicy)
+}
 
 
-def resolve_policy(policy: str | ReplayPolicy | type[ReplayPolicy]) -> ReplayPolicy:
-    """A policy from its name, class, instance, or "module:Class". Raises ConfigError for what isn't one."""
+def check_seed(seed: object) -> int:
+    """A seed: a whole number of 64 bits."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise ConfigError(f"seed must be a whole number of at least 0, below 2**64, got {seed!r:.100}")
+    return seed
+
+
+def resolve_policy(policy: str | ReplayPolicy | type[ReplayPolicy], seed: int | None = None) -> ReplayPolicy:
+    """A policy from its name, class, instance, or "module:Class". Raises ConfigError for what isn't one.
+
+    `seed` is that of the policy, unless an instance brings its own.
+    """
     found = _import_policy(policy) if isinstance(policy, str) else policy
     if isinstance(found, type) and issubclass(found, ReplayPolicy):
         found = found()
+        if seed is not None and isinstance(found, ReplayPolicy):
+            found.seed = check_seed(seed)
     if not isinstance(found, ReplayPolicy):
         known = ", ".join(sorted(POLICIES))
         raise ConfigError(f"unknown policy {policy!r}; there are {known}, or your own as 'module:Class'")

@@ -1,8 +1,9 @@
 """The contract of a storage backend.
 
-A backend keeps groups, and answers for their metadata. It knows nothing of how a group gets its status or of how long
-anyone waits: `ReplayBuffer` does that. Queries arrive parsed (`replaybuf.query`), orders as `replaybuf.policy` terms.
-`replaybuf.testing.contract` is the test suite that every backend passes, third-party ones included.
+A backend keeps groups, and answers for their metadata, by the rules that it was made with (`replaybuf.rules`). It knows
+nothing of how a group gets its status or of how long anyone waits: `ReplayBuffer` does that. Queries arrive parsed
+(`replaybuf.query`), orders as `replaybuf.policy` terms. `replaybuf.testing.contract` is the test suite that every
+backend passes, third-party ones included.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from replaybuf.codec import Codec
 from replaybuf.policy import Order
 from replaybuf.query import Node
 from replaybuf.rollout import Status
+from replaybuf.rules import Rules
 from replaybuf.staleness import ExpiryRule
+from replaybuf.tally import Tally
 
 Tags = dict[str, str | int | float | bool | None]
 
@@ -38,6 +41,7 @@ class NewGroup:
 
     `train_step` is the step that the rollouts' staleness was computed for, or None where they brought their own or
     where some of them expired. `key` makes the put repeatable: a group of the same task and key is replaced.
+    `replaces` are the uids of groups that leave in the same transaction; all of them have to be there.
     `tags` stay the caller's: a backend keeps a copy and hands out copies, and `{}` is stored as None.
     """
 
@@ -50,6 +54,7 @@ class NewGroup:
     priority: float = 1.0
     tags: Tags | None = None
     key: str | None = None
+    replaces: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -57,9 +62,11 @@ class StorageItem:
     """A stored group with its metadata.
 
     `uid` identifies it and is never used again, `timestamp_id` is its place in insertion order; neither changes.
-    `staleness` is in train steps, `created_at` in seconds since the epoch, `reward` the mean of its rollouts (None
-    where none has one), `error` says why a group was set aside as FAILED, `item` is the group: the list of its
-    rollouts, or an empty list where the payload can't be decoded.
+    `staleness` is in train steps, `times_sampled` counts the draws of the group (this one included, where it was
+    drawn), `created_at` is in seconds since the epoch, `reward` the mean of its rollouts (None where none has one),
+    `error` says why a group was set aside as FAILED, `deliveries` how often it was leased without being acknowledged,
+    `item` is the group: the list of its rollouts, or an empty list where the payload can't be decoded. `probability` is
+    the one with which it was drawn, and `weight` its importance weight, where a draw was asked for them.
     """
 
     uid: int
@@ -74,7 +81,37 @@ class StorageItem:
     tags: Tags | None = None
     key: str | None = None
     error: str | None = None
+    deliveries: int = 0
     item: list[Any] = field(default_factory=list)
+    probability: float | None = None
+    weight: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What to draw: up to `sizes[task]` groups of each task, of one status, narrowed by `where`.
+
+    With `whole` it is all of them or nothing. With `probabilities` each group has its `probability` p, and N p as its
+    `weight`, where N is the number of groups of its task and status.
+    """
+
+    sizes: Mapping[str, int]
+    status: Status = Status.COMPLETED
+    where: Node | None = None
+    whole: bool = False
+    probabilities: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """Groups that are leased: the token that stands for the lease, when it ends, and the groups by task.
+
+    Tokens grow: a later lease has a higher one. `until` is in seconds since the epoch, by the store's clock.
+    """
+
+    token: int
+    until: float
+    items: dict[str, list[StorageItem]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +135,12 @@ class Refresh:
 class StorageBackend(ABC):
     """Where groups are kept. Every coroutine is safe to cancel: either it had its whole effect or none.
 
-    `durable` says whether what was put outlives the process, `codec` reads and writes the payloads.
+    `durable` says whether what was put outlives the process, `codec` reads and writes the payloads, `rules` say what is
+    drawn and evicted, and how much the buffer holds.
     """
 
     codec: Codec
+    rules: Rules
 
     durable: bool = False
 
@@ -121,25 +160,50 @@ class StorageBackend(ABC):
     async def put(self, group: NewGroup) -> int:
         """Store a group and return its uid. When it returns, the group is committed.
 
-        The tags are copied, and `{}` is stored as None.
-        Raises EncodeError for values that can't be stored; then nothing is.
+        What goes beyond the capacity is evicted in the same transaction, by the remover's order: the group itself too,
+        when it comes first in it. The tags are copied, and `{}` is stored as None.
+
+        Raises EncodeError for values that can't be stored, FullError when the limits leave no room, and ConflictError
+        when a group that it replaces isn't there; then nothing is stored.
         """
 
     @abstractmethod
-    async def take(
-        self,
-        wanted: Mapping[str, int],
-        *,
-        status: Status,
-        order: Order,
-        where: Node | None = None,
-        all_or_nothing: bool = False,
-    ) -> dict[str, list[StorageItem]] | None:
-        """Remove and return up to `wanted[task]` groups of each task, in `order`, in one transaction.
+    async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
+        """Draw groups in the sampler's order, in one transaction; by the rules they leave, stay, or are archived.
 
-        No two takers get the same group. With `all_or_nothing` the answer is None, and nothing was taken, unless every
-        task has as many as wanted. A group whose payload can't be decoded is set aside (status FAILED, with the reason
-        in `error`) and the next one is taken in its place. When the call is cancelled, the groups are in the store.
+        No two takers get the same draw of a group. No more are drawn than the limits allow. With `draw.whole` the
+        answer is None, and nothing was drawn, unless every task has as many as wanted. A group whose payload can't be
+        decoded is set aside (status FAILED, with the reason in `error`) and the next one is drawn in its place. When
+        the call is cancelled, the groups are in the store as if nothing had been drawn.
+        """
+
+    @abstractmethod
+    async def lease(self, draw: Draw, seconds: float) -> Leased | None:
+        """As `take`, but the groups are only hidden: until the lease is acknowledged, given back, or over.
+
+        When it is over, its groups are back as they were, and the delivery counts. A group that was delivered
+        `max_deliveries` times is set aside as FAILED instead.
+        """
+
+    @abstractmethod
+    async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
+        """Groups of a lease have been consumed: by the rules they leave, stay, or are archived.
+
+        All of them or none. Raises LeaseLostError when one of them isn't held by this lease any more.
+        """
+
+    @abstractmethod
+    async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
+        """Give those of these groups back that the lease still holds; how many.
+
+        `counts` says whether the delivery counts towards `max_deliveries`, as one that failed for this reason.
+        """
+
+    @abstractmethod
+    async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
+        """Let the lease of these groups end in `seconds` from now; when that is.
+
+        Raises LeaseLostError when one of them isn't held by this lease any more.
         """
 
     @abstractmethod
@@ -155,8 +219,12 @@ class StorageBackend(ABC):
         """How many groups match; counting stops at `at_most`."""
 
     @abstractmethod
-    async def count_statuses(self) -> dict[tuple[str, Status], int]:
-        """The number of groups of each task and status that has any."""
+    async def tallies(self) -> dict[tuple[str, Status, Tally], int]:
+        """What was counted, by task and status; what was never counted is left out, or 0."""
+
+    @abstractmethod
+    async def histogram(self, field: str) -> dict[tuple[str, Status], dict[int, int]]:
+        """How many groups of each task and status have each value of `staleness` or `times_sampled`. Reads all."""
 
     @abstractmethod
     async def delete(self, query: Node) -> int:
@@ -167,6 +235,10 @@ class StorageBackend(ABC):
         """Change the metadata of the groups that match; how many. Staleness, uid and order stay."""
 
     @abstractmethod
+    async def update_priorities(self, priorities: Mapping[int, float]) -> int:
+        """Set the priorities of groups by uid, leased ones included; how many of them are there."""
+
+    @abstractmethod
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
         """Give all groups of the tasks and statuses the staleness of the train step and apply the expiry rules.
 
@@ -175,12 +247,8 @@ class StorageBackend(ABC):
         """
 
     @abstractmethod
-    async def drop(self, task_name: str, count: int = 1) -> None:
-        """Count groups of the task that expired before they were stored."""
-
-    @abstractmethod
-    async def dropped(self, task_name: str) -> int:
-        """How many groups of the task were dropped because they expired and weren't retryable."""
+    async def count_lost(self, task_name: str, status: Status, why: Tally) -> None:
+        """Count a put that was not stored: DROPPED (which counts as put, too) or REFUSED."""
 
     @abstractmethod
     def version(self) -> int:
@@ -197,7 +265,7 @@ class StorageBackend(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """The number of groups; can be called inside and outside of an event loop."""
+        """The number of groups, without leased and archived ones; can be called inside and outside an event loop."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The reference backend: a dict, and the plainest reading of the contract.
+"""The reference backend: dicts, and the plainest reading of the contract.
 
 It scans and sorts at every take, as in-memory buffers of the field do, and rewrites every rollout at every refresh. The
 SQL backends must be indistinguishable from it. Payloads are encoded as they are on disk, so that what can be stored and
@@ -9,65 +9,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import replace
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from replaybuf.codec import Codec
-from replaybuf.errors import DecodeError
-from replaybuf.policy import Order, in_order
-from replaybuf.query import LogicNode, Node, ScalarNode, SetNode, predicate
+from replaybuf.errors import DecodeError, LeaseLostError
+from replaybuf.policy import Order
+from replaybuf.query import LogicNode, Node, SetNode, predicate
 from replaybuf.query.python import Predicate
+from replaybuf.race import PRIORITIZED
 from replaybuf.rollout import Status
+from replaybuf.rules import Rules
 from replaybuf.staleness import find_expired, group_staleness, refresh_group, reset_response
-from replaybuf.storage.base import Changes, NewGroup, Refresh, StorageBackend, StorageItem, Unset
-from replaybuf.storage.state import check_empty, pack_state, unpack_state
+from replaybuf.storage.base import Changes, Draw, Leased, NewGroup, Refresh, StorageBackend, StorageItem, Unset
+from replaybuf.storage.groups import Groups
+from replaybuf.storage.items import Items, in_lane
+from replaybuf.storage.state import State, StoredGroup, check_empty, pack_state, unpack_state
 from replaybuf.summary import Marks
+from replaybuf.tally import LaneName, Tally
+
+Drawn = dict[str, list[StorageItem]]
+
+_ALL = LogicNode("$and", ())
 
 
-class Items:
-    """The metadata of groups by uid, in a dict. `storage.pandas` has the same in a DataFrame."""
+@dataclass(slots=True)
+class _Held:
+    """A leased group."""
 
-    def __init__(self) -> None:
-        self._items: dict[int, StorageItem] = {}
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def add(self, item: StorageItem) -> None:
-        self._items[item.uid] = item
-
-    def get(self, uid: int) -> StorageItem | None:
-        """A copy of the group's metadata, or None when it isn't there."""
-        item = self._items.get(uid)
-        return None if item is None else replace(item, tags=dict(item.tags) if item.tags else None)
-
-    def remove(self, uids: Iterable[int]) -> None:
-        for uid in uids:
-            del self._items[uid]
-
-    def change(self, uids: Iterable[int], **values: Any) -> None:
-        for uid in uids:
-            for name, value in values.items():
-                setattr(self._items[uid], name, value)
-
-    def select(self, query: Node, order: Order = ()) -> list[int]:
-        """The uids of the groups that match, in order; in that of insertion where there is none."""
-        matches = predicate(query)
-        return [item.uid for item in in_order(filter(matches, self._items.values()), order)]
-
-    def with_key(self, task_name: str, key: str) -> list[int]:
-        """The uid of the task's group with this key, if there is one."""
-        return [item.uid for item in self._items.values() if (item.task_name, item.key) == (task_name, key)]
-
-    def count_lanes(self) -> dict[tuple[str, Status], int]:
-        """The number of groups of each task and status."""
-        counts: dict[tuple[str, Status], int] = {}
-        for item in self._items.values():
-            lane = (item.task_name, item.status)
-            counts[lane] = counts.get(lane, 0) + 1
-        return counts
+    item: StorageItem
+    token: int
+    until: float
 
 
 class MemoryStorage(StorageBackend):
@@ -75,18 +52,21 @@ class MemoryStorage(StorageBackend):
 
     new_table: type[Items] = Items
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, rules: Rules | None = None) -> None:
         self.codec = codec
+        self.rules = rules or Rules()
         self._lock = threading.RLock()
-        self._table = self.new_table()
-        self._payloads: dict[int, bytes] = {}
+        self._groups = Groups(self.new_table(), self.rules)
+        self._leased: dict[int, _Held] = {}
         self._next_uid = 1
-        self._dropped: dict[str, int] = {}
+        self._tokens = itertools.count(1)
         self._waiting: set[asyncio.Future[None]] = set()
         self._version = 0
 
     async def close(self) -> None:
         self._notify()
+
+    # Putting
 
     async def put(self, group: NewGroup) -> int:
         payload = self.codec.encode(group.rollouts)
@@ -95,8 +75,11 @@ class MemoryStorage(StorageBackend):
             return self._store(group, payload, reward)
 
     def _store(self, group: NewGroup, payload: bytes, reward: float | None) -> int:
-        if group.key is not None:
-            self._remove(self._table.with_key(group.task_name, group.key))
+        groups = self._groups
+        replaced = groups.replaced_by(group)
+        groups.check_room(group, replaced)
+        groups.remove(replaced, Tally.REPLACED)
+        self._replace_leased(group)
         uid = self._next_uid
         self._next_uid += 1
         item = StorageItem(
@@ -112,30 +95,56 @@ class MemoryStorage(StorageBackend):
             tags=dict(group.tags) if group.tags else None,
             key=group.key,
         )
-        self._payloads[uid] = payload
-        self._table.add(item)
+        groups.payloads[uid] = payload
+        groups.count(item, Tally.PUT)
+        groups.add(item)
+        groups.evict(group.task_name)
         self._notify()
         return uid
 
-    async def take(
-        self,
-        wanted: Mapping[str, int],
-        *,
-        status: Status,
-        order: Order,
-        where: Node | None = None,
-        all_or_nothing: bool = False,
-    ) -> dict[str, list[StorageItem]] | None:
+    def _replace_leased(self, group: NewGroup) -> None:
+        """A leased group of the same key is replaced, too: it won't come back."""
+        for uid, held in list(self._leased.items()):
+            if group.key is not None and (held.item.task_name, held.item.key) == (group.task_name, group.key):
+                del self._leased[uid], self._groups.payloads[uid]
+                self._groups.count(held.item, Tally.LEASED, -1)
+                self._groups.count(held.item, Tally.REPLACED)
+
+    # Drawing
+
+    async def take(self, draw: Draw) -> Drawn | None:
         with self._lock:
-            taken: dict[str, list[StorageItem]] = {}
-            for task_name, size in wanted.items():
-                lane = (ScalarNode("task_name", "$eq", task_name), ScalarNode("status", "$eq", status.value))
-                candidates = self._table.select(LogicNode("$and", lane if where is None else (*lane, where)), order)
-                taken[task_name] = self._decodable(candidates, size)
-                if all_or_nothing and len(taken[task_name]) < size:
-                    return None
-            self._remove(item.uid for items in taken.values() for item in items)
-            return taken
+            drawn = self._draw(draw)
+            if drawn is not None:
+                for item in _all(drawn):
+                    self._groups.sample(item)
+                    self._groups.consume(item.uid)
+                self._notify()
+            return drawn
+
+    def _draw(self, draw: Draw) -> Drawn | None:
+        self._end_leases()
+        drawn: Drawn = {}
+        policy = self.rules.sampler
+        for task_name, size in self._allowed(draw).items():
+            lane = (task_name, draw.status)
+            self._groups.begin_races(lane, policy.order)
+            candidates = self._groups.table.select(in_lane(*lane, draw.where), policy.order, self._groups.races.key)
+            drawn[task_name] = self._decodable(candidates, size)
+        if draw.whole and any(len(drawn[task_name]) < size for task_name, size in draw.sizes.items()):
+            return None
+        for task_name, items in drawn.items():
+            if draw.probabilities:
+                self._add_probabilities(items, (task_name, draw.status))
+            if draw.where is None:  # a draw from some of the groups says nothing about the others' place in the race
+                self._groups.advance(items, policy.race)
+        return drawn
+
+    def _allowed(self, draw: Draw) -> dict[str, int]:
+        limits = self.rules.limits
+        if draw.status != Status.COMPLETED or not limits.slows_draws:
+            return dict(draw.sizes)
+        return {task: min(size, limits.drawable(self._groups.level(task))) for task, size in draw.sizes.items()}
 
     def _decodable(self, candidates: list[int], size: int) -> list[StorageItem]:
         """The first `size` candidates that can be decoded; those that can't are set aside."""
@@ -146,22 +155,102 @@ class MemoryStorage(StorageBackend):
             try:
                 good.append(self._decode(uid))
             except DecodeError as error:
-                self._table.change([uid], status=Status.FAILED, error=str(error))
+                self._groups.count(self._groups.item(uid), Tally.SET_ASIDE)
+                self._groups.move(uid, Status.FAILED, error=str(error))
                 self._notify()
         return good
 
-    def _decode(self, uid: int) -> StorageItem:
-        return replace(self._item(uid), item=self.codec.decode(self._payloads[uid]))
+    def _add_probabilities(self, items: Sequence[StorageItem], lane: LaneName) -> None:
+        members = [self._groups.item(uid) for uid in self._groups.table.select(in_lane(*lane))]
+        prioritized = self.rules.sampler.race == PRIORITIZED
+        total = sum(member.priority for member in members) if prioritized else 0.0
+        idle = sum(member.priority == 0 for member in members) if prioritized else len(members)
+        for item in items:
+            item.probability = item.priority / total if prioritized and item.priority else 1 / idle
+            item.weight = len(members) * item.probability
 
-    def _item(self, uid: int) -> StorageItem:
-        item = self._table.get(uid)
-        assert item is not None
-        return item
+    # Leases
+
+    async def lease(self, draw: Draw, seconds: float) -> Leased | None:
+        with self._lock:
+            drawn = self._draw(draw)
+            if drawn is None:
+                return None
+            token, until = next(self._tokens), time.time() + seconds
+            for item in _all(drawn):
+                self._groups.sample(item)
+                item.deliveries += 1
+                self._leased[item.uid] = _Held(replace(item, item=[]), token, until)
+                self._groups.take_out(item)
+                self._groups.count(item, Tally.LEASED)
+            self._notify()
+            return Leased(token, until, drawn)
+
+    async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
+        with self._lock:
+            for held in self._held(lease, uids):
+                del self._leased[held.item.uid]
+                self._groups.count(held.item, Tally.LEASED, -1)
+                self._groups.add(replace(held.item, deliveries=0))
+                self._groups.consume(held.item.uid)
+            self._notify()
+
+    async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
+        with self._lock:
+            mine = [held for uid in uids if (held := self._leased.get(uid)) and held.token == lease.token]
+            for held in mine:
+                self._return(held, counts, reason, Tally.RETURNED)
+            self._notify()
+            return len(mine)
+
+    async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
+        with self._lock:
+            held = self._held(lease, uids)
+            until = time.time() + seconds
+            for one in held:
+                one.until = until
+            return until
+
+    def _held(self, lease: Leased, uids: Sequence[int]) -> list[_Held]:
+        """The groups of a lease, without those that were replaced while nobody else could have them."""
+        self._end_leases()
+        mine = [held for uid in uids if (held := self._leased.get(uid)) and held.token == lease.token]
+        if len(mine) < len(uids) and time.time() >= lease.until:
+            raise LeaseLostError(
+                f"{len(uids) - len(mine)} of the {len(uids)} groups of this lease were given back or passed to others "
+                "when its time was over; nothing was changed"
+            )
+        return mine
+
+    def _end_leases(self) -> None:
+        now = time.time()
+        for held in [held for held in self._leased.values() if held.until <= now]:
+            self._return(held, True, "its consumer was silent for too long", Tally.LEASE_EXPIRED)
+            self._notify()
+
+    def _return(self, held: _Held, counts: bool, reason: str, why: Tally) -> None:
+        item, groups = held.item, self._groups
+        del self._leased[item.uid]
+        groups.count(item, Tally.LEASED, -1)
+        groups.count(item, why)
+        item.times_sampled -= 1
+        groups.count(item, Tally.SAMPLED_AGAIN if item.times_sampled else Tally.SAMPLED_NEW, -1)
+        limit = self.rules.limits.max_deliveries
+        if not counts:
+            item.deliveries -= 1
+        elif limit and item.deliveries >= limit:
+            groups.count(item, Tally.SET_ASIDE)
+            item.status = Status.FAILED
+            item.error = f"delivered {item.deliveries} times without acknowledgement; the last time {reason}"
+        groups.add(item)
+
+    # Reading
 
     async def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
         matches = predicate(query)
         with self._lock:
-            uids = self._table.select(query, order)[:limit]
+            self._end_leases()
+            uids = self._groups.table.select(query, order)[:limit]
         for uid in uids:
             item = self._read(uid, matches)
             if item is not None:
@@ -170,7 +259,7 @@ class MemoryStorage(StorageBackend):
     def _read(self, uid: int, matches: Predicate) -> StorageItem | None:
         """The group, if it is there and still matches; with the reason where it can't be decoded."""
         with self._lock:
-            item = self._table.get(uid)
+            item = self._groups.table.get(uid)
             if item is None or not matches(item):
                 return None
             try:
@@ -180,71 +269,100 @@ class MemoryStorage(StorageBackend):
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
         with self._lock:
-            found = len(self._table.select(query))
+            self._end_leases()
+            found = len(self._groups.table.select(query))
             return found if at_most is None else min(found, at_most)
 
-    async def count_statuses(self) -> dict[tuple[str, Status], int]:
+    async def tallies(self) -> dict[tuple[str, Status, Tally], int]:
         with self._lock:
-            return self._table.count_lanes()
+            self._end_leases()
+            return dict(self._groups.tallies)
+
+    async def histogram(self, field: str) -> dict[LaneName, dict[int, int]]:
+        with self._lock:
+            self._end_leases()
+            counts: dict[LaneName, Counter[int]] = {}
+            for item in map(self._groups.item, self._groups.table.select(_ALL)):
+                counts.setdefault((item.task_name, item.status), Counter())[getattr(item, field)] += 1
+            return {lane: dict(values) for lane, values in counts.items()}
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._end_leases()
+            tallies = self._groups.tallies.items()
+            return sum(n for (_, status, name), n in tallies if name == Tally.SIZE and status != Status.ARCHIVED)
+
+    # Changing
 
     async def delete(self, query: Node) -> int:
         with self._lock:
-            return self._remove(self._table.select(query))
+            self._end_leases()
+            gone = self._groups.remove(self._groups.table.select(query), Tally.DELETED)
+            self._notify()
+            return gone
 
     async def update(self, query: Node, changes: Changes) -> int:
         with self._lock:
-            found = self._table.select(query)
-            if not isinstance(changes.status, Unset):
-                self._table.change(found, status=changes.status, error=None)
-            if not isinstance(changes.priority, Unset):
-                self._table.change(found, priority=changes.priority)
+            self._end_leases()
+            found = self._groups.table.select(query)
             if not isinstance(changes.tags, Unset):
-                self._table.change(found, tags=dict(changes.tags) if changes.tags else None)
+                for uid in found:
+                    self._groups.table.change([uid], tags=dict(changes.tags) if changes.tags else None)
+            if not isinstance(changes.priority, Unset):
+                self._groups.set_priorities(dict.fromkeys(found, changes.priority))
+            if not isinstance(changes.status, Unset):
+                for uid in found:
+                    self._groups.move(uid, changes.status, error=None, deliveries=0)
             self._notify()
             return len(found)
 
+    async def update_priorities(self, priorities: Mapping[int, float]) -> int:
+        with self._lock:
+            leased = [held.item for uid in priorities if (held := self._leased.get(uid))]
+            for item in leased:
+                item.priority = priorities[item.uid]
+            return len(leased) + self._groups.set_priorities(priorities)
+
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
         with self._lock:
+            self._end_leases()
             counts = dict.fromkeys(refresh.rules, 0)
             tasks = SetNode("task_name", "$in", tuple(refresh.rules))
             statuses = SetNode("status", "$in", tuple(status.value for status in refresh.statuses))
-            for uid in self._table.select(LogicNode("$and", (tasks, statuses))):
-                item = self._item(uid)
+            for item in map(self._groups.item, self._groups.table.select(LogicNode("$and", (tasks, statuses)))):
                 counts[item.task_name] += self._refresh_one(item, refresh)
             self._notify()
             return counts
 
     def _refresh_one(self, item: StorageItem, refresh: Refresh) -> bool:
+        groups = self._groups
         try:
-            rollouts = self.codec.decode(self._payloads[item.uid])
+            rollouts = self.codec.decode(groups.payloads[item.uid])
         except DecodeError:
             return False
         rule = refresh.rules[item.task_name]
         refresh_group(rollouts, refresh.train_step)
         expired = find_expired(rollouts, rule, refresh.train_step)
         if expired and not rule.retryable:
-            self._remove([item.uid])
-            self._dropped[item.task_name] = self._dropped.get(item.task_name, 0) + 1
+            groups.remove([item.uid], Tally.DROPPED)
             return True
         staleness = group_staleness(rollouts)
         for index in expired:
             reset_response(rollouts[index])
-        self._payloads[item.uid] = self.codec.encode(rollouts)
-        self._table.change(
-            [item.uid],
-            status=Status.EXPIRED if expired else item.status,
-            staleness=staleness,
-            reward=Marks.of(rollouts).mean_reward,
-        )
+        groups.payloads[item.uid] = self.codec.encode(rollouts)
+        groups.table.change([item.uid], staleness=staleness, reward=Marks.of(rollouts).mean_reward)
+        if expired:
+            groups.count(item, Tally.EXPIRED)
+            groups.move(item.uid, Status.EXPIRED)
         return bool(expired)
 
-    async def drop(self, task_name: str, count: int = 1) -> None:
+    async def count_lost(self, task_name: str, status: Status, why: Tally) -> None:
         with self._lock:
-            self._dropped[task_name] = self._dropped.get(task_name, 0) + count
+            self._groups.tallies[(task_name, status, why)] += 1
+            if why == Tally.DROPPED:
+                self._groups.tallies[(task_name, status, Tally.PUT)] += 1
 
-    async def dropped(self, task_name: str) -> int:
-        with self._lock:
-            return self._dropped.get(task_name, 0)
+    # Waiting
 
     def version(self) -> int:
         return self._version
@@ -255,40 +373,15 @@ class MemoryStorage(StorageBackend):
             if self._version != since:
                 return
             self._waiting.add(waiting)
+            lease_ends = min((held.until for held in self._leased.values()), default=float("inf")) - time.time()
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(min(timeout, max(0.0, lease_ends))):
                 await waiting
         except TimeoutError:
             pass
         finally:
             with self._lock:
                 self._waiting.discard(waiting)
-
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._table)
-
-    def state_dict(self) -> dict[str, Any]:
-        with self._lock:
-            groups = [(self._item(uid), payload) for uid, payload in self._payloads.items()]
-            return pack_state(groups, self._next_uid, self._dropped)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        with self._lock:
-            check_empty(len(self))
-            groups, next_uid, self._dropped = unpack_state(state)
-            for item, payload in groups:
-                self._payloads[item.uid] = payload
-                self._table.add(item)
-            self._next_uid = max(self._next_uid, next_uid)
-            self._notify()
-
-    def _remove(self, uids: Iterable[int]) -> int:
-        gone = list(uids)
-        self._table.remove(gone)
-        for uid in gone:
-            del self._payloads[uid]
-        return len(gone)
 
     def _notify(self) -> None:
         with self._lock:
@@ -297,6 +390,47 @@ class MemoryStorage(StorageBackend):
         for future in waiting:
             with contextlib.suppress(RuntimeError):  # its loop was closed
                 future.get_loop().call_soon_threadsafe(_wake, future)
+
+    # Persistence
+
+    def state_dict(self) -> dict[str, Any]:
+        with self._lock:
+            here, tallies = self._groups, self._groups.tallies.copy()
+            groups = [
+                StoredGroup(here.item(uid), here.payloads[uid], here.races.keys_of(uid), here.archived_at.get(uid))
+                for uid in here.table.select(_ALL)
+            ]
+            for held in self._leased.values():
+                times = held.item.times_sampled - 1
+                item = replace(held.item, times_sampled=times, deliveries=held.item.deliveries - 1)
+                sampled = Tally.SAMPLED_AGAIN if times else Tally.SAMPLED_NEW
+                for name, by in ((Tally.LEASED, -1), (sampled, -1), (Tally.SIZE, 1)):
+                    tallies[(item.task_name, item.status, name)] += by
+                groups.append(StoredGroup(item, here.payloads[item.uid], here.races.new_keys(item)))
+            return pack_state(State(groups, self._next_uid, tallies, here.races.clocks))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with self._lock:
+            check_empty(len(self._groups.payloads))
+            loaded, here = unpack_state(state), self._groups
+            for group in loaded.groups:
+                uid = group.item.uid
+                here.payloads[uid] = group.payload
+                here.table.add(group.item)
+                for name, key in group.keys.items():
+                    here.races.keys[name][uid] = key
+                if group.archived_at is not None:
+                    here.archived_at[uid] = group.archived_at
+            here.races.clocks, here.tallies = loaded.clocks, Counter(loaded.tallies)
+            self._next_uid = max(self._next_uid, loaded.next_uid)
+            self._notify()
+
+    def _decode(self, uid: int) -> StorageItem:
+        return replace(self._groups.item(uid), item=self.codec.decode(self._groups.payloads[uid]))
+
+
+def _all(drawn: Drawn) -> list[StorageItem]:
+    return [item for items in drawn.values() for item in items]
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

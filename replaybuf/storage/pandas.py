@@ -20,18 +20,19 @@ from numpy.typing import NDArray
 from replaybuf.policy import Order
 from replaybuf.query import BetweenNode, LogicNode, Node, NotNode, ScalarNode, SetNode, predicate
 from replaybuf.query.nodes import tag_name
-from replaybuf.rollout import Status
+from replaybuf.race import KEYS
 from replaybuf.storage.base import StorageItem
-from replaybuf.storage.memory import Items, MemoryStorage
+from replaybuf.storage.items import IN_ORDER, Items, Key
+from replaybuf.storage.memory import MemoryStorage
 
 Mask = NDArray[np.bool_]
 
-_INTEGERS = ("uid", "timestamp_id", "staleness", "times_sampled")
+_INTEGERS = ("uid", "timestamp_id", "staleness", "times_sampled", "deliveries")
 _FLOATS = ("priority", "created_at", "reward")
 _COLUMNS: dict[str, Any] = {
     field.name: np.int64 if field.name in _INTEGERS else np.float64 if field.name in _FLOATS else object
     for field in fields(StorageItem)
-    if field.name != "item"
+    if field.name not in ("item", "probability", "weight")
 }
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "$eq": operator.eq,
@@ -82,21 +83,18 @@ class Frame(Items):
         for name, value in values.items():
             self.frame.loc[chosen, name] = pd.Series([value] * len(chosen), index=chosen, dtype=_COLUMNS[name])
 
-    def select(self, query: Node, order: Order = ()) -> list[int]:
+    def select(self, query: Node, order: Order = IN_ORDER, key: Key | None = None) -> list[int]:
         chosen = self.frame[_mask(query, self.frame)]
-        if order:
-            names = [term.field for term in order]
-            ascending = [not term.descending for term in order]
-            chosen = chosen.sort_values(names, ascending=ascending, kind="stable", na_position="last")
+        names = [term.field for term in order]
+        for name in set(names) & set(KEYS) if key is not None else ():
+            chosen = chosen.assign(**{name: [key(int(uid), name) for uid in chosen.index]})
+        ascending = [not term.descending for term in order]
+        chosen = chosen.sort_values(names, ascending=ascending, kind="stable", na_position="last")
         return [int(uid) for uid in chosen.index]
 
     def with_key(self, task_name: str, key: str) -> list[int]:
         frame = self.frame
         return [int(uid) for uid in frame.index[(frame["key"] == key) & (frame["task_name"] == task_name)]]
-
-    def count_lanes(self) -> dict[tuple[str, Status], int]:
-        sizes: Any = self.frame.groupby(["task_name", "status"]).size()
-        return {(task_name, Status(status)): int(size) for (task_name, status), size in sizes.items()}
 
 
 class PandasStorage(MemoryStorage):
@@ -107,8 +105,8 @@ class PandasStorage(MemoryStorage):
     @property
     def frame(self) -> pd.DataFrame:
         """The metadata of all groups, a row a group, in a copy."""
-        assert isinstance(self._table, Frame)
-        return self._table.frame.copy()
+        assert isinstance(self._groups.table, Frame)
+        return self._groups.table.frame.copy()
 
 
 def _frame(items: list[StorageItem]) -> pd.DataFrame:

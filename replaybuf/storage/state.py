@@ -1,50 +1,86 @@
 """The portable state of a store: what `state_dict` gives and every backend can load.
 
 Groups are written as a reader would get them: expired responses are already reset and staleness is a plain number.
+Leased groups are written as if they had been given back, because their consumers know nothing of another store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from replaybuf.errors import NotEmptyError, SnapshotMismatchError
+from replaybuf.race import KEYS, Clock
 from replaybuf.rollout import Status
 from replaybuf.storage.base import StorageItem
+from replaybuf.tally import Tally
 
-FORMAT = "replaybuf-state-1"
+FORMAT = "replaybuf-state-2"
 
-_METADATA = [f.name for f in fields(StorageItem) if f.name != "item"]
-
-
-def pack_state(items: Iterable[tuple[StorageItem, bytes]], next_uid: int, dropped: dict[str, int]) -> dict[str, Any]:
-    """The state dict of these groups, each with its payload."""
-    groups = [
-        {name: _plain(getattr(item, name)) for name in _METADATA} | {"payload": payload} for item, payload in items
-    ]
-    return {"format": FORMAT, "groups": groups, "next_uid": next_uid, "dropped": dict(dropped)}
+_METADATA = [f.name for f in fields(StorageItem) if f.name not in ("item", "probability", "weight")]
 
 
-def unpack_state(state: dict[str, Any]) -> tuple[list[tuple[StorageItem, bytes]], int, dict[str, int]]:
-    """The groups with their payloads, the next uid and the dropped counts of a state dict.
+@dataclass(slots=True)
+class StoredGroup:
+    """A group with its payload, its keys in the races it is in, and when it was archived (seconds since the epoch)."""
 
-    Raises SnapshotMismatchError for anything else.
-    """
+    item: StorageItem
+    payload: bytes
+    keys: dict[str, float] = field(default_factory=dict)
+    archived_at: float | None = None
+
+
+@dataclass(slots=True)
+class State:
+    """Everything in a store: groups, the next uid, what was counted, and the races that are run."""
+
+    groups: list[StoredGroup]
+    next_uid: int
+    tallies: dict[tuple[str, Status, Tally], int]
+    clocks: dict[tuple[str, Status, str], Clock]
+
+
+def pack_state(state: State) -> dict[str, Any]:
+    """The state as plain values and bytes."""
+    return {
+        "format": FORMAT,
+        "groups": [
+            {name: _plain(getattr(group.item, name)) for name in _METADATA}
+            | {"payload": group.payload, "keys": dict(group.keys), "archived_at": group.archived_at}
+            for group in sorted(state.groups, key=lambda group: group.item.uid)
+        ],
+        "next_uid": state.next_uid,
+        "tallies": sorted([task, str(status), str(name), n] for (task, status, name), n in state.tallies.items() if n),
+        "races": sorted(
+            [task, str(status), key, clock.time, clock.idle_time]
+            for (task, status, key), clock in state.clocks.items()
+        ),
+    }
+
+
+def unpack_state(state: dict[str, Any]) -> State:
+    """What `pack_state` packed. Raises SnapshotMismatchError for anything else."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
         raise SnapshotMismatchError(f"expected a state dict of format {FORMAT!r}, got {found!r}")
     try:
-        groups = [
-            (
-                StorageItem(**{name: record[name] for name in _METADATA} | {"status": Status(record["status"])}),
-                bytes(record["payload"]),
-            )
-            for record in state["groups"]
-        ]
-        return groups, int(state["next_uid"]), {str(k): int(v) for k, v in state["dropped"].items()}
+        return State(
+            groups=[_stored_group(record) for record in state["groups"]],
+            next_uid=int(state["next_uid"]),
+            tallies={(str(task), Status(status), Tally(name)): int(n) for task, status, name, n in state["tallies"]},
+            clocks={
+                (str(task), Status(status), str(key)): Clock(float(time), float(idle))
+                for task, status, key, time, idle in state["races"]
+            },
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SnapshotMismatchError(f"the state dict is incomplete or damaged: {error!r}") from error
+
+
+def _stored_group(record: dict[str, Any]) -> StoredGroup:
+    values = {name: record[name] for name in _METADATA} | {"status": Status(record["status"])}
+    keys = {str(name): float(key) for name, key in record["keys"].items() if name in KEYS}
+    return StoredGroup(StorageItem(**values), bytes(record["payload"]), keys, record["archived_at"])
 
 
 def check_empty(count: int) -> None:

@@ -1,0 +1,164 @@
+"""Leases: groups that are hidden while somebody works on them, and come back when nobody does any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from types import TracebackType
+from typing import Any
+
+from replaybuf.errors import ClosedError, InputError, LeaseLostError, ReplayBufError
+from replaybuf.storage.base import Leased, StorageBackend, StorageItem
+
+_BEATS = 3
+
+_logger = logging.getLogger("replaybuf.lease")
+
+
+class Lease:
+    """Groups on loan: `batch` has them by task, `items` the same with their metadata, `counts` how many.
+
+    `token` is the fencing token: a later lease has a higher one. Each group is acknowledged (it has been consumed) or
+    given back (it is drawn again), once. What is neither comes back when the lease's time is over; a heartbeat in a
+    thread of its own keeps it from being over while this process lives.
+    """
+
+    def __init__(self, storage: StorageBackend, leased: Leased, seconds: float, *, heartbeat: bool) -> None:
+        self._storage = storage
+        self._leased = leased
+        self._seconds = seconds
+        self._open = {item.uid for items in leased.items.values() for item in items}
+        self._heartbeat = _Heartbeat(self) if heartbeat and self._open else None
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.token}: {len(self._open)} groups open>"
+
+    @property
+    def token(self) -> int:
+        return self._leased.token
+
+    @property
+    def until(self) -> float:
+        """When the lease is over, in seconds since the epoch by the store's clock, unless it is extended."""
+        return self._leased.until
+
+    @property
+    def items(self) -> dict[str, list[StorageItem]]:
+        return self._leased.items
+
+    @property
+    def batch(self) -> dict[str, list[list[Any]]]:
+        return {task: [item.item for item in items] for task, items in self.items.items()}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {task: len(items) for task, items in self.items.items()}
+
+    @property
+    def open(self) -> frozenset[int]:
+        """The uids that are neither acknowledged nor given back yet."""
+        return frozenset(self._open)
+
+    async def acknowledge(self, uids: Iterable[int] | None = None) -> None:
+        """These groups, or all that are open, have been consumed: they leave the buffer, or wait for their next draw.
+
+        All of them or none. Raises LeaseLostError when the time of the lease was over and they were given back, or
+        leased to another consumer.
+        """
+        chosen = self._chosen(uids)
+        await self._storage.acknowledge(self._leased, chosen)
+        self._settle(chosen)
+
+    async def give_back(self, uids: Iterable[int] | None = None, *, failed: str | None = None) -> int:
+        """These groups, or all that are open, are drawn again, in their old place; how many were still held.
+
+        `failed` says why their consumer could not use them, which counts towards `max_deliveries`.
+        """
+        chosen = self._chosen(uids)
+        count = await self._storage.give_back(self._leased, chosen, counts=failed is not None, reason=failed or "")
+        self._settle(chosen)
+        return count
+
+    async def extend(self, seconds: float | None = None) -> None:
+        """Let the lease be over in `seconds` (default: its own time) from now. Raises LeaseLostError."""
+        await self._extend(self._seconds if seconds is None else seconds)
+
+    async def _extend(self, seconds: float) -> None:
+        leased, chosen = self._leased, sorted(self._open)
+        if chosen:
+            until = await self._storage.extend(leased, chosen, seconds)
+            self._leased = Leased(leased.token, until, leased.items)
+
+    def _chosen(self, uids: Iterable[int] | None) -> list[int]:
+        chosen = sorted(self._open if uids is None else set(uids))
+        if unknown := [uid for uid in chosen if uid not in self._open]:
+            raise InputError(f"group {unknown[0]} is not open in this lease: settled before, or of another lease")
+        return chosen
+
+    def _settle(self, uids: Iterable[int]) -> None:
+        self._open.difference_update(uids)
+        if not self._open and self._heartbeat is not None:
+            self._heartbeat.stop()
+
+    def stop(self) -> None:
+        """Let the lease run out: no more heartbeats."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+
+
+class _Heartbeat:
+    """Extends a lease from a thread of its own: a training step that blocks the event loop doesn't stop it."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._stopping = threading.Event()
+        threading.Thread(target=self._run, name="replaybuf-heartbeat", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _run(self) -> None:
+        lease = self._lease
+        while not self._stopping.wait(lease._seconds / _BEATS):
+            try:
+                asyncio.run(lease._extend(lease._seconds))
+            except (LeaseLostError, ClosedError) as error:
+                _logger.debug("%r ends: %s", lease, error)
+                return
+            except ReplayBufError as error:
+                _logger.warning("%r could not be extended and will be tried again: %s", lease, error)
+
+
+class Leasing:
+    """What `lease_batch` returns: `async with` it, or `await` it for a lease to be settled by hand."""
+
+    def __init__(self, begin: Callable[[], Awaitable[Lease]]) -> None:
+        self._begin = begin
+        self._lease: Lease | None = None
+
+    def __await__(self) -> Generator[Any, None, Lease]:
+        return self._begin().__await__()
+
+    async def __aenter__(self) -> Lease:
+        self._lease = await self._begin()
+        return self._lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._lease is not None
+        if not self._lease.open:
+            return
+        if error is None:
+            await self._lease.acknowledge()
+            return
+        # A consumer that was stopped says nothing against the groups; one that failed may have failed because of them.
+        failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
+        try:
+            with contextlib.suppress(ReplayBufError):  # then they come back when the time is over
+                await self._lease.give_back(failed=failed)
+        finally:
+            self._lease.stop()
