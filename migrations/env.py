@@ -10,17 +10,20 @@ from sqlalchemy import Connection
 
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.driver import parse_url
-from replaybuf.storage.sql.schema import VERSION_TABLE
+from replaybuf.storage.sql.schema import HEAD, VERSION_TABLE, create_views, current_revision, drop_views
 from replaybuf.storage.sql.tables import metadata
 
 
 def migrate(connection: Connection) -> None:
-    """Run the chain in the connection's transaction."""
+    """Run the chain in the connection's transaction, and make the views anew when it has come to its end."""
+    drop_views(connection)
     context.configure(
         connection=connection, target_metadata=metadata, version_table=VERSION_TABLE, transactional_ddl=False
     )
     with context.begin_transaction():
         context.run_migrations()
+    if current_revision(connection) == HEAD:
+        create_views(connection)
 
 
 async def migrate_url(url: str) -> None:

@@ -35,6 +35,11 @@ class Level:
     inserted: int = 0
     sampled: int = 0
 
+    def joined_by(self, status: Status) -> Level:
+        """The level when one more group of this status has been put."""
+        completed = status == Status.COMPLETED
+        return Level(self.buffered + 1, self.completed + completed, self.inserted + completed, self.sampled)
+
     def without(self, removed: Iterable[Status]) -> Level:
         """The level when groups of these statuses have been replaced."""
         statuses = list(removed)

@@ -94,7 +94,7 @@ _POSTGRES_CATALOG = {
           FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
           LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
           LEFT JOIN pg_collation l ON l.oid = a.attcollation
-         WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'v') AND a.attnum > 0
+         WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'v') AND a.attnum > 0 AND NOT a.attisdropped
          ORDER BY c.relname, a.attname""",
     "options": """
         SELECT c.relname, c.relkind, c.reloptions, t.reloptions

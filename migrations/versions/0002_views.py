@@ -1,10 +1,9 @@
-"""Views for people: groups and rollouts."""
+"""Views for people: groups and rollouts.
+
+Views hold no data: they are made anew at the end of every run of the chain (`env.py`), from `storage/sql/views.py`.
+"""
 
 from __future__ import annotations
-
-from alembic import op
-
-from replaybuf.storage.sql.views import CREATE_VIEWS, VIEWS
 
 revision = "0002"
 down_revision = "0001"
@@ -13,10 +12,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    for statement in CREATE_VIEWS[op.get_bind().dialect.name]:
-        op.execute(statement)
+    pass
 
 
 def downgrade() -> None:
-    for view in VIEWS:
-        op.execute(f"DROP VIEW {view}")
+    pass

@@ -12,7 +12,9 @@ from sqlalchemy import Connection, column, select, table
 
 from replaybuf.policy import Order
 from replaybuf.query import Node
-from replaybuf.storage.sql.select import find_uids, uid_in
+from replaybuf.storage.sql.fields import uid_in
+from replaybuf.storage.sql.lanes import Scope
+from replaybuf.storage.sql.select import find_uids
 from replaybuf.storage.sql.tables import group
 
 GROUPS = table(
@@ -71,6 +73,9 @@ STATUS_STYLES = {
     "archived": "dim",
 }
 
+#: All buffers of the database, leased groups too.
+EVERYWHERE = Scope(None)
+
 _CHUNK = 1000
 
 
@@ -80,7 +85,7 @@ def status_style(row: Mapping[str, Any]) -> str:
 
 def find_groups(connection: Connection, query: Node, order: Order, limit: int | None) -> list[dict[str, Any]]:
     """The metadata of the groups that match, in order."""
-    uids = [uid for uid, _ in find_uids(connection, query, order, limit)]
+    uids = [uid for uid, _ in find_uids(connection, EVERYWHERE, query, order, limit)]
     found: dict[int, dict[str, Any]] = {}
     for start in range(0, len(uids), _CHUNK):
         chosen = select(group.c.uid).where(uid_in(connection, uids[start : start + _CHUNK]))

@@ -10,7 +10,7 @@ import typer
 from sqlalchemy import Connection, select
 
 from replaybuf.cli import units
-from replaybuf.cli.groups import age_of, find_groups, status_style, tags_text
+from replaybuf.cli.groups import EVERYWHERE, age_of, find_groups, status_style, tags_text
 from replaybuf.cli.options import Url, listing, option
 from replaybuf.cli.output import Column, Output
 from replaybuf.cli.reading import read
@@ -56,7 +56,7 @@ def ls(
     def find(connection: Connection) -> tuple[list[dict[str, Any]], int]:
         found = find_groups(connection, query, order, limit or None)
         more = output.for_people and len(found) == limit
-        return found, count_groups(connection, query, None) if more else len(found)
+        return found, count_groups(connection, EVERYWHERE, query, None) if more else len(found)
 
     rows, matching = read(url, find)
     if not rows and output.for_people:

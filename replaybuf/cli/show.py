@@ -11,12 +11,12 @@ from sqlalchemy import Connection
 from replaybuf.cli import units
 from replaybuf.cli.conversation import fields_of, print_conversation
 from replaybuf.cli.escape import escape
-from replaybuf.cli.groups import age_of, find_groups, find_rollouts, status_style, tags_text
+from replaybuf.cli.groups import EVERYWHERE, age_of, find_groups, find_rollouts, status_style, tags_text
 from replaybuf.cli.options import Url, listing, option, url_and
 from replaybuf.cli.output import Column, Output, Row, console, iso, print_table, write
 from replaybuf.cli.reading import open_reader, read
 from replaybuf.errors import DecodeError, InputError
-from replaybuf.query import ScalarNode
+from replaybuf.query import LogicNode, ScalarNode
 from replaybuf.storage.sql.rows import GroupRow
 from replaybuf.storage.sql.select import read_groups
 
@@ -51,7 +51,7 @@ def show(
         groups = find_groups(connection, ScalarNode("uid", "$eq", wanted), (), 1)
         if not groups:
             raise InputError(f"there is no group {wanted} in {where}: it was taken or deleted, or never was")
-        stored = read_groups(connection, [wanted]) if full else []
+        stored = read_groups(connection, EVERYWHERE, [wanted], LogicNode("$and", ())) if full else []
         return groups[0], find_rollouts(connection, wanted), stored[0] if stored else None
 
     group, rollouts, stored = read(url, find)

@@ -18,7 +18,8 @@ from replaybuf.cli.reading import read, read_url
 from replaybuf.rollout import Status
 from replaybuf.storage.sql.driver import public_url
 from replaybuf.storage.sql.schema import current_revision
-from replaybuf.storage.sql.tables import garbage, lane
+from replaybuf.storage.sql.tables import garbage, lane, tally
+from replaybuf.tally import Tally
 
 _TOTAL = "total"
 _STATUSES = [*map(str, Status)]
@@ -76,10 +77,15 @@ def collect(connection: Connection) -> Stats:
         func.max(g.created_at).label("newest"),
     ).group_by(g.task_name, g.status)
     lanes = {(row["task_name"], row["status"]): _lane(row) for row in connection.execute(grouped).mappings()}
-    counted = select(lane.c.task_name, lane.c.status, lane.c.dropped).where(lane.c.dropped > 0)
+    counted = (
+        select(lane.c.task_name, lane.c.status, func.sum(tally.c.amount))
+        .join(tally, tally.c.lane == lane.c.id)
+        .where(tally.c.name == str(Tally.DROPPED))
+        .group_by(lane.c.task_name, lane.c.status)
+    )
     for task_name, status, dropped in connection.execute(counted):
         row = lanes.setdefault((task_name, status), _empty_lane(task_name, status))
-        row["dropped"] = dropped
+        row["dropped"] = int(dropped)
     rows = sorted(lanes.values(), key=lambda row: (row["task_name"], _STATUSES.index(row["status"])))
     return Stats(rows, _database(connection))
 

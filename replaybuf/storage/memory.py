@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import threading
 import time
 from collections import Counter
@@ -59,7 +58,6 @@ class MemoryStorage(StorageBackend):
         self._groups = Groups(self.new_table(), self.rules)
         self._leased: dict[int, _Held] = {}
         self._next_uid = 1
-        self._tokens = itertools.count(1)
         self._waiting: set[asyncio.Future[None]] = set()
         self._version = 0
 
@@ -80,8 +78,7 @@ class MemoryStorage(StorageBackend):
         groups.check_room(group, replaced)
         groups.remove(replaced, Tally.REPLACED)
         self._replace_leased(group)
-        uid = self._next_uid
-        self._next_uid += 1
+        uid = self._new_uid()
         item = StorageItem(
             uid=uid,
             timestamp_id=uid,
@@ -176,7 +173,7 @@ class MemoryStorage(StorageBackend):
             drawn = self._draw(draw)
             if drawn is None:
                 return None
-            token, until = next(self._tokens), time.time() + seconds
+            token, until = self._new_uid(), time.time() + seconds
             for item in _all(drawn):
                 self._groups.sample(item)
                 item.deliveries += 1
@@ -424,6 +421,11 @@ class MemoryStorage(StorageBackend):
             here.races.clocks, here.tallies = loaded.clocks, Counter(loaded.tallies)
             self._next_uid = max(self._next_uid, loaded.next_uid)
             self._notify()
+
+    def _new_uid(self) -> int:
+        uid = self._next_uid
+        self._next_uid += 1
+        return uid
 
     def _decode(self, uid: int) -> StorageItem:
         return replace(self._groups.item(uid), item=self.codec.decode(self._groups.payloads[uid]))

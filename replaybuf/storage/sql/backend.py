@@ -11,27 +11,34 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection
 
 from replaybuf.codec import Codec
 from replaybuf.errors import ClosedError, DecodeError, StorageError
-from replaybuf.policy import Order, OrderTerm
-from replaybuf.query import LogicNode, Node
+from replaybuf.policy import Order
+from replaybuf.query import Node
 from replaybuf.rollout import Status
-from replaybuf.storage.base import Changes, NewGroup, Refresh, StorageBackend, StorageItem
-from replaybuf.storage.sql import put, refresh, take
+from replaybuf.rules import Rules
+from replaybuf.storage.base import Changes, Draw, Leased, NewGroup, Refresh, StorageBackend, StorageItem
+from replaybuf.storage.sql import lease as leasing
+from replaybuf.storage.sql import put, refresh
 from replaybuf.storage.sql import select as selecting
 from replaybuf.storage.sql.commit import GroupCommit
 from replaybuf.storage.sql.database import Database
+from replaybuf.storage.sql.drawing import Drawing
 from replaybuf.storage.sql.driver import parse_url, public_url
+from replaybuf.storage.sql.lanes import Scope
+from replaybuf.storage.sql.races import RaceNotRunError, begin_races
 from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, encode_group
 from replaybuf.storage.sql.schema import check_schema, create_schema
-from replaybuf.storage.sql.snapshot import copy_from, copy_to, load_state, read_state
+from replaybuf.storage.sql.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.sqlite import is_memory
+from replaybuf.storage.sql.states import load_state, read_state
 from replaybuf.storage.sql.sweep import Sweeper
-from replaybuf.storage.sql.tables import group
+from replaybuf.storage.sql.tally import read_tallies
 from replaybuf.storage.sql.thread import DatabaseThread
 from replaybuf.storage.sql.watch import Watch
+from replaybuf.tally import LaneName, Tally
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -39,23 +46,33 @@ T = TypeVar("T")
 FIND_CHUNK_BYTES = 8 * 1024 * 1024
 FIND_CHUNK_GROUPS = 256
 _inherited: list[_Open | None] = []
-_EVERYTHING = LogicNode("$and", ())
-_IN_ORDER: Order = (OrderTerm("timestamp_id"),)
 
 
 class SQLStorage(StorageBackend):
     """Groups in a SQLite file or a PostgreSQL database, shared with whoever opens the same URL.
+
+    A database holds any number of buffers, each under its `name`, that know nothing of each other.
 
     `durability="full"` makes SQLite wait for the disk at every commit, so that not even a power cut loses one; "normal"
     survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds.
     """
 
     def __init__(
-        self, url: str, codec: Codec, *, durability: str = "normal", lock_timeout: float = 30.0, read_only: bool = False
+        self,
+        url: str,
+        codec: Codec,
+        rules: Rules | None = None,
+        *,
+        name: str = "default",
+        durability: str = "normal",
+        lock_timeout: float = 30.0,
+        read_only: bool = False,
     ) -> None:
         self.url = parse_url(url)
         self.durable = not is_memory(self.url)
         self.codec = codec
+        self.rules = rules or Rules()
+        self.scope = Scope(name, self.rules)
         self._durability = durability
         self._lock_timeout = lock_timeout
         self._read_only = read_only
@@ -106,15 +123,9 @@ class SQLStorage(StorageBackend):
         state = await self._ready()
         return await state.thread.run(lambda: state.database.read(function))
 
-    async def _write(self, function: Callable[[Connection], T], *, alone: bool = False) -> T:
+    async def _write(self, function: Callable[[Connection, Scope], T], *, alone: bool = False) -> T:
         state = await self._ready()
-
-        async def work() -> T:
-            result = await state.database.write(function, alone=alone)
-            state.watch.committed()
-            return result
-
-        return await state.thread.run(work)
+        return await state.thread.run(lambda: state.write(function, alone=alone))
 
     async def _ready(self) -> _Open:
         state = self._state()
@@ -130,24 +141,33 @@ class SQLStorage(StorageBackend):
             state = await self._ready()
         return await state.commits.put(group)
 
-    async def take(
-        self,
-        wanted: Mapping[str, int],
-        *,
-        status: Status,
-        order: Order,
-        where: Node | None = None,
-        all_or_nothing: bool = False,
-    ) -> dict[str, list[StorageItem]] | None:
+    async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
         state = await self._ready()
-        taking = _Taking(state, self.codec, dict(wanted), status, order, where, all_or_nothing)
-        taken = await state.thread.run(taking.run, undo=taking.undo)
-        return None if taken is None else taken[1]
+        drawing = Drawing(state, self.codec, draw)
+        taken = await state.thread.run(drawing.run, undo=drawing.undo)
+        return None if taken is None else taken.items
+
+    async def lease(self, draw: Draw, seconds: float) -> Leased | None:
+        state = await self._ready()
+        drawing = Drawing(state, self.codec, draw, seconds)
+        taken = await state.thread.run(drawing.run, undo=drawing.undo)
+        return None if taken is None else Leased(taken.token, taken.until, taken.items)
+
+    async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
+        await self._write(lambda connection, scope: leasing.acknowledge(connection, scope, lease, uids, time.time()))
+
+    async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
+        return await self._write(
+            lambda connection, scope: leasing.give_back(connection, scope, lease, uids, counts=counts, reason=reason)
+        )
+
+    async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
+        return await self._write(lambda connection, scope: leasing.extend(connection, scope, lease, uids, seconds))
 
     # Reading
 
     async def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
-        found = await self._read(lambda connection: selecting.find_uids(connection, query, order, limit))
+        found = await self._read(lambda connection: selecting.find_uids(connection, self.scope, query, order, limit))
         for uids in _chunks(found):
             for item in await self._read_items(uids, query):
                 yield item
@@ -156,7 +176,9 @@ class SQLStorage(StorageBackend):
         state = await self._ready()
 
         async def work() -> list[StorageItem]:
-            rows = await state.database.read(lambda connection: selecting.read_groups(connection, uids, query))
+            rows = await state.database.read(
+                lambda connection: selecting.read_groups(connection, self.scope, uids, query)
+            )
             return await state.compute(self._decode_leniently, rows)
 
         return await state.thread.run(work)
@@ -171,32 +193,40 @@ class SQLStorage(StorageBackend):
         return items
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
-        return await self._read(lambda connection: selecting.count_groups(connection, query, at_most))
+        return await self._read(lambda connection: selecting.count_groups(connection, self.scope, query, at_most))
 
-    async def count_statuses(self) -> dict[tuple[str, Status], int]:
-        return await self._read(selecting.count_lanes)
+    async def tallies(self) -> dict[tuple[str, Status, Tally], int]:
+        return await self._read(lambda connection: read_tallies(connection, self.scope))
 
-    async def dropped(self, task_name: str) -> int:
-        return await self._read(lambda connection: selecting.count_dropped(connection, task_name))
+    async def histogram(self, field: str) -> dict[LaneName, dict[int, int]]:
+        return await self._read(lambda connection: selecting.read_histogram(connection, self.scope, field))
 
     def __len__(self) -> int:
-        return self._blocking(_count_all)
+        tallies = self._blocking(lambda connection: read_tallies(connection, self.scope))
+        return sum(n for (_, status, name), n in tallies.items() if name == Tally.SIZE and status != Status.ARCHIVED)
 
     # Changing
 
     async def delete(self, query: Node) -> int:
-        return await self._write(lambda connection: selecting.delete_groups(connection, query, time.time()))
+        return await self._write(
+            lambda connection, scope: selecting.delete_groups(connection, scope, query, time.time())
+        )
 
     async def update(self, query: Node, changes: Changes) -> int:
-        return await self._write(lambda connection: selecting.update_groups(connection, query, changes))
+        return await self._write(
+            lambda connection, scope: selecting.update_groups(connection, scope, query, changes, time.time())
+        )
+
+    async def update_priorities(self, priorities: Mapping[int, float]) -> int:
+        return await self._write(lambda connection, scope: selecting.update_priorities(connection, scope, priorities))
 
     async def refresh(self, refresh_: Refresh) -> dict[str, int]:
         return await self._write(
-            lambda connection: refresh.refresh_staleness(connection, refresh_, time.time()), alone=True
+            lambda connection, scope: refresh.refresh_staleness(connection, scope, refresh_, time.time()), alone=True
         )
 
-    async def drop(self, task_name: str, count: int = 1) -> None:
-        await self._write(lambda connection: put.count_dropped(connection, task_name, count))
+    async def count_lost(self, task_name: str, status: Status, why: Tally) -> None:
+        await self._write(lambda connection, scope: put.count_lost(connection, scope, (task_name, status), why))
 
     def version(self) -> int:
         return self._state().watch.version()
@@ -208,20 +238,20 @@ class SQLStorage(StorageBackend):
     # Snapshots
 
     def state_dict(self) -> dict[str, Any]:
-        return self._blocking(lambda connection: read_state(connection, self.codec))
+        return self._blocking(lambda connection: read_state(connection, self.scope, self.codec))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._blocking(lambda connection: load_state(connection, self.codec, state), write=True)
+        self._blocking(lambda connection: load_state(connection, self.scope, self.codec, state), write=True)
 
     async def save(self, path: str, about: Mapping[str, str]) -> None:
         state = await self._ready()
-        await state.thread.run(lambda: copy_to(state.database, path, about))
+        await state.thread.run(lambda: copy_to(state.database, self.scope, path, about))
 
     async def resume(self, path: str, expected: Mapping[str, str]) -> None:
         state = await self._ready()
 
         async def work() -> None:
-            await copy_from(state.database, path, expected)
+            await copy_from(state.database, self.scope, path, expected)
             state.watch.committed()
 
         await state.thread.run(work)
@@ -242,6 +272,7 @@ class _Open:
     def __init__(self, storage: SQLStorage) -> None:
         self._read_only = storage._read_only  # not the storage itself, which is closed when nobody has it any more
         self._codec = storage.codec
+        self.scope = storage.scope
         self.ready = False
         self.closed = False
         self._closing = threading.Lock()
@@ -255,7 +286,7 @@ class _Open:
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.database)
-        self.sweeper = Sweeper(self.database)
+        self.sweeper = Sweeper(self.database, self.scope, self.watch.committed)
         self.commits = GroupCommit(self.thread, self._encode, self._commit, self.compute)
 
     async def prepare(self) -> None:
@@ -284,10 +315,27 @@ class _Open:
     def _encode(self, new: NewGroup) -> EncodedGroup:
         return encode_group(self._codec, new)
 
-    async def _commit(self, groups: Sequence[EncodedGroup]) -> list[int]:
-        uids = await self.database.write(lambda connection: put.put_groups(connection, groups, time.time()))
-        self.watch.committed()
-        return uids
+    async def write(
+        self, function: Callable[[Connection, Scope], T], *, alone: bool = False, announce: bool = True
+    ) -> T:
+        """Run `function(connection, scope)` in a write transaction, and tell those who wait (database's thread)."""
+        while True:
+            try:
+                result = await self.database.write(lambda connection: function(connection, self.scope), alone=alone)
+            except RaceNotRunError as need:
+                await self._begin_races(need)
+                continue
+            if announce:
+                self.watch.committed()
+            return result
+
+    async def _begin_races(self, need: RaceNotRunError) -> None:
+        await self.database.write(
+            lambda connection: begin_races(connection, self.scope, need.names, need.order), alone=True
+        )
+
+    async def _commit(self, groups: Sequence[EncodedGroup]) -> list[put.Outcome]:
+        return await self.write(lambda connection, scope: put.put_groups(connection, scope, groups, time.time()))
 
     def close(self) -> None:
         """Commit what waits and let go of everything; blocks. A second call waits for the first."""
@@ -313,105 +361,6 @@ class _Open:
         await self.database.dispose()
 
 
-Taken = tuple[list[GroupRow], dict[str, list[StorageItem]]]
-
-
-class _Taking:
-    """One take: a transaction, the decoding after it, and the way back."""
-
-    def __init__(
-        self,
-        state: _Open,
-        codec: Codec,
-        wanted: dict[str, int],
-        status: Status,
-        order: Order,
-        where: Node | None,
-        all_or_nothing: bool,
-    ) -> None:
-        self._state = state
-        self._codec = codec
-        self._wanted = {task_name: size for task_name, size in wanted.items() if size > 0}
-        self._empty: dict[str, list[StorageItem]] = {task_name: [] for task_name in wanted}
-        self._status = status
-        self._order = order
-        self._where = where
-        self._all_or_nothing = all_or_nothing
-        self._set_aside: set[int] = set()
-
-    async def run(self) -> Taken | None:
-        """Take, until every group that was taken could be decoded (database's thread)."""
-        while True:
-            rows = await self._state.database.write(self._transaction)
-            if rows is None:
-                return None
-            try:
-                items, failed = await self._state.compute(self._decode, rows)
-            except BaseException:
-                await self._give_back(rows, {})
-                raise
-            if not failed:
-                return rows, {**self._empty, **_by_task(items)}
-            # Rare: intact, but of another rollout type. Those are set aside, and the take begins anew.
-            await self._give_back(rows, failed)
-            self._set_aside.update(failed)
-
-    async def undo(self, taken: Taken | None) -> None:
-        """Put everything back as it was: nobody received it (database's thread)."""
-        if taken is not None:
-            await self._give_back(taken[0], {})
-
-    async def _give_back(self, rows: list[GroupRow], failed: dict[int, str]) -> None:
-        async def work() -> None:
-            await self._state.database.write(lambda connection: put.give_back(connection, rows, failed))
-            self._state.watch.committed()
-
-        try:
-            await work()
-        except StorageError:
-            # Locked for too long, or out of reach: until it works, the groups are only here.
-            self._state.thread.keep_trying(work)
-            raise
-
-    def _transaction(self, connection: Connection) -> list[GroupRow] | None:
-        rows: list[GroupRow] = []
-        for task_name, size in self._wanted.items():
-            found = take.take_groups(
-                connection,
-                self._codec,
-                task_name,
-                size,
-                status=self._status,
-                order=self._order,
-                where=self._where,
-                now=time.time(),
-                skip=self._set_aside,
-            )
-            rows += found
-            if self._all_or_nothing and len(found) < size:
-                # Not a rollback: groups that were set aside as damaged stay so.
-                put.give_back(connection, rows, {})
-                return None
-        return rows
-
-    def _decode(self, rows: list[GroupRow]) -> tuple[list[StorageItem], dict[int, str]]:
-        items: list[StorageItem] = []
-        failed: dict[int, str] = {}
-        for row in rows:
-            try:
-                items.append(row.decode(self._codec))
-            except DecodeError as error:
-                failed[row.uid] = str(error)
-        return items, failed
-
-
-def _by_task(items: Sequence[StorageItem]) -> dict[str, list[StorageItem]]:
-    result: dict[str, list[StorageItem]] = {}
-    for item in items:
-        result.setdefault(item.task_name, []).append(item)
-    return result
-
-
 def _chunks(found: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Uids in chunks whose payloads fit in memory together."""
     chunks: list[list[int]] = []
@@ -423,7 +372,3 @@ def _chunks(found: Sequence[tuple[int, int]]) -> list[list[int]]:
         chunks[-1].append(uid)
         size += nbytes
     return chunks
-
-
-def _count_all(connection: Connection) -> int:
-    return int(connection.execute(select(func.count()).select_from(group)).scalar_one())

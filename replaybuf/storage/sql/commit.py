@@ -44,7 +44,7 @@ class GroupCommit:
         self,
         thread: DatabaseThread,
         encode: Callable[[NewGroup], EncodedGroup],
-        commit: Callable[[Sequence[EncodedGroup]], Awaitable[list[int]]],
+        commit: Callable[[Sequence[EncodedGroup]], Awaitable[Sequence[Outcome]]],
         compute: Callable[..., Awaitable[Any]],
     ) -> None:
         self._thread = thread
@@ -176,12 +176,12 @@ class GroupCommit:
     async def _commit_or_split(self, batch: list[_Waiting]) -> list[tuple[_Waiting, Outcome]]:
         """Commit a batch. When the database refuses it, try its groups one by one, so that only the bad ones fail."""
         try:
-            uids = await self._commit([waiting.encoded for waiting in batch if waiting.encoded is not None])
+            outcomes = await self._commit([waiting.encoded for waiting in batch if waiting.encoded is not None])
         except Exception as error:
             if len(batch) == 1 or not is_refusal(error):
                 return [(waiting, error) for waiting in batch]
             return [result for waiting in batch for result in await self._commit_or_split([waiting])]
-        return list(zip(batch, uids, strict=True))
+        return list(zip(batch, outcomes, strict=True))
 
     def _answer(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Waiting, Outcome]]] = {}

@@ -1,53 +1,109 @@
-"""Lanes: a task's groups of one status, with the train step that they were last refreshed to."""
+"""Lanes: a task's groups of one status in one buffer, with the train step that they were last refreshed to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import Connection, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, false, select, true, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from replaybuf.race import KEYS, PRIORITIZED, UNIFORM, Clock
 from replaybuf.rollout import Status
+from replaybuf.rules import Rules
 from replaybuf.storage.sql.tables import lane
+from replaybuf.tally import LaneName
 
-LaneName = tuple[str, str]
+#: The column with the clock of each race.
+CLOCKS = {UNIFORM: lane.c.uniform_clock, PRIORITIZED: lane.c.prioritized_clock}
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """One buffer in a database, and its rules. Without a name: all buffers, for those who only look."""
+
+    buffer: str | None = "default"
+    rules: Rules = field(default_factory=Rules)
+
+    @property
+    def lanes(self) -> ColumnElement[bool]:
+        """The lanes of what is in the buffer: not of what is leased, except for those who only look."""
+        return true() if self.buffer is None else and_(lane.c.buffer == self.buffer, lane.c.leased == false())
 
 
 @dataclass(slots=True)
 class Lane:
+    """A lane, with the clocks of the races that are run in it."""
+
     id: int
+    task_name: str
+    status: Status
     step: int | None
+    clocks: dict[str, Clock]
+
+    @property
+    def name(self) -> LaneName:
+        return self.task_name, self.status
+
+    @classmethod
+    def of(cls, row: Any) -> Lane:
+        clocks = {}
+        if row.uniform_clock is not None:
+            clocks[UNIFORM] = Clock(row.uniform_clock)
+        if row.prioritized_clock is not None:
+            clocks[PRIORITIZED] = Clock(row.prioritized_clock, row.idle_clock or 0.0)
+        return cls(row.id, row.task_name, Status(row.status), row.step, clocks)
 
 
-def find_lanes(connection: Connection, names: Iterable[LaneName]) -> dict[LaneName, Lane]:
+def find_lanes(
+    connection: Connection, scope: Scope, names: Iterable[LaneName], *, leased: bool = False
+) -> dict[LaneName, Lane]:
     """The lanes of these (task, status) pairs that exist."""
     wanted = sorted({(task_name, str(status)) for task_name, status in names})
-    query = select(lane.c.id, lane.c.task_name, lane.c.status, lane.c.step).where(
-        tuple_(lane.c.task_name, lane.c.status).in_(wanted)
-    )
-    return {(row.task_name, row.status): Lane(row.id, row.step) for row in connection.execute(query)}
+    query = _of_buffer(scope, leased).where(tuple_(lane.c.task_name, lane.c.status).in_(wanted))
+    return {found.name: found for found in map(Lane.of, connection.execute(query))}
 
 
-def need_lanes(connection: Connection, names: Iterable[LaneName]) -> dict[LaneName, Lane]:
+def lanes_of_tasks(connection: Connection, scope: Scope, tasks: Iterable[str]) -> list[Lane]:
+    """All lanes of these tasks, without those of leased groups."""
+    query = _of_buffer(scope, False).where(lane.c.task_name.in_(sorted(tasks))).order_by(lane.c.id)
+    return [Lane.of(row) for row in connection.execute(query)]
+
+
+def _of_buffer(scope: Scope, leased: bool) -> Select[Any]:
+    return select(lane).where(lane.c.buffer == scope.buffer, lane.c.leased == leased)
+
+
+def need_lanes(
+    connection: Connection, scope: Scope, names: Iterable[LaneName], *, leased: bool = False
+) -> dict[LaneName, Lane]:
     """The lanes of these (task, status) pairs, made where they don't exist."""
-    names = {(task_name, str(status)) for task_name, status in names}
-    found = find_lanes(connection, names)
+    names = set(names)
+    found = find_lanes(connection, scope, names, leased=leased)
     missing = sorted(names - found.keys())
     if not missing:
         return found
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    values = [{"task_name": task_name, "status": status} for task_name, status in missing]
+    # The races that this buffer's policies draw from begin while the lane is still empty.
+    running = {CLOCKS[key].name: 0.0 for key in KEYS if key in scope.rules.races and not leased}
+    values = [
+        {"buffer": scope.buffer, "task_name": task_name, "status": str(status), "leased": leased, **running}
+        for task_name, status in missing
+    ]
     connection.execute(dialect.insert(lane).on_conflict_do_nothing(), values)
-    return find_lanes(connection, names)
+    return find_lanes(connection, scope, names, leased=leased)
 
 
-def need_lane(connection: Connection, task_name: str, status: Status) -> Lane:
-    """The lane of one task and status, made if it doesn't exist."""
-    return need_lanes(connection, [(task_name, str(status))])[(task_name, str(status))]
+def need_lane(connection: Connection, scope: Scope, name: LaneName, *, leased: bool = False) -> Lane:
+    """One lane, made if it doesn't exist."""
+    return need_lanes(connection, scope, [name], leased=leased)[name]
 
 
-def start_clock(connection: Connection, lane_id: int, train_step: int) -> None:
-    """Give a lane that was never refreshed its first train step."""
-    connection.execute(update(lane).where(lane.c.id == lane_id, lane.c.step.is_(None)).values(step=train_step))
-    # In a lane without a step no group's staleness is derived from it, so setting it changes none.
+def start_steps(connection: Connection, steps: Mapping[int, int]) -> None:
+    """Give lanes that were never refreshed their first train step.
+
+    In a lane without a step no group's staleness is derived from it, so setting it changes none.
+    """
+    for lane_id, train_step in steps.items():
+        connection.execute(update(lane).where(lane.c.id == lane_id, lane.c.step.is_(None)).values(step=train_step))

@@ -1,30 +1,96 @@
-"""Putting: the statements that store groups, and those that give taken ones back."""
+"""Putting: the statements that store groups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Table, any_, delete, func, insert, literal, select, text, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Dialect, Table, delete, func, insert, select, text, update
 
+from replaybuf.errors import ConflictError, FullError, ReplayBufError
+from replaybuf.race import PRIORITIZED, UNIFORM
 from replaybuf.rollout import Status
-from replaybuf.storage.sql.lanes import Lane, LaneName, need_lanes, start_clock
-from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, dump_json, scoped_key
-from replaybuf.storage.sql.tables import counter, garbage, group, info, lane, payload, uid_sequence
+from replaybuf.storage.base import NewGroup
+from replaybuf.storage.sql.evict import evict
+from replaybuf.storage.sql.fields import uid_in
+from replaybuf.storage.sql.lanes import Lane, Scope, need_lanes, start_steps
+from replaybuf.storage.sql.leaving import discard
+from replaybuf.storage.sql.races import new_keys
+from replaybuf.storage.sql.rows import EncodedGroup, dump_json, scoped_key
+from replaybuf.storage.sql.tables import counter, group, info, lane, payload, uid_sequence
+from replaybuf.storage.sql.tally import Counts, add_counts, lock_tasks, read_levels
+from replaybuf.tally import LaneName, Tally
+
+Outcome = int | ReplayBufError
 
 
-def put_groups(connection: Connection, groups: Sequence[EncodedGroup], now: float) -> list[int]:
-    """Insert groups, in order; their uids."""
-    lanes = _lanes_for(connection, groups)
+def put_groups(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup], now: float) -> list[Outcome]:
+    """Insert groups, in order, and evict what is beyond the capacity; their uids, or why one was not stored."""
+    limits = scope.rules.limits
+    tasks = {encoded.group.task_name for encoded in groups}
+    if limits.slows_puts or limits.capacity is not None:
+        lock_tasks(connection, scope, tasks)
+    if any(one.group.replaces or (limits.slows_puts and one.group.key) for one in groups):
+        return [_put_one(connection, scope, one, now) for one in groups]
+    refused = _refused(connection, scope, [one.group for one in groups], tasks) if limits.slows_puts else {}
+    uids = iter(_store(connection, scope, [one for place, one in enumerate(groups) if place not in refused], now))
+    return [refused[place] if place in refused else next(uids) for place in range(len(groups))]
+
+
+def _refused(
+    connection: Connection, scope: Scope, groups: Sequence[NewGroup], tasks: Iterable[str]
+) -> dict[int, FullError]:
+    """Which of these groups, by place, find no room."""
+    limits, levels = scope.rules.limits, read_levels(connection, scope, tasks)
+    refused = {}
+    for place, new in enumerate(groups):
+        if limits.insertable(levels[new.task_name], new.status) == 0:
+            refused[place] = FullError(f"task {new.task_name}: {limits.why_full(levels[new.task_name], new.status)}")
+        else:
+            levels[new.task_name] = levels[new.task_name].joined_by(new.status)
+    return refused
+
+
+def _put_one(connection: Connection, scope: Scope, encoded: EncodedGroup, now: float) -> Outcome:
+    """Store a group that takes the place of others, if it can."""
+    new, limits = encoded.group, scope.rules.limits
+    named = group.c.uid.in_(new.replaces)
+    found = {row.uid: row for row in _lock(connection, scope, named) if not row.leased}
+    if missing := [uid for uid in new.replaces if uid not in found]:
+        return ConflictError(f"group {missing[0]}, which was to be replaced, is not in the buffer; nothing was stored")
+    if limits.slows_puts:
+        keyed = _lock(connection, scope, group.c.scoped_key == _key_of(scope, new)) if new.key else []
+        gone = {row.uid: row for row in keyed if not row.leased} | found
+        here = [Status(row.status) for row in gone.values() if row.task_name == new.task_name]
+        level = read_levels(connection, scope, [new.task_name])[new.task_name].without(here)
+        if limits.insertable(level, new.status) == 0:
+            return FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
+    _remove_replaced(connection, scope, list(found.values()), now)
+    [uid] = _store(connection, scope, [encoded], now)
+    return uid
+
+
+def _store(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup], now: float) -> list[int]:
+    """Insert groups for which there is room; their uids."""
+    if not groups:
+        return []
+    lanes = _lanes_for(connection, scope, groups)
     uids = reserve_uids(connection, len(groups))
-    keys = [scoped_key(encoded.group.task_name, encoded.group.key) for encoded in groups]
-    rows = list(zip(uids, groups, keys, strict=True))
-    if any(key is not None for key in keys):
-        rows = _replace_same_keys(connection, rows, now)
-    insert_rows(connection, group, [group_row(uid, encoded, key, lanes) for uid, encoded, key in rows])
-    insert_rows(connection, payload, [payload_row(uid, encoded) for uid, encoded, _ in rows])
+    counts: Counts = Counter()
+    for encoded in groups:
+        home = lanes[(encoded.group.task_name, encoded.group.status)]
+        counts[(home.id, Tally.PUT)] += 1
+        counts[(home.id, Tally.SIZE)] += 1
+    rows = [(uid, one, _key_of(scope, one.group)) for uid, one in zip(uids, groups, strict=True)]
+    if any(key is not None for _, _, key in rows):
+        rows = _replace_same_keys(connection, scope, rows, lanes, counts, now)
+    insert_rows(connection, group, [group_row(scope, uid, one, key, lanes) for uid, one, key in rows])
+    insert_rows(connection, payload, [payload_row(uid, one) for uid, one, _ in rows])
+    add_counts(connection, counts)
+    if scope.rules.limits.capacity is not None:
+        evict(connection, scope, {one.group.task_name for one in groups}, now)
     return uids
 
 
@@ -53,21 +119,31 @@ def reserve_uids(connection: Connection, count: int) -> list[int]:
     return list(range(last - count + 1, last + 1))
 
 
-def _lanes_for(connection: Connection, groups: Sequence[EncodedGroup]) -> dict[LaneName, Lane]:
-    names = {(encoded.group.task_name, str(encoded.group.status)) for encoded in groups}
-    lanes = need_lanes(connection, names)
-    started = False
+def _lanes_for(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup]) -> dict[LaneName, Lane]:
+    names = {(encoded.group.task_name, encoded.group.status) for encoded in groups}
+    lanes = need_lanes(connection, scope, names)
+    steps: dict[int, int] = {}
     for encoded in groups:
-        new = encoded.group
-        if new.train_step is not None and lanes[(new.task_name, str(new.status))].step is None:
-            start_clock(connection, lanes[(new.task_name, str(new.status))].id, new.train_step)
-            lanes[(new.task_name, str(new.status))].step = new.train_step
-            started = True
-    return need_lanes(connection, names) if started else lanes
+        home, train_step = lanes[(encoded.group.task_name, encoded.group.status)], encoded.group.train_step
+        if train_step is not None and home.step is None:
+            steps.setdefault(home.id, train_step)
+    if not steps:
+        return lanes
+    start_steps(connection, steps)
+    return need_lanes(connection, scope, names)
+
+
+def _key_of(scope: Scope, new: NewGroup) -> str | None:
+    return scoped_key(scope.buffer, new.task_name, new.key)
 
 
 def _replace_same_keys(
-    connection: Connection, rows: list[tuple[int, EncodedGroup, str | None]], now: float
+    connection: Connection,
+    scope: Scope,
+    rows: list[tuple[int, EncodedGroup, str | None]],
+    lanes: Mapping[LaneName, Lane],
+    counts: Counts,
+    now: float,
 ) -> list[tuple[int, EncodedGroup, str | None]]:
     """Delete the stored groups that have one of these keys; of several new ones with the same key the last stays."""
     last = {key: uid for uid, _, key in rows if key is not None}
@@ -75,12 +151,48 @@ def _replace_same_keys(
         # Two puts of one key wait for each other here, instead of failing on the unique index.
         for key in sorted(last):
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": key})
-    gone = delete(group).where(group.c.scoped_key.in_(sorted(last))).returning(group.c.uid)
-    discard(connection, [uid for (uid,) in connection.execute(gone)], now)
-    return [(uid, encoded, key) for uid, encoded, key in rows if key is None or last[key] == uid]
+    _remove_replaced(connection, scope, _lock(connection, scope, group.c.scoped_key.in_(sorted(last))), now)
+    kept = []
+    for uid, encoded, key in rows:
+        if key is None or last[key] == uid:
+            kept.append((uid, encoded, key))
+        else:
+            home = lanes[(encoded.group.task_name, encoded.group.status)]
+            counts[(home.id, Tally.SIZE)] -= 1
+            counts[(home.id, Tally.REPLACED)] += 1
+    return kept
 
 
-def group_row(uid: int, encoded: EncodedGroup, key: str | None, lanes: Mapping[LaneName, Lane]) -> tuple[Any, ...]:
+def _lock(connection: Connection, scope: Scope, condition: Any) -> list[Any]:
+    """The stored groups that are to be replaced, leased ones too, with their lanes."""
+    found = (
+        select(group.c.uid, group.c.lane, lane.c.task_name, lane.c.status, lane.c.leased)
+        .select_from(group.join(lane, lane.c.id == group.c.lane))
+        .where(lane.c.buffer == scope.buffer, condition)
+    )
+    if connection.dialect.name == "postgresql":
+        found = found.with_for_update(of=group)
+    return list(connection.execute(found))
+
+
+def _remove_replaced(connection: Connection, scope: Scope, rows: Sequence[Any], now: float) -> None:
+    if not rows:
+        return
+    homes = need_lanes(connection, scope, {(row.task_name, Status(row.status)) for row in rows})
+    counts: Counts = Counter()
+    for row in rows:
+        home = homes[(row.task_name, Status(row.status))].id
+        counts[(home, Tally.LEASED if row.leased else Tally.SIZE)] -= 1
+        counts[(home, Tally.REPLACED)] += 1
+    uids = [row.uid for row in rows]
+    connection.execute(delete(group).where(uid_in(connection, uids)))
+    discard(connection, uids, now)
+    add_counts(connection, counts)
+
+
+def group_row(
+    scope: Scope, uid: int, encoded: EncodedGroup, key: str | None, lanes: Mapping[LaneName, Lane]
+) -> tuple[Any, ...]:
     """A new group as a row of `rb_group`."""
     new, oldest = encoded.group, encoded.oldest_step
     home = lanes[(new.task_name, new.status)]
@@ -91,6 +203,7 @@ def group_row(uid: int, encoded: EncodedGroup, key: str | None, lanes: Mapping[L
         and home.step == new.train_step
         and new.staleness == new.train_step - oldest - 1
     )
+    keys = new_keys(scope, home, uid, new.priority) if home.clocks else {}
     return (
         uid,
         home.id,
@@ -107,7 +220,18 @@ def group_row(uid: int, encoded: EncodedGroup, key: str | None, lanes: Mapping[L
         dump_json(new.tags) if new.tags else None,
         key,
         None,  # error
+        keys.get(UNIFORM),
+        keys.get(PRIORITIZED),
+        0,  # deliveries
+        None,  # lease
+        None,  # leased_until
+        now_if_archived(new),
     )
+
+
+def now_if_archived(new: NewGroup) -> float | None:
+    """When a group that is put as ARCHIVED was archived."""
+    return new.created_at if new.status == Status.ARCHIVED else None
 
 
 def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
@@ -115,53 +239,13 @@ def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
     return uid, encoded.outline, encoded.prompt, encoded.payload
 
 
-def discard(connection: Connection, uids: Sequence[int], now: float) -> None:
-    """Leave the payloads of removed groups to the sweep."""
-    if uids:
-        connection.execute(insert(garbage), [{"uid": uid, "removed_at": now} for uid in uids])
-
-
-def give_back(connection: Connection, rows: Sequence[GroupRow], failed: Mapping[int, str]) -> None:
-    """Put taken groups back where they were; those in `failed` are set aside with the reason.
-
-    A group whose key was put again in the meantime stays away: the newer one has replaced it.
-    """
-    if not rows:
-        return
-    lanes = need_lanes(connection, {(row.task_name, str(Status.FAILED)) for row in rows if row.uid in failed})
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    if dialect is postgresql:
-        # A sweep that holds some of these rows has deleted the payloads when the lock is ours.
-        uids = literal(sorted(row.uid for row in rows), postgresql.ARRAY(garbage.c.uid.type))
-        connection.execute(select(garbage.c.uid).where(garbage.c.uid == any_(uids)).with_for_update())
-    for row in rows:
-        columns = dict(row.columns)
-        if row.uid in failed:
-            columns |= pinned(row) | {
-                "lane": lanes[(row.task_name, str(Status.FAILED))].id,
-                "error": failed[row.uid],
-            }
-        stored = connection.execute(dialect.insert(group).on_conflict_do_nothing(), columns)
-        if stored.rowcount:
-            connection.execute(delete(garbage).where(garbage.c.uid == row.uid))
-            here = select(payload.c.uid).where(payload.c.uid == row.uid)
-            if row.payload is not None and connection.execute(here).first() is None:
-                # This comes so late that it was swept. (The outline is only for people to look at.)
-                kept = {"uid": row.uid, "outline": [], "prompt": None, "data": row.payload}
-                connection.execute(insert(payload), kept)
-
-
-def pinned(row: GroupRow) -> dict[str, Any]:
-    """The columns that keep a group's staleness as it is when it leaves its lane."""
-    if row.columns["pinned_staleness"] is not None:
-        return {}
-    return {"pinned_staleness": row.staleness, "pinned_step": row.step}
-
-
-def count_dropped(connection: Connection, task_name: str, count: int) -> None:
-    """Count groups of a task that expired and weren't retryable."""
-    home = need_lanes(connection, [(task_name, str(Status.EXPIRED))])[(task_name, str(Status.EXPIRED))]
-    connection.execute(update(lane).where(lane.c.id == home.id).values(dropped=lane.c.dropped + count))
+def count_lost(connection: Connection, scope: Scope, name: LaneName, why: Tally) -> None:
+    """Count a put that was not stored."""
+    home = need_lanes(connection, scope, [name])[name]
+    counts: Counts = Counter({(home.id, why): 1})
+    if why == Tally.DROPPED:
+        counts[(home.id, Tally.PUT)] = 1
+    add_counts(connection, counts)
 
 
 def set_info(connection: Connection, facts: Mapping[str, str]) -> None:

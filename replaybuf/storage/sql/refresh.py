@@ -6,6 +6,7 @@ last refresh, and groups that expire, which are found by an index range. Payload
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,26 +15,29 @@ from sqlalchemy import Connection, and_, bindparam, case, delete, or_, select, u
 from replaybuf.rollout import Status
 from replaybuf.staleness import ExpiryRule
 from replaybuf.storage.base import Refresh
-from replaybuf.storage.sql.lanes import Lane, find_lanes, need_lane
-from replaybuf.storage.sql.put import count_dropped, discard
-from replaybuf.storage.sql.select import uid_in
+from replaybuf.storage.sql.fields import uid_in
+from replaybuf.storage.sql.lanes import Lane, Scope, find_lanes, need_lane
+from replaybuf.storage.sql.leaving import discard
+from replaybuf.storage.sql.races import enter_races
 from replaybuf.storage.sql.tables import group, lane, unsettled
+from replaybuf.storage.sql.tally import Counts, add_counts
 from replaybuf.summary import Marks
+from replaybuf.tally import Tally
 
 _CHUNK = 5_000
 _FEW = 8
 
 
-def refresh_staleness(connection: Connection, refresh: Refresh, now: float) -> dict[str, int]:
+def refresh_staleness(connection: Connection, scope: Scope, refresh: Refresh, now: float) -> dict[str, int]:
     """Refresh the lanes and expire groups; the number of expired groups by task."""
-    names = [(task_name, str(status)) for task_name in refresh.rules for status in refresh.statuses]
-    lanes = find_lanes(connection, names)
+    names = [(task_name, status) for task_name in refresh.rules for status in refresh.statuses]
+    lanes = find_lanes(connection, scope, names)
     counts = dict.fromkeys(refresh.rules, 0)
     # EXPIRED goes first: what expires from the other lanes now must not be refreshed a second time there.
     for task_name, status in sorted(lanes, key=lambda name: (name[0], name[1] != Status.EXPIRED)):
         home = lanes[(task_name, status)]
         _set_step(connection, home, refresh.train_step)
-        counts[task_name] += _expire(connection, home, task_name, refresh, now)
+        counts[task_name] += _expire(connection, scope, home, refresh, now)
     return counts
 
 
@@ -55,9 +59,9 @@ def _set_step(connection: Connection, home: Lane, step: int) -> None:
     )
 
 
-def _expire(connection: Connection, home: Lane, task_name: str, refresh: Refresh, now: float) -> int:
+def _expire(connection: Connection, scope: Scope, home: Lane, refresh: Refresh, now: float) -> int:
     """Expire the groups of a lane that its task's rule says are too old; how many."""
-    rule, step = refresh.rules[task_name], refresh.train_step
+    rule, step = refresh.rules[home.task_name], refresh.train_step
     thresholds = [t for t in (rule.stale_threshold, rule.token_stale_threshold) if t is not None]
     if not thresholds:
         return 0
@@ -71,23 +75,37 @@ def _expire(connection: Connection, home: Lane, task_name: str, refresh: Refresh
         marks = Marks.from_json(data)
         if marks.expire(rule, step):
             expired.append((uid, marks))
-    _store_expired(connection, task_name, expired, rule, now)
+    if expired:
+        _store_expired(connection, scope, home, expired, rule, now)
     return len(expired)
 
 
 def _store_expired(
-    connection: Connection, task_name: str, expired: Sequence[tuple[int, Marks]], rule: ExpiryRule, now: float
+    connection: Connection,
+    scope: Scope,
+    home: Lane,
+    expired: Sequence[tuple[int, Marks]],
+    rule: ExpiryRule,
+    now: float,
 ) -> None:
-    if not expired:
-        return
-    if not rule.retryable:
+    why = Tally.EXPIRED if rule.retryable else Tally.DROPPED
+    counts: Counts = Counter({(home.id, why): len(expired)})
+    counts[(home.id, Tally.SIZE)] -= len(expired)
+    if rule.retryable:
+        target = need_lane(connection, scope, (home.task_name, Status.EXPIRED))
+        counts[(target.id, Tally.SIZE)] += len(expired)
+        _rewrite(connection, target, expired)
+        if target.id != home.id:
+            enter_races(connection, scope, target, [uid for uid, _ in expired])
+    else:
         for start in range(0, len(expired), _CHUNK):
             uids = [uid for uid, _ in expired[start : start + _CHUNK]]
             connection.execute(delete(group).where(uid_in(connection, uids)))
             discard(connection, uids, now)
-        count_dropped(connection, task_name, len(expired))
-        return
-    target = need_lane(connection, task_name, Status.EXPIRED)
+    add_counts(connection, counts)
+
+
+def _rewrite(connection: Connection, target: Lane, expired: Sequence[tuple[int, Marks]]) -> None:
     # Groups all of whose rollouts expired look alike afterwards; those are written by one statement.
     alike: dict[str, tuple[dict[str, Any], list[int]]] = {}
     for uid, marks in expired:

@@ -13,6 +13,7 @@ from replaybuf.codec import Codec
 from replaybuf.errors import DecodeError
 from replaybuf.rollout import Status
 from replaybuf.storage.base import NewGroup, StorageItem
+from replaybuf.storage.sql.lanes import Lane
 from replaybuf.summary import Marks, outline, prompt_preview
 
 
@@ -67,6 +68,9 @@ class GroupRow:
     columns: dict[str, Any]
     payload: bytes | None = None
     verified: bool = False
+    found_in: Lane | None = None
+    probability: float | None = None
+    weight: float | None = None
 
     @classmethod
     def of(cls, row: Mapping[Any, Any]) -> GroupRow:
@@ -80,6 +84,16 @@ class GroupRow:
             payload=columns.pop("data", None),
             columns=columns,
         )
+
+    @property
+    def home(self) -> Lane:
+        """The lane that the group was drawn from."""
+        assert self.found_in is not None
+        return self.found_in
+
+    @property
+    def times_sampled(self) -> int:
+        return int(self.columns["times_sampled"])
 
     @property
     def staleness(self) -> int:
@@ -123,15 +137,24 @@ class GroupRow:
             tags=columns["tags"],
             key=key_of(columns["scoped_key"]),
             error=error or columns["error"],
+            deliveries=columns["deliveries"],
             item=rollouts,
+            probability=self.probability,
+            weight=self.weight,
         )
 
 
-def scoped_key(task_name: str, key: str | None) -> str | None:
-    """A put's key together with its task, as one text: short enough for an index of PostgreSQL (2,700 bytes)."""
-    return None if key is None else json.dumps([task_name, key], ensure_ascii=False)
+def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:
+    """A put's key with its task and buffer, as one text: short enough for an index of PostgreSQL (2,700 bytes)."""
+    return None if key is None else json.dumps([task_name, key, buffer], ensure_ascii=False)
+
+
+def rescoped_key(scoped: str, buffer: str | None) -> str:
+    """A scoped key as it is in another buffer."""
+    task_name, key, _ = json.loads(scoped)
+    return json.dumps([task_name, key, buffer], ensure_ascii=False)
 
 
 def key_of(scoped: str | None) -> str | None:
     """The put's key in a scoped one."""
-    return None if scoped is None else json.loads(scoped)[1]
+    return None if scoped is None else str(json.loads(scoped)[1])

@@ -12,10 +12,10 @@ from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, Strin
 
 from replaybuf.errors import NotADatabaseError, SchemaError
 from replaybuf.storage.sql.tables import counter, metadata
-from replaybuf.storage.sql.views import CREATE_VIEWS
+from replaybuf.storage.sql.views import CREATE_VIEWS, VIEWS
 
 #: The revisions of the alembic chain, oldest first; the last one is what this version of replaybuf works with.
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "rb_version"
 
@@ -59,7 +59,7 @@ def create_schema(connection: Connection, where: str) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": 0x5EB10})
     if check_schema(connection, where):
         return
-    taken = set(inspect(connection).get_table_names()) & {*metadata.tables, "groups", "rollouts"}
+    taken = set(inspect(connection).get_table_names()) & {*metadata.tables, *VIEWS}
     if taken:
         raise NotADatabaseError(
             f"{where} already has tables named {', '.join(sorted(taken))} that are not replaybuf's; "
@@ -67,10 +67,21 @@ def create_schema(connection: Connection, where: str) -> None:
         )
     metadata.create_all(connection)
     finish_tables(connection)
-    for statement in CREATE_VIEWS[connection.dialect.name]:
-        connection.execute(text(statement))
+    create_views(connection)
     version.create(connection)
     connection.execute(insert(version).values(version_num=HEAD))
+
+
+def create_views(connection: Connection) -> None:
+    """Make the views for people."""
+    for statement in CREATE_VIEWS[connection.dialect.name]:
+        connection.execute(text(statement))
+
+
+def drop_views(connection: Connection) -> None:
+    """Drop the views for people, if they are there."""
+    for view in VIEWS:
+        connection.execute(text(f"DROP VIEW IF EXISTS {view}"))
 
 
 def finish_tables(connection: Connection) -> None:

@@ -2,97 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, delete, func, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, func, select, update
 
 from replaybuf.policy import Order
-from replaybuf.query import Node, SetNode, compile_sql
+from replaybuf.query import Node, compile_sql
 from replaybuf.rollout import Status
 from replaybuf.storage.base import Changes, Unset
-from replaybuf.storage.sql.lanes import need_lane
-from replaybuf.storage.sql.put import discard
+from replaybuf.storage.sql.fields import FIELDS, uid_in
+from replaybuf.storage.sql.lanes import Lane, Scope, need_lane
+from replaybuf.storage.sql.leaving import discard, pinned
+from replaybuf.storage.sql.races import enter_races
 from replaybuf.storage.sql.rows import GroupRow
-from replaybuf.storage.sql.tables import group, lane, payload, staleness
-
-#: The fields of the query language; they need `group` joined to `lane`.
-FIELDS: dict[str, ColumnElement[Any]] = {
-    "uid": group.c.uid,
-    "timestamp_id": group.c.uid,
-    "task_name": lane.c.task_name,
-    "status": lane.c.status,
-    "staleness": staleness,
-    "priority": group.c.priority,
-    "times_sampled": group.c.times_sampled,
-    "created_at": group.c.created_at,
-    "reward": group.c.reward,
-    "tags": group.c.tags,
-}
+from replaybuf.storage.sql.tables import group, lane, payload
+from replaybuf.storage.sql.tally import Counts, add_counts
+from replaybuf.tally import LaneName, Tally
 
 _CHUNK = 10_000
 
 
-def uid_in(connection: Connection, uids: Sequence[int]) -> ColumnElement[bool]:
-    """`uid IN (...)`, for any number of uids."""
-    return compile_sql(SetNode("uid", "$in", tuple(uids)), FIELDS, connection.dialect.name)
-
-
-def _matching(connection: Connection, query: Node, *columns: ColumnElement[Any]) -> Select[Any]:
+def _matching(connection: Connection, scope: Scope, query: Node, *columns: Any) -> Select[Any]:
     condition = compile_sql(query, FIELDS, connection.dialect.name)
-    return select(*columns).select_from(group.join(lane, lane.c.id == group.c.lane)).where(condition)
+    return select(*columns).select_from(group.join(lane, lane.c.id == group.c.lane)).where(scope.lanes, condition)
 
 
-def find_uids(connection: Connection, query: Node, order: Order, limit: int | None) -> list[tuple[int, int]]:
+def find_uids(
+    connection: Connection, scope: Scope, query: Node, order: Order, limit: int | None
+) -> list[tuple[int, int]]:
     """The uids of the groups that match, in order, each with the size of its payload in bytes."""
     keys = []
     for term in order:
         key = FIELDS[term.field].desc() if term.descending else FIELDS[term.field].asc()
         keys.append(key.nulls_last() if term.field == "reward" else key)
-    statement = _matching(connection, query, group.c.uid, group.c.bytes).order_by(*keys).limit(limit)
+    statement = _matching(connection, scope, query, group.c.uid, group.c.bytes).order_by(*keys).limit(limit)
     return [(uid, size) for uid, size in connection.execute(statement)]
 
 
-def read_groups(connection: Connection, uids: Sequence[int], query: Node | None = None) -> list[GroupRow]:
+def read_groups(connection: Connection, scope: Scope, uids: Sequence[int], query: Node) -> list[GroupRow]:
     """The groups with these uids that are there (and still match), with their payloads, in the order given."""
     statement = (
         select(group, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
         .select_from(group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid))
-        .where(uid_in(connection, uids))
+        .where(uid_in(connection, uids), scope.lanes, compile_sql(query, FIELDS, connection.dialect.name))
     )
-    if query is not None:
-        statement = statement.where(compile_sql(query, FIELDS, connection.dialect.name))
     rows = {row["uid"]: GroupRow.of(row) for row in connection.execute(statement).mappings()}
     return [rows[uid] for uid in uids if uid in rows]
 
 
-def count_groups(connection: Connection, query: Node, at_most: int | None) -> int:
+def count_groups(connection: Connection, scope: Scope, query: Node, at_most: int | None) -> int:
     """How many groups match, counting no further than `at_most`."""
-    matching = _matching(connection, query, group.c.uid)
+    matching = _matching(connection, scope, query, group.c.uid)
     if at_most is None:
         return int(connection.execute(matching.with_only_columns(func.count())).scalar_one())
     return int(connection.execute(select(func.count()).select_from(matching.limit(at_most).subquery())).scalar_one())
 
 
-def count_lanes(connection: Connection) -> dict[tuple[str, Status], int]:
-    """The number of groups of each task and status that has any."""
-    size = select(func.count()).where(group.c.lane == lane.c.id).scalar_subquery()
-    rows = connection.execute(select(lane.c.task_name, lane.c.status, size))
-    return {(task_name, Status(status)): count for task_name, status, count in rows if count}
+def read_histogram(connection: Connection, scope: Scope, field: str) -> dict[LaneName, dict[int, int]]:
+    """How many groups of each lane have each value of a field."""
+    value = FIELDS[field]
+    query = (
+        select(lane.c.task_name, lane.c.status, value, func.count())
+        .select_from(group.join(lane, lane.c.id == group.c.lane))
+        .where(scope.lanes)
+        .group_by(lane.c.task_name, lane.c.status, value)
+    )
+    found: dict[LaneName, dict[int, int]] = {}
+    for task_name, status, number, count in connection.execute(query):
+        found.setdefault((task_name, Status(status)), {})[number] = count
+    return found
 
 
-def delete_groups(connection: Connection, query: Node, now: float) -> int:
+def delete_groups(connection: Connection, scope: Scope, query: Node, now: float) -> int:
     """Remove the groups that match; how many."""
-    removed = 0
-    for uids in _locked_uids(connection, query):
-        gone = connection.execute(delete(group).where(uid_in(connection, uids)).returning(group.c.uid))
-        found = [uid for (uid,) in gone]
-        discard(connection, found, now)
-        removed += len(found)
-    return removed
+    counts: Counts = Counter()
+    for uids, lanes in _locked(connection, scope, query):
+        connection.execute(delete(group).where(uid_in(connection, uids)))
+        discard(connection, uids, now)
+        for lane_id in lanes:
+            counts[(lane_id, Tally.SIZE)] -= 1
+            counts[(lane_id, Tally.DELETED)] += 1
+    add_counts(connection, counts)
+    return sum(n for (_, name), n in counts.items() if name == Tally.DELETED)
 
 
-def update_groups(connection: Connection, query: Node, changes: Changes) -> int:
+def update_groups(connection: Connection, scope: Scope, query: Node, changes: Changes, now: float) -> int:
     """Change the groups that match; how many."""
     values: dict[str, Any] = {}
     if not isinstance(changes.priority, Unset):
@@ -100,45 +96,78 @@ def update_groups(connection: Connection, query: Node, changes: Changes) -> int:
     if not isinstance(changes.tags, Unset):
         values["tags"] = changes.tags or None
     changed = 0
-    for uids in _locked_uids(connection, query):
-        chosen = uid_in(connection, uids)
+    for uids, lanes in _locked(connection, scope, query):
         if values:
-            connection.execute(update(group).where(chosen).values(values))
-        if not isinstance(changes.status, Unset):
-            _move(connection, chosen, changes.status)
+            connection.execute(update(group).where(uid_in(connection, uids)).values(values))
+        homes = _lanes_by_id(connection, lanes)
+        for lane_id, members in _grouped(uids, lanes).items():
+            home = homes[lane_id]
+            if not isinstance(changes.status, Unset):
+                _move(connection, scope, home, members, changes.status, now)
+            elif "priority" in values:
+                enter_races(connection, scope, home, members)
         changed += len(uids)
     return changed
 
 
-def _move(connection: Connection, chosen: ColumnElement[bool], status: Status) -> None:
-    """Move groups to the lanes of another status. Their staleness stays: they no longer follow the old lane's step."""
-    home = group.join(lane, lane.c.id == group.c.lane)
-    tasks = connection.execute(select(lane.c.task_name).distinct().select_from(home).where(chosen)).scalars().all()
-    step = select(lane.c.step).where(lane.c.id == group.c.lane).scalar_subquery()
-    follows = group.c.pinned_staleness.is_(None)
-    for task_name in tasks:
-        target = need_lane(connection, task_name, status)
-        lanes = select(lane.c.id).where(lane.c.task_name == task_name)
-        moving = update(group).where(chosen, group.c.lane.in_(lanes), group.c.lane != target.id)
-        connection.execute(
-            moving.where(follows).values(
-                lane=target.id, pinned_staleness=step - group.c.oldest_step - 1, pinned_step=step
-            )
-        )
-        connection.execute(moving.values(lane=target.id))
-        connection.execute(update(group).where(chosen, group.c.lane == target.id).values(error=None))
+def update_priorities(connection: Connection, scope: Scope, priorities: Mapping[int, float]) -> int:
+    """Set the priorities of groups, leased ones too; how many of them are there."""
+    if not priorities:
+        return 0
+    found = (
+        select(group.c.uid, group.c.lane)
+        .select_from(group.join(lane, lane.c.id == group.c.lane))
+        .where(lane.c.buffer == scope.buffer, uid_in(connection, sorted(priorities)))
+        .order_by(group.c.uid)
+    )
+    if connection.dialect.name == "postgresql":
+        found = found.with_for_update(of=group)
+    rows = connection.execute(found).all()
+    if not rows:
+        return 0
+    connection.execute(_SET_PRIORITY, [{"of_uid": uid, "new_priority": priorities[uid]} for uid, _ in rows])
+    homes = _lanes_by_id(connection, [lane_id for _, lane_id in rows])
+    for lane_id, members in _grouped(*zip(*rows, strict=True)).items():
+        enter_races(connection, scope, homes[lane_id], members)
+    return len(rows)
 
 
-def _locked_uids(connection: Connection, query: Node) -> Iterator[tuple[int, ...]]:
-    statement = _matching(connection, query, group.c.uid)
+_SET_PRIORITY = update(group).where(group.c.uid == bindparam("of_uid")).values(priority=bindparam("new_priority"))
+
+
+def _move(connection: Connection, scope: Scope, home: Lane, uids: Sequence[int], status: Status, now: float) -> None:
+    """Move groups of a lane to that of another status. Their staleness stays: they don't follow the old lane's step."""
+    chosen = uid_in(connection, uids)
+    values: dict[str, Any] = {"error": None, "deliveries": 0}
+    target = need_lane(connection, scope, (home.task_name, status))
+    if target.id != home.id:
+        archived_at = now if status == Status.ARCHIVED else None
+        values |= pinned(home) | {"lane": target.id, "archived_at": archived_at}
+        add_counts(connection, {(home.id, Tally.SIZE): -len(uids), (target.id, Tally.SIZE): len(uids)})
+    connection.execute(update(group).where(chosen).values(values))
+    if target.id != home.id:
+        enter_races(connection, scope, target, uids)
+
+
+def _lanes_by_id(connection: Connection, ids: Sequence[int]) -> dict[int, Lane]:
+    rows = connection.execute(select(lane).where(lane.c.id.in_(sorted(set(ids)))))
+    return {row.id: Lane.of(row) for row in rows}
+
+
+def _grouped(uids: Sequence[int], lanes: Sequence[int]) -> dict[int, list[int]]:
+    """Uids by lane."""
+    found: dict[int, list[int]] = {}
+    for uid, lane_id in zip(uids, lanes, strict=True):
+        found.setdefault(lane_id, []).append(uid)
+    return found
+
+
+def _locked(connection: Connection, scope: Scope, query: Node) -> Iterator[tuple[list[int], list[int]]]:
+    """The groups that match, locked, in chunks: their uids, and their lanes."""
+    statement = _matching(connection, scope, query, group.c.uid, group.c.lane)
     if connection.dialect.name == "postgresql":
         statement = statement.with_for_update(of=group)
-    uids = connection.execute(statement).scalars().all()
-    for start in range(0, len(uids), _CHUNK):
-        yield tuple(uids[start : start + _CHUNK])
-
-
-def count_dropped(connection: Connection, task_name: str) -> int:
-    """How many groups of a task were dropped because they expired."""
-    total = select(func.coalesce(func.sum(lane.c.dropped), 0)).where(lane.c.task_name == task_name)
-    return int(connection.execute(total).scalar_one())
+    rows = connection.execute(statement).all()
+    for start in range(0, len(rows), _CHUNK):
+        chunk = rows[start : start + _CHUNK]
+        yield [uid for uid, _ in chunk], [lane_id for _, lane_id in chunk]

@@ -1,7 +1,7 @@
-"""Sweeping: payloads of groups that are gone are deleted later, in small transactions.
+"""What is done in the background, in small transactions: sweeping, ending leases, pruning the archive.
 
-Deleting a payload costs more than all else in a take, so takes leave it to quiet moments. A grace time keeps payloads
-of groups that may yet be given back (a cancelled take).
+Payloads of groups that are gone are deleted later: that costs more than all else in a take, so takes leave it to quiet
+moments. A grace time keeps payloads of groups that may yet be given back (a cancelled take).
 """
 
 from __future__ import annotations
@@ -10,19 +10,25 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 
 from sqlalchemy import Connection, delete, select
 
+from replaybuf.storage.sql.archive import prune
 from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.select import uid_in
+from replaybuf.storage.sql.fields import uid_in
+from replaybuf.storage.sql.lanes import Scope
+from replaybuf.storage.sql.lease import any_overdue, end_leases
 from replaybuf.storage.sql.tables import garbage, group, payload
+from replaybuf.storage.sql.tally import merge_shards
 
 GRACE_SECONDS = 2.0
 _LONGEST_SECONDS = 0.02
 # On a busy machine even the smallest sweep takes longer than that. With fewer payloads a sweep, it would then fall
 # behind the takes for good: 150 payloads/s with 4 in a sweep, more than 1,600 with 64.
 _FEWEST = 64
-_IDLE_SECONDS = 1.0
+_IDLE_SECONDS = 0.5
+_MERGE_SECONDS = 30.0
 
 _logger = logging.getLogger("replaybuf.sweep")
 
@@ -47,10 +53,15 @@ def sweep(connection: Connection, removed_before: float, limit: int) -> int:
 class Sweeper:
     """Sweeps in the background for as long as the store is open."""
 
-    def __init__(self, database: Database, grace: float = GRACE_SECONDS) -> None:
+    def __init__(
+        self, database: Database, scope: Scope, changed: Callable[[], object], grace: float = GRACE_SECONDS
+    ) -> None:
         self._database = database
+        self._scope = scope
+        self._changed = changed  # called when groups have come back
         self._grace = grace
         self._limit = _FEWEST
+        self._merge_at = 0.0
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -67,6 +78,7 @@ class Sweeper:
         failing = False
         while not self._stopping.is_set():
             try:
+                await self._look_after_groups()
                 full = await self._step()
                 failing = False
             except Exception as error:  # whatever it is, the next sweep may succeed
@@ -77,6 +89,17 @@ class Sweeper:
             # Others get at least as much of the write lock as the sweep.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)
+
+    async def _look_after_groups(self) -> None:
+        scope, now = self._scope, time.time()
+        overdue = await self._database.read(any_overdue)
+        if overdue and await self._database.write(lambda connection: end_leases(connection, scope)):
+            self._changed()
+        if scope.rules.limits.archives:
+            await self._database.write(lambda connection: prune(connection, scope, now, self._limit))
+        if self._database.dialect == "postgresql" and time.monotonic() > self._merge_at:
+            self._merge_at = time.monotonic() + _MERGE_SECONDS
+            await self._database.write(merge_shards)
 
     async def _step(self) -> bool:
         """One small sweep; whether more is waiting."""

@@ -2,10 +2,12 @@
 
 Payloads are immutable and apart; all that changes is narrow metadata:
 
-    rb_lane     a task's groups of one status, and the train step that their staleness was last refreshed to
-    rb_group    one narrow row a group: its lane, staleness, priority, tags, marks
+    rb_lane     a task's groups of one status in one buffer, the train step that their staleness was last refreshed to,
+                and the clocks of the races that are run among them (`replaybuf.race`); leased groups have lanes apart
+    rb_group    one narrow row a group: its lane, staleness, priority, tags, marks, keys in races, lease
     rb_payload  one wide row a group, written once: the encoded rollouts, their outline and previews for people
     rb_garbage  groups that were taken or deleted and whose payloads wait to be swept
+    rb_tally    what was counted in each lane, as a sum over shards: a connection has its own, and waits for no other
     rb_counter  counters of the store (SQLite: the last uid)
     rb_info     facts about the store, such as the policy that a snapshot was written under
 
@@ -52,11 +54,16 @@ lane = Table(
     "rb_lane",
     metadata,
     Column("id", Integer, primary_key=True),
+    Column("buffer", Name, nullable=False),
     Column("task_name", Name, nullable=False),
     Column("status", Name, nullable=False),
+    Column("leased", Boolean, nullable=False),
     Column("step", BigInteger),
-    Column("dropped", BigInteger, nullable=False, server_default=text("0")),
-    UniqueConstraint("task_name", "status", name="rb_lane_task_status"),
+    Column("uniform_clock", Number),
+    Column("prioritized_clock", Number),
+    Column("idle_clock", Number),
+    UniqueConstraint("buffer", "task_name", "status", "leased", name="rb_lane_of_task"),
+    postgresql_with={"fillfactor": "50"},
 )
 
 group = Table(
@@ -77,6 +84,12 @@ group = Table(
     Column("tags", Json),
     Column("scoped_key", Name),
     Column("error", Text),
+    Column("uniform_key", Number),
+    Column("prioritized_key", Number),
+    Column("deliveries", Integer, nullable=False, server_default=text("0")),
+    Column("lease", BigInteger),
+    Column("leased_until", Number),
+    Column("archived_at", Number),
     postgresql_with={"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.02"},
 )
 
@@ -96,6 +109,16 @@ garbage = Table(
     Column("uid", Id, primary_key=True, autoincrement=False),
     Column("removed_at", Number, nullable=False),
     postgresql_with={"autovacuum_vacuum_scale_factor": "0.02"},
+)
+
+tally = Table(
+    "rb_tally",
+    metadata,
+    Column("lane", Integer, primary_key=True, autoincrement=False),
+    Column("name", Name, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("amount", BigInteger, nullable=False),
+    postgresql_with={"fillfactor": "50", "autovacuum_vacuum_threshold": "1000"},
 )
 
 counter = Table(
@@ -146,6 +169,26 @@ Index(
     unique=True,
     sqlite_where=group.c.scoped_key.is_not(None),
     postgresql_where=group.c.scoped_key.is_not(None),
+)
+_partial_index(
+    "rb_group_by_uniform_key",
+    group.c.lane,
+    group.c.uniform_key,
+    group.c.uid,
+    where=group.c.uniform_key.is_not(None),
+)
+# With the priority in it, the sum of priorities that importance weights need is read from the index alone.
+_partial_index(
+    "rb_group_by_prioritized_key",
+    group.c.lane,
+    group.c.prioritized_key,
+    group.c.uid,
+    group.c.priority,
+    where=group.c.prioritized_key.is_not(None),
+)
+_partial_index("rb_group_leased", group.c.leased_until, where=group.c.leased_until.is_not(None))
+_partial_index(
+    "rb_group_archived", group.c.lane, group.c.archived_at, group.c.uid, where=group.c.archived_at.is_not(None)
 )
 Index("rb_garbage_in_order", garbage.c.removed_at)
 

@@ -1,170 +1,121 @@
-"""Taking: ORDER BY and LIMIT select, read, delete.
+"""Drawing: select the first groups in the policy's order, read them, set aside what is damaged.
 
-On SQLite the transaction holds the write lock; on PostgreSQL the selected rows are locked, and rows that another taker
-has locked are skipped, so that takers don't wait for each other.
+What becomes of them is decided by the rules afterwards, in the same transaction (`leaving`, `lease`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Connection, Select, String, delete, func, literal, select, update
+from sqlalchemy import Connection, func, select
 
 from replaybuf.codec import Codec
 from replaybuf.errors import DecodeError
-from replaybuf.policy import Order, OrderTerm, in_order
-from replaybuf.query import Node, compile_sql
+from replaybuf.race import PRIORITIZED
 from replaybuf.rollout import Status
-from replaybuf.storage.sql.lanes import Lane, find_lanes, need_lane
-from replaybuf.storage.sql.put import discard, pinned
+from replaybuf.storage.base import Draw
+from replaybuf.storage.sql.fields import uid_in
+from replaybuf.storage.sql.lanes import Lane, Scope, find_lanes
+from replaybuf.storage.sql.lease import end_leases
+from replaybuf.storage.sql.leaving import by_lane, set_aside
+from replaybuf.storage.sql.races import advance, check_races
 from replaybuf.storage.sql.rows import GroupRow
-from replaybuf.storage.sql.select import uid_in
+from replaybuf.storage.sql.source import Source
 from replaybuf.storage.sql.tables import group, payload
+from replaybuf.storage.sql.tally import lock_tasks, read_levels
 
 
-def take_groups(
-    connection: Connection,
-    codec: Codec,
-    task_name: str,
-    size: int,
-    *,
-    status: Status,
-    order: Order,
-    where: Node | None,
-    now: float,
-    skip: set[int],
-) -> list[GroupRow]:
-    """Remove and return the first `size` groups of a lane whose payload is undamaged; damaged ones are set aside.
+def draw_groups(
+    connection: Connection, scope: Scope, codec: Codec, draw: Draw, skip: set[int]
+) -> list[GroupRow] | None:
+    """The first groups of each task whose payload is undamaged, in order; damaged ones are set aside.
 
-    `skip` has the uids of those that were set aside, so that a take of FAILED groups doesn't meet them again and again.
+    None, with `draw.whole`, unless there are as many as wanted. They are still in their lanes, and locked. `skip` has
+    the uids of those that were set aside, so that a draw of FAILED groups doesn't meet them again and again.
     """
-    home = find_lanes(connection, [(task_name, status)]).get((task_name, str(status)))
-    taken: list[GroupRow] = []
-    while home is not None and len(taken) < size:
-        source = _Source(home, task_name, status, where, skip if status == Status.FAILED else ())
-        uids = source.first(connection, size - len(taken), order)
-        if not uids:
-            break
-        good, damaged = _read(connection, codec, uids, source)
-        for row, reason in damaged:
-            _set_aside(connection, row, reason)
-            skip.add(row.uid)
-        connection.execute(delete(group).where(uid_in(connection, [row.uid for row in good])))
-        discard(connection, [row.uid for row in good], now)
-        taken += good
-    return taken
+    rows = _draw_once(connection, scope, codec, draw, skip)
+    if len(rows) < sum(draw.sizes.values()) and end_leases(connection, scope):
+        rows = _draw_once(connection, scope, codec, draw, skip)
+    if draw.whole and len(rows) < sum(draw.sizes.values()):
+        return None
+    policy = scope.rules.sampler
+    for members in by_lane(rows).values():
+        home = members[0].home
+        if draw.probabilities:
+            _add_probabilities(connection, scope, home, members)
+        if policy.race is not None and draw.where is None:
+            # (A draw from some of the groups says nothing about the others' place in the race.)
+            keys = [row.columns[policy.race] for row in members]
+            advance(connection, home, policy.race, keys, [row.columns["priority"] for row in members])
+    return rows
 
 
-class _Source:
-    """The groups of one lane, with its names and step as constants: no join is needed to order and filter them."""
-
-    def __init__(
-        self, home: Lane, task_name: str, status: Status, where: Node | None, skip: Collection[int] = ()
-    ) -> None:
-        self.lane, self.task_name, self.status, self._where = home, task_name, status, where
-        self._skip = tuple(skip)
-
-    def first(self, connection: Connection, size: int, order: Order) -> list[int]:
-        """The uids of the first `size` groups.
-
-        Groups that follow the lane are ordered by their oldest step, the others by their own staleness, each by an
-        index; so an order by staleness is merged from the first of both.
-        """
-        if not order or order[0].field != "staleness":
-            statement = self._select(connection, order, size, self._staleness(), pinned_ones=None)
-            return [row[0] for row in connection.execute(statement)]
-        rows: list[Any] = []
-        for pinned_ones in (False, True):
-            value = group.c.pinned_staleness if pinned_ones else (self._step() - group.c.oldest_step - 1)
-            rows += connection.execute(self._select(connection, order, size, value, pinned_ones=pinned_ones))
-        names = {term.field: place for place, term in enumerate(order, start=1)}
-        return [row[0] for row in in_order(rows, order, lambda row, name: row[names[name]])[:size]]
-
-    def _select(
-        self,
-        connection: Connection,
-        order: Order,
-        size: int,
-        staleness: ColumnElement[Any],
-        *,
-        pinned_ones: bool | None,
-    ) -> Select[Any]:
-        fields = self._fields(staleness)
-        statement = select(group.c.uid, *(fields[term.field].label(f"order_{i}") for i, term in enumerate(order)))
-        if connection.dialect.name == "postgresql":
-            statement = statement.where(group.c.lane.between(self.lane.id, self.lane.id))
-        else:
-            statement = statement.where(group.c.lane == self.lane.id)
-        if pinned_ones is not None:
-            missing = group.c.pinned_staleness.is_(None)
-            statement = statement.where(~missing if pinned_ones else missing)
-        if self._where is not None:
-            statement = statement.where(compile_sql(self._where, fields, connection.dialect.name))
-        if self._skip:
-            statement = statement.where(~uid_in(connection, self._skip))
-        by_step = pinned_ones is False
-        keys = [_sort_key(term, fields, by_step) for term in order]
-        if connection.dialect.name == "postgresql":
-            # With `lane = n` the planner takes the lane for a constant and may walk the primary key from its beginning,
-            # past the groups of other lanes. A range of one lane leaves only indexes that begin with the lane.
-            return statement.order_by(group.c.lane, *keys).limit(size).with_for_update(skip_locked=True)
-        return statement.order_by(*keys).limit(size)
-
-    def _fields(self, staleness: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
-        return {
-            "uid": group.c.uid,
-            "timestamp_id": group.c.uid,
-            "task_name": literal(self.task_name, String),
-            "status": literal(str(self.status), String),
-            "staleness": staleness,
-            "priority": group.c.priority,
-            "times_sampled": group.c.times_sampled,
-            "created_at": group.c.created_at,
-            "reward": group.c.reward,
-            "tags": group.c.tags,
-        }
-
-    def _step(self) -> ColumnElement[Any]:
-        return literal(self.lane.step if self.lane.step is not None else 0, group.c.oldest_step.type)
-
-    def _staleness(self) -> ColumnElement[Any]:
-        return func.coalesce(group.c.pinned_staleness, self._step() - group.c.oldest_step - 1)
+def _draw_once(connection: Connection, scope: Scope, codec: Codec, draw: Draw, skip: set[int]) -> list[GroupRow]:
+    order, limits = scope.rules.sampler.order, scope.rules.limits
+    sizes = dict(draw.sizes)
+    if draw.status == Status.COMPLETED and limits.slows_draws:
+        lock_tasks(connection, scope, sizes)
+        levels = read_levels(connection, scope, sizes)
+        sizes = {task: min(size, limits.drawable(levels[task])) for task, size in sizes.items()}
+    lanes = find_lanes(connection, scope, [(task, draw.status) for task in sizes])
+    check_races(lanes.values(), order)
+    rows: list[GroupRow] = []
+    for task, size in sizes.items():
+        home = lanes.get((task, draw.status))
+        if home is not None and size > 0:
+            rows += _draw_lane(connection, scope, codec, home, size, draw, skip)
+    return rows
 
 
-def _sort_key(term: OrderTerm, fields: Mapping[str, ColumnElement[Any]], by_step: bool) -> ColumnElement[Any]:
-    column, descending = fields[term.field], term.descending
-    if term.field == "staleness" and by_step:
-        # The most stale groups are those with the oldest step, and that is what the index holds.
-        column, descending = group.c.oldest_step, not descending
-    key = column.desc() if descending else column.asc()
-    return key.nulls_last() if term.field == "reward" else key
+def _draw_lane(
+    connection: Connection, scope: Scope, codec: Codec, home: Lane, size: int, draw: Draw, skip: set[int]
+) -> list[GroupRow]:
+    good: dict[int, GroupRow] = {}
+    while True:
+        source = Source(home, draw.where, skip if home.status == Status.FAILED else ())
+        uids = [one.uid for one in source.first(connection, size, scope.rules.sampler.order)]
+        damaged: dict[int, str] = {}
+        for row in _read(connection, home, [uid for uid in uids if uid not in good]):
+            try:
+                if row.payload is None:
+                    raise DecodeError(f"the payload of group {row.uid} is missing")
+                codec.verify(row.payload)
+                row.verified = True
+                good[row.uid] = row
+            except DecodeError as error:
+                damaged[row.uid] = str(error)
+        if not damaged:
+            return [good[uid] for uid in uids if uid in good]
+        set_aside(connection, scope, home, damaged)
+        skip.update(damaged)
 
 
-def _read(
-    connection: Connection, codec: Codec, uids: Sequence[int], source: _Source
-) -> tuple[list[GroupRow], list[tuple[GroupRow, str]]]:
-    """The rows of these groups with their payloads, in the order given: the undamaged ones, and the others with why."""
+def _read(connection: Connection, home: Lane, uids: Sequence[int]) -> list[GroupRow]:
+    """The rows of these groups of a lane with their payloads."""
+    if not uids:
+        return []
     statement = (
         select(group, payload.c.data).outerjoin(payload, payload.c.uid == group.c.uid).where(uid_in(connection, uids))
     )
-    names = {"task_name": source.task_name, "status": str(source.status), "step": source.lane.step}
-    rows = {row["uid"]: GroupRow.of({**row, **names}) for row in connection.execute(statement).mappings()}
-    good: list[GroupRow] = []
-    damaged: list[tuple[GroupRow, str]] = []
-    for row in (rows[uid] for uid in uids if uid in rows):
-        try:
-            if row.payload is None:
-                raise DecodeError(f"the payload of group {row.uid} is missing")
-            codec.verify(row.payload)
-            row.verified = True
-            good.append(row)
-        except DecodeError as error:
-            damaged.append((row, str(error)))
-    return good, damaged
+    names = {"task_name": home.task_name, "status": home.status, "step": home.step}
+    rows = [GroupRow.of({**row, **names}) for row in connection.execute(statement).mappings()]
+    for row in rows:
+        row.found_in = home
+    return rows
 
 
-def _set_aside(connection: Connection, row: GroupRow, reason: str) -> None:
-    failed = need_lane(connection, row.task_name, Status.FAILED)
-    changes = pinned(row) | {"lane": failed.id, "error": reason}
-    connection.execute(update(group).where(group.c.uid == row.uid).values(changes))
+def _add_probabilities(connection: Connection, scope: Scope, home: Lane, rows: Sequence[GroupRow]) -> None:
+    prioritized = scope.rules.sampler.race == PRIORITIZED
+    in_lane = select(func.count()).select_from(group).where(group.c.lane == home.id)
+    if prioritized:  # every group has a key: an index holds them with their priorities
+        in_lane = in_lane.where(group.c.prioritized_key.is_not(None))
+        weighed = in_lane.with_only_columns(func.count(), func.sum(group.c.priority))
+        members, total = connection.execute(weighed).one()
+        idle = connection.execute(in_lane.where(group.c.priority == 0)).scalar_one()
+    else:
+        members, total = connection.execute(in_lane).scalar_one(), 0.0
+        idle = members
+    for row in rows:
+        priority = row.columns["priority"]
+        row.probability = priority / total if prioritized and priority else 1 / idle
+        row.weight = members * row.probability

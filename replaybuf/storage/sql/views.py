@@ -18,12 +18,16 @@ CREATE VIEW groups AS
 SELECT
     g.uid AS uid,
     g.uid AS timestamp_id,
+    l.buffer AS buffer,
     l.task_name AS task_name,
     l.status AS status,
     {_STALENESS} AS staleness,
     g.priority AS priority,
     g.times_sampled AS times_sampled,
     strftime('%Y-%m-%d %H:%M:%f', g.created_at, 'unixepoch') AS created_at,
+    strftime('%Y-%m-%d %H:%M:%f', g.leased_until, 'unixepoch') AS leased_until,
+    strftime('%Y-%m-%d %H:%M:%f', g.archived_at, 'unixepoch') AS archived_at,
+    g.deliveries AS deliveries,
     g.reward AS reward,
     json_array_length(g.marks, '$.oldest') AS rollouts,
     (SELECT sum(json_extract(r.value, '$.prompt_tokens')) FROM json_each(p.outline) r) AS prompt_tokens,
@@ -49,6 +53,7 @@ CREATE VIEW rollouts AS
 SELECT
     r.uid AS uid,
     r.position AS position,
+    r.buffer AS buffer,
     r.task_name AS task_name,
     json_extract(r.outline, '$.id') AS rollout_id,
     CASE WHEN r.expired THEN 'expired' ELSE json_extract(r.outline, '$.status') END AS status,
@@ -63,7 +68,8 @@ SELECT
     CASE WHEN r.expired THEN '' ELSE json_extract(r.outline, '$.response') END AS response
 FROM (
     SELECT
-        g.uid AS uid, o.key AS position, o.value AS outline, l.task_name AS task_name, p.prompt AS prompt,
+        g.uid AS uid, o.key AS position, o.value AS outline, l.buffer AS buffer, l.task_name AS task_name,
+        p.prompt AS prompt,
         {_ROLLOUT_STEP} AS step,
         json_extract(g.marks, '$.oldest[' || o.key || ']') AS oldest_step,
         json_extract(g.marks, '$.reward[' || o.key || ']') AS reward,
@@ -78,12 +84,16 @@ CREATE VIEW groups AS
 SELECT
     g.uid AS uid,
     g.uid AS timestamp_id,
+    l.buffer AS buffer,
     l.task_name AS task_name,
     l.status AS status,
     {_STALENESS} AS staleness,
     g.priority AS priority,
     g.times_sampled AS times_sampled,
     to_timestamp(g.created_at) AS created_at,
+    to_timestamp(g.leased_until) AS leased_until,
+    to_timestamp(g.archived_at) AS archived_at,
+    g.deliveries AS deliveries,
     g.reward AS reward,
     jsonb_array_length(g.marks -> 'oldest') AS rollouts,
     (SELECT sum((r.value ->> 'prompt_tokens')::bigint) FROM jsonb_array_elements(p.outline) r(value)) AS prompt_tokens,
@@ -111,6 +121,7 @@ CREATE VIEW rollouts AS
 SELECT
     r.uid AS uid,
     r.position AS position,
+    r.buffer AS buffer,
     r.task_name AS task_name,
     r.outline ->> 'id' AS rollout_id,
     CASE WHEN r.expired THEN 'expired' ELSE r.outline ->> 'status' END AS status,
@@ -125,7 +136,8 @@ SELECT
     CASE WHEN r.expired THEN '' ELSE r.outline ->> 'response' END AS response
 FROM (
     SELECT
-        g.uid AS uid, (o.place - 1)::int AS position, o.value AS outline, l.task_name AS task_name, p.prompt AS prompt,
+        g.uid AS uid, (o.place - 1)::int AS position, o.value AS outline, l.buffer AS buffer, l.task_name AS task_name,
+        p.prompt AS prompt,
         {_ROLLOUT_STEP} AS step,
         (g.marks -> 'oldest' ->> (o.place - 1)::int)::bigint AS oldest_step,
         (g.marks -> 'reward' ->> (o.place - 1)::int)::double precision AS reward,

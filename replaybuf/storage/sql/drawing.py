@@ -1,0 +1,138 @@
+"""One take or lease: a transaction, the decoding after it, and the way back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from sqlalchemy import Connection
+
+from replaybuf.codec import Codec
+from replaybuf.errors import DecodeError, StorageError
+from replaybuf.storage.base import Draw, Leased, StorageItem
+from replaybuf.storage.sql import lease
+from replaybuf.storage.sql.lanes import Scope, find_lanes
+from replaybuf.storage.sql.leaving import by_lane, consume, set_aside, unconsume
+from replaybuf.storage.sql.rows import GroupRow
+from replaybuf.storage.sql.take import draw_groups
+from replaybuf.storage.sql.thread import DatabaseThread
+
+
+class Store(Protocol):
+    """What a drawing needs of an open store."""
+
+    thread: DatabaseThread
+
+    scope: Scope
+
+    async def write(self, function: Callable[[Connection, Scope], Any], *, announce: bool = True) -> Any: ...
+
+    async def compute(self, function: Callable[[Any], Any], argument: Any) -> Any: ...
+
+
+@dataclass(slots=True)
+class Taken:
+    """Rows that were drawn, and their groups by task; of a lease, its token and when it ends."""
+
+    rows: list[GroupRow]
+    items: dict[str, list[StorageItem]]
+    token: int = 0
+    until: float = 0.0
+
+
+class Drawing:
+    """Draws groups, and consumes them or, given a time in seconds, leases them."""
+
+    def __init__(self, store: Store, codec: Codec, draw: Draw, seconds: float | None = None) -> None:
+        self._store = store
+        self._codec = codec
+        self._draw = replace(draw, sizes={task: size for task, size in draw.sizes.items() if size > 0})
+        self._tasks = list(draw.sizes)
+        self._seconds = seconds
+        self._set_aside: set[int] = set()
+
+    async def run(self) -> Taken | None:
+        """Draw, until every group that was drawn could be decoded (database's thread)."""
+        while True:
+            # Only who waits for room has to hear of groups that leave.
+            announce = self._store.scope.rules.limits.slows_puts
+            taken: Taken | None = await self._store.write(self._transaction, announce=announce)
+            if taken is None:
+                return None
+            try:
+                items, failed = await self._store.compute(self._decode, taken.rows)
+            except BaseException:
+                await self._give_back(taken, {})
+                raise
+            if not failed:
+                taken.items = {task: [] for task in self._tasks} | _by_task(items)
+                return taken
+            # Rare: intact, but of another rollout type. Those are set aside, and the draw begins anew.
+            await self._give_back(taken, failed)
+            self._set_aside.update(failed)
+
+    async def undo(self, taken: Taken | None) -> None:
+        """Put everything back as it was: nobody received it (database's thread)."""
+        if taken is not None:
+            await self._give_back(taken, {})
+
+    def _transaction(self, connection: Connection, scope: Scope) -> Taken | None:
+        rows = draw_groups(connection, scope, self._codec, self._draw, self._set_aside)
+        if rows is None:
+            return None
+        taken = Taken(rows, {})
+        if self._seconds is None:
+            consume(connection, scope, rows, time.time())
+        else:
+            taken.token, taken.until = lease.hold(connection, scope, rows, self._seconds)
+        return taken
+
+    async def _give_back(self, taken: Taken, failed: dict[int, str]) -> None:
+        def transaction(connection: Connection, scope: Scope) -> None:
+            if self._seconds is None:
+                unconsume(connection, scope, taken.rows)
+            else:
+                uids = [row.uid for row in taken.rows]
+                lease.unhold(connection, scope, Leased(taken.token, taken.until, {}), uids)
+            _fail(connection, scope, [row for row in taken.rows if row.uid in failed], failed)
+
+        def work() -> Awaitable[None]:
+            return self._store.write(transaction)  # type: ignore[no-any-return]
+
+        try:
+            await work()
+        except StorageError:
+            # Locked for too long, or out of reach: until it works, the groups are only here.
+            self._store.thread.keep_trying(work)
+            raise
+
+    def _decode(self, rows: Sequence[GroupRow]) -> tuple[list[StorageItem], dict[int, str]]:
+        items: list[StorageItem] = []
+        failed: dict[int, str] = {}
+        for row in rows:
+            try:
+                item = row.decode(self._codec)
+            except DecodeError as error:
+                failed[row.uid] = str(error)
+                continue
+            item.times_sampled += 1
+            item.deliveries += self._seconds is not None
+            items.append(item)
+        return items, failed
+
+
+def _fail(connection: Connection, scope: Scope, rows: Sequence[GroupRow], reasons: dict[int, str]) -> None:
+    """Set groups aside that turned out not to be decodable."""
+    lanes = find_lanes(connection, scope, {row.home.name for row in rows}) if rows else {}
+    for members in by_lane(rows).values():
+        here = {row.uid: reasons[row.uid] for row in members}
+        set_aside(connection, scope, lanes[members[0].home.name], here)
+
+
+def _by_task(items: Sequence[StorageItem]) -> dict[str, list[StorageItem]]:
+    result: dict[str, list[StorageItem]] = {}
+    for item in items:
+        result.setdefault(item.task_name, []).append(item)
+    return result

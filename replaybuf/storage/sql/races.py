@@ -1,0 +1,105 @@
+"""The races of random policies in SQL: the keys of groups, and the clocks of lanes (`replaybuf.race`).
+
+A lane whose clock is NULL runs no race, and keys there mean nothing. Once it has one, every group in it has a key:
+whoever puts a group into the lane reads the lane's row first, and gives it one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, case, select, update
+
+from replaybuf.policy import Order
+from replaybuf.race import KEYS, PRIORITIZED, Clock, draw_keys, weight_of
+from replaybuf.storage.sql.fields import uid_in
+from replaybuf.storage.sql.lanes import CLOCKS, Lane, Scope, find_lanes
+from replaybuf.storage.sql.tables import group, lane
+from replaybuf.tally import LaneName
+
+_CHUNK = 10_000
+
+
+class RaceNotRunError(Exception):
+    """A draw from a race that has not begun: to be begun while no other transaction writes, and then tried again."""
+
+    def __init__(self, names: Iterable[LaneName], order: Order) -> None:
+        super().__init__()
+        self.names, self.order = list(names), order
+
+
+def check_races(lanes: Iterable[Lane], order: Order) -> None:
+    """Raise RaceNotRunError when the order asks for a race that is not run in all of the lanes."""
+    wanted = {term.field for term in order} & set(KEYS)
+    if wanted and (missing := [one.name for one in lanes if wanted - one.clocks.keys()]):
+        raise RaceNotRunError(missing, order)
+
+
+def begin_races(connection: Connection, scope: Scope, names: Iterable[LaneName], order: Order) -> None:
+    """Begin the races of an order: a key for every group. Nobody else may write meanwhile."""
+    wanted = [key for key in KEYS if key in {term.field for term in order}]
+    for one in find_lanes(connection, scope, names).values():
+        for key in wanted:
+            if key not in one.clocks:
+                one.clocks[key] = Clock()
+                connection.execute(update(lane).where(lane.c.id == one.id).values(_clock_values(key, Clock())))
+                members = connection.execute(select(group.c.uid, group.c.priority).where(group.c.lane == one.id)).all()
+                _set_keys(connection, scope, one, key, [(uid, priority) for uid, priority in members])
+
+
+def enter_races(connection: Connection, scope: Scope, home: Lane, uids: Sequence[int]) -> None:
+    """Give groups that came into a lane, or whose priority has changed, keys in the races of the lane."""
+    if home.clocks and uids:
+        query = select(group.c.uid, group.c.priority).where(uid_in(connection, uids))
+        members = [(uid, priority) for uid, priority in connection.execute(query)]
+        for key in home.clocks:
+            _set_keys(connection, scope, home, key, members)
+
+
+def new_keys(scope: Scope, home: Lane, uid: int, priority: float) -> dict[str, float]:
+    """The keys of a group that comes into the lane."""
+    keys = {}
+    for name, clock in home.clocks.items():
+        [keys[name]] = draw_keys(scope.rules.seed_of(name), clock, [(uid, weight_of(name, priority))])
+    return keys
+
+
+def advance(connection: Connection, home: Lane, race: str, keys: Sequence[float], priorities: Sequence[float]) -> None:
+    """Groups with these keys came first in the lane's race: its time moves on. A race that is worn out ends."""
+    if not keys:
+        return
+    clock = home.clocks[race]
+    clock.advance(keys)
+    if clock.is_worn(weight_of(race, priority) for priority in priorities):
+        connection.execute(update(lane).where(lane.c.id == home.id).values({CLOCKS[race]: None}))
+        return
+    later = {
+        column: case((column < value, value), else_=column)  # another draw may have come further
+        for column, value in _clock_values(race, clock).items()
+    }
+    connection.execute(update(lane).where(lane.c.id == home.id).values(later))
+
+
+def _clock_values(race: str, clock: Clock) -> dict[Any, float]:
+    values = {CLOCKS[race]: clock.time}
+    if race == PRIORITIZED:
+        values[lane.c.idle_clock] = clock.idle_time
+    return values
+
+
+def _set_keys(
+    connection: Connection, scope: Scope, home: Lane, race: str, members: Sequence[tuple[int, float]]
+) -> None:
+    seed, clock, statement = scope.rules.seed_of(race), home.clocks[race], _SET_KEY[race]
+    for start in range(0, len(members), _CHUNK):
+        chunk = members[start : start + _CHUNK]
+        keys = draw_keys(seed, clock, [(uid, weight_of(race, priority)) for uid, priority in chunk])
+        rows = [{"of_uid": uid, "new_key": key} for (uid, _), key in zip(chunk, keys, strict=True)]
+        connection.execute(statement, rows)
+
+
+_SET_KEY: Mapping[str, Any] = {
+    race: update(group).where(group.c.uid == bindparam("of_uid")).values({group.c[race]: bindparam("new_key")})
+    for race in KEYS
+}

@@ -1,0 +1,42 @@
+"""Making room for the groups of a snapshot: their uids, and a buffer that is empty."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, delete, exists, func, select, text, update
+
+from replaybuf.storage.sql.lanes import Scope
+from replaybuf.storage.sql.tables import counter, garbage, group, lane, payload, tally, uid_sequence
+from replaybuf.storage.state import check_empty
+
+
+def make_room(connection: Connection, scope: Scope) -> None:
+    """Remove what an empty buffer has left behind. Raises NotEmptyError when it isn't empty."""
+    ours = select(lane.c.id).where(lane.c.buffer == scope.buffer)
+    check_empty(int(connection.execute(select(func.count()).where(group.c.lane.in_(ours))).scalar_one()))
+    connection.execute(delete(tally).where(tally.c.lane.in_(ours)))
+    connection.execute(delete(lane).where(lane.c.buffer == scope.buffer))
+    connection.execute(delete(payload).where(payload.c.uid.in_(select(garbage.c.uid))))
+    connection.execute(delete(garbage))
+
+
+def free_shift(connection: Connection, last: int) -> int:
+    """What to add to the uids of a snapshot, up to `last`: 0 unless other buffers of the database have such groups."""
+    taken = connection.execute(select(exists().where(payload.c.uid <= last))).scalar()
+    return last_uid(connection) if taken else 0
+
+
+def last_uid(connection: Connection) -> int:
+    """The last uid that was given."""
+    if connection.dialect.name == "postgresql":
+        last, called = connection.execute(text("SELECT last_value, is_called FROM rb_uid")).one()
+        return int(last) if called else int(last) - 1
+    return int(connection.execute(select(counter.c.value).where(counter.c.name == "uid")).scalar_one())
+
+
+def raise_uid(connection: Connection, last: int) -> None:
+    """Give no uid up to `last` again."""
+    last = max(last, last_uid(connection))
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
+    else:
+        connection.execute(update(counter).where(counter.c.name == "uid").values(value=last))
