@@ -11,6 +11,7 @@ from typing import Any
 
 import asyncpg
 
+from replaybuf.rules import Rules
 from replaybuf.storage.base import StorageBackend
 from replaybuf.storage.pandas import PandasStorage
 from replaybuf.storage.sql.backend import SQLStorage
@@ -27,11 +28,11 @@ class Place:
 
     durable = False
 
-    def new(self) -> StorageBackend:
+    def new(self, rules: Rules) -> StorageBackend:
         """An empty storage."""
         raise NotImplementedError
 
-    def again(self) -> StorageBackend:
+    def again(self, rules: Rules) -> StorageBackend:
         """A storage over the data of the last new one."""
         raise NotImplementedError
 
@@ -44,8 +45,8 @@ class Place:
 
 
 class Pandas(Place):
-    def new(self) -> StorageBackend:
-        return PandasStorage(CODEC)
+    def new(self, rules: Rules) -> StorageBackend:
+        return PandasStorage(CODEC, rules)
 
 
 class SqliteFiles(Place):
@@ -55,13 +56,13 @@ class SqliteFiles(Place):
         self._folder: str | None = None
         self._count = 0
 
-    def new(self) -> StorageBackend:
+    def new(self, rules: Rules) -> StorageBackend:
         self._folder = self._folder or tempfile.mkdtemp(prefix="rb-lite-")
         self._count += 1
-        return self.again()
+        return self.again(rules)
 
-    def again(self) -> StorageBackend:
-        return SQLStorage(f"sqlite:///{self._path}", CODEC)
+    def again(self, rules: Rules) -> StorageBackend:
+        return SQLStorage(f"sqlite:///{self._path}", CODEC, rules)
 
     async def views(self) -> dict[str, list[dict[str, Any]]]:
         with closing(sqlite3.connect(self._path)) as connection:
@@ -90,14 +91,14 @@ class PostgresDatabases(Place):
         self._url = ""
         self._lend: Any = None
 
-    def new(self) -> StorageBackend:
+    def new(self, rules: Rules) -> StorageBackend:
         if self._lend is None:
             self._lend = self._example.enter_context(self._databases.lent())
         self._url = self._lend()
-        return self.again()
+        return self.again(rules)
 
-    def again(self) -> StorageBackend:
-        return SQLStorage(self._url, CODEC)
+    def again(self, rules: Rules) -> StorageBackend:
+        return SQLStorage(self._url, CODEC, rules)
 
     async def views(self) -> dict[str, list[dict[str, Any]]]:
         connection = await asyncpg.connect(self._url)

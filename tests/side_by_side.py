@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import replaybuf.buffer
-from replaybuf import ReplayBuffer, ReplayPolicy, Status
+from replaybuf import ReplayBuffer, ReplayPolicy, Rules, Status
 from replaybuf.errors import NotEmptyError, ReplayBufError
 from replaybuf.storage.memory import MemoryStorage
 from replaybuf.testing.harness import CODEC, plain
@@ -57,13 +57,12 @@ class SideBySide(RuleBasedStateMachine):
 
     @initialize(policy=st.sampled_from(POLICIES), first=st.lists(puts, min_size=4, max_size=8))
     def begin(self, policy: type[ReplayPolicy], first: list[dict[str, Any]]) -> None:
-        self.policy = policy()
-        self.reference = self.buffer(MemoryStorage(CODEC))
-        self.other = self.buffer(self.place.new())
+        self.rules = Rules(policy(seed=7))
+        self.begin_with_new()
         self.put_at_once(first)
 
     def buffer(self, storage: Any) -> ReplayBuffer:
-        return ReplayBuffer(self.policy, storage, CODEC.rollout_type)
+        return ReplayBuffer(storage, CODEC.rollout_type)
 
     def teardown(self) -> None:
         self.runner.run(self.other.close())
@@ -179,7 +178,7 @@ class SideBySide(RuleBasedStateMachine):
             self.carry_state(crossed)
         elif self.place.durable:
             self.runner.run(self.other.close())
-            self.other = self.buffer(self.place.again())
+            self.other = self.buffer(self.place.again(self.rules))
 
     def save_and_resume(self, crossed: bool) -> None:
         folders = [self.folder / "reference", self.folder / "other"]
@@ -200,8 +199,11 @@ class SideBySide(RuleBasedStateMachine):
 
     def begin_anew(self) -> None:
         self.runner.run(self.other.close())
-        self.reference = self.buffer(MemoryStorage(CODEC))
-        self.other = self.buffer(self.place.new())
+        self.begin_with_new()
+
+    def begin_with_new(self) -> None:
+        self.reference = self.buffer(MemoryStorage(CODEC, self.rules))
+        self.other = self.buffer(self.place.new(self.rules))
 
     # What must be the same at any time
 

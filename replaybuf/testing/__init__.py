@@ -9,17 +9,18 @@ made. pytest runs one test for each law (it needs pytest and pytest-asyncio, in 
         @pytest.fixture
         def new_storage(self, tmp_path):
             numbers = itertools.count()
-            return lambda codec: MyStorage(tmp_path / str(next(numbers)), codec)
+            return lambda codec, rules: MyStorage(tmp_path / str(next(numbers)), codec, rules)
 
-`new_storage(codec)` gives another empty storage at each call, not opened yet; the suite opens and closes it. A backend
-that outlives its process, or that several processes share, passes `DurableContract` too, which asks for a second
-fixture: `same_place(storage, codec)` gives a further storage over the same data, whether the first one is open or not.
+`new_storage(codec, rules)` gives another empty storage at each call, not opened yet; the suite opens and closes it. A
+backend that outlives its process, or that several processes share, passes `DurableContract` too, which asks for a second
+fixture: `same_place(storage, codec)` gives a further storage over the same data, with the same rules, whether the first
+one is open or not.
 
     class TestMyStorageIsDurable(DurableContract):
         new_storage = ...
         @pytest.fixture
         def same_place(self):
-            return lambda storage, codec: MyStorage(storage.path, codec)
+            return lambda storage, codec: MyStorage(storage.path, codec, storage.rules)
 
 Laws about groups and metadata are tested on the backend itself, those about rules of
 the buffer (staleness, expiry, waiting) on a `ReplayBuffer` over it. Parts of the suite can be run alone: they are the

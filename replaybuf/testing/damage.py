@@ -8,7 +8,6 @@ import pytest
 
 from replaybuf.buffer import ReplayBuffer
 from replaybuf.errors import NotReadyError
-from replaybuf.policy import FIFOPolicy
 from replaybuf.rollout import Status
 from replaybuf.storage.base import NewGroup, StorageBackend
 from replaybuf.testing.harness import (
@@ -49,7 +48,7 @@ class DamageLaws(Harness):
             storage = await open_storage()
             storage.load_state_dict(others.state_dict())
             uids.append(await storage.put(_new(2)))
-        return ReplayBuffer(FIFOPolicy(), storage, CODEC.rollout_type), uids
+        return ReplayBuffer(storage, CODEC.rollout_type), uids
 
     async def test_a_take_goes_on_with_the_next(self, kind: str, open_storage: Open) -> None:
         """The batch is as large as if the damaged group weren't there."""

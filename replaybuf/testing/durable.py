@@ -9,7 +9,6 @@ import pytest
 
 from replaybuf.buffer import ReplayBuffer
 from replaybuf.codec import Codec
-from replaybuf.policy import FIFOPolicy
 from replaybuf.rollout import Status
 from replaybuf.storage.base import NewGroup, StorageBackend
 from replaybuf.testing.harness import (
@@ -35,7 +34,7 @@ class DurableLaws(Harness):
 
     @pytest.fixture
     def same_place(self) -> SamePlace:
-        """A function that gives a further storage over the data of the storage given, for a codec."""
+        """A function that gives a further storage over the data of the one given, with its rules, for a codec."""
         raise NotImplementedError("give a fixture same_place; replaybuf.testing says how")
 
     async def test_it_says_that_it_is_durable(self, storage: StorageBackend) -> None:
@@ -111,5 +110,5 @@ class DurableLaws(Harness):
         await storage.put(NewGroup("math", Status.COMPLETED, 0, [fields], 1.0))
         wrong = await open_buffer(storage=same_place(storage, CODEC))
         assert await wrong.get(1, "math") == []
-        right = ReplayBuffer(FIFOPolicy(), storage, OTHER_CODEC.rollout_type)
+        right = ReplayBuffer(storage, OTHER_CODEC.rollout_type)
         assert plain(await right.get(1, "math", "failed")) == plain([[fields]])

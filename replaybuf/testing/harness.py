@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer import PUT_TIMEOUT, ReplayBuffer
 from replaybuf.codec import Codec
 from replaybuf.policy import ReplayPolicy, resolve_policy
 from replaybuf.query import parse
 from replaybuf.rollout import RolloutState, Status
 from replaybuf.rollout_type import RolloutType
+from replaybuf.rules import Limits, Rules
 from replaybuf.storage.base import NewGroup, StorageBackend, StorageItem
 from replaybuf.storage.state import unpack_state
 
-NewStorage = Callable[[Codec], StorageBackend]
+NewStorage = Callable[[Codec, Rules], StorageBackend]
 Open = Callable[..., Awaitable[StorageBackend]]
 OpenBuffer = Callable[..., Awaitable[ReplayBuffer]]
 
@@ -37,7 +38,7 @@ class Harness:
 
     @pytest.fixture
     def new_storage(self) -> NewStorage:
-        """A function that gives a new, empty storage for a codec at each call."""
+        """A function that gives a new, empty storage for a codec and rules at each call."""
         raise NotImplementedError("give a fixture new_storage; replaybuf.testing says how")
 
     @pytest_asyncio.fixture
@@ -45,8 +46,10 @@ class Harness:
         """A coroutine function that opens a new, empty storage (or the one given); closed after the test."""
         opened: list[StorageBackend] = []
 
-        async def open_one(codec: Codec = CODEC, storage: StorageBackend | None = None) -> StorageBackend:
-            opened.append(new_storage(codec) if storage is None else storage)
+        async def open_one(
+            codec: Codec = CODEC, storage: StorageBackend | None = None, rules: Rules | None = None
+        ) -> StorageBackend:
+            opened.append(new_storage(codec, rules or Rules()) if storage is None else storage)
             await opened[-1].open()
             return opened[-1]
 
@@ -56,12 +59,18 @@ class Harness:
 
     @pytest_asyncio.fixture
     async def open_buffer(self, open_storage: Open) -> OpenBuffer:
-        """A coroutine function that opens a buffer over a new, empty storage (or the one given)."""
+        """A coroutine function that opens a buffer over a new, empty storage with these rules (or the storage given)."""
 
         async def open_one(
-            policy: str | ReplayPolicy = "fifo", codec: Codec = CODEC, storage: StorageBackend | None = None
+            policy: str | ReplayPolicy = "fifo",
+            codec: Codec = CODEC,
+            storage: StorageBackend | None = None,
+            *,
+            put_timeout: float | None = PUT_TIMEOUT,
+            **rules: Any,
         ) -> ReplayBuffer:
-            return ReplayBuffer(resolve_policy(policy), await open_storage(codec, storage), codec.rollout_type)
+            opened = await open_storage(codec, storage, rules_of(policy, **rules))
+            return ReplayBuffer(opened, codec.rollout_type, put_timeout=put_timeout)
 
         return open_one
 
@@ -89,6 +98,13 @@ class Harness:
         loaded = await open_storage()
         loaded.load_state_dict(state)
         return loaded
+
+
+def rules_of(
+    policy: str | ReplayPolicy = "fifo", *, remover: str | ReplayPolicy = "fifo", seed: int | None = 0, **limits: Any
+) -> Rules:
+    """Rules: the policies by name or as they are, the seed of both, and the fields of `Limits`."""
+    return Rules(resolve_policy(policy, seed), resolve_policy(remover, seed), Limits(**limits))
 
 
 def rollout(rollout_id: int = 0, **fields: Any) -> RolloutState:
@@ -160,5 +176,5 @@ def plain(value: Any) -> Any:
 
 def payload_of(storage: StorageBackend, uid: int) -> bytes:
     """The encoded rollouts of a group, by the state dict."""
-    groups, _, _ = unpack_state(storage.state_dict())
-    return next(payload for item, payload in groups if item.uid == uid)
+    groups = unpack_state(storage.state_dict()).groups
+    return next(group.payload for group in groups if group.item.uid == uid)

@@ -11,10 +11,8 @@ from replaybuf.buffer import ReplayBuffer
 from replaybuf.errors import InputError, NotReadyError, QueryError
 from replaybuf.policy import OrderTerm, ReplayPolicy
 from replaybuf.rollout import Status
-from replaybuf.storage.base import StorageBackend
+from replaybuf.storage.base import Draw, StorageBackend
 from replaybuf.testing.harness import SOON, Harness, OpenBuffer, found, group, ids, new_group
-
-FIFO = (OrderTerm("timestamp_id"),)
 
 
 class BestFirst(ReplayPolicy):
@@ -135,10 +133,9 @@ class TakingLaws(Harness):
         for i in range(2):
             await storage.put(new_group(i))
         await storage.put(new_group(8, task="code"))
-        wanted = {"code": 1, "math": 3}
-        assert await storage.take(wanted, status=Status.COMPLETED, order=FIFO, all_or_nothing=True) is None
+        assert await storage.take(Draw({"code": 1, "math": 3}, whole=True)) is None
         assert len(storage) == 3
-        taken = await storage.take({"code": 1, "math": 2}, status=Status.COMPLETED, order=FIFO, all_or_nothing=True)
+        taken = await storage.take(Draw({"code": 1, "math": 2}, whole=True))
         assert taken is not None
         assert {task: ids([item.item for item in items]) for task, items in taken.items()} == {
             "code": [8],

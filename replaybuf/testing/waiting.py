@@ -12,7 +12,6 @@ import pytest
 
 from replaybuf.buffer import ReplayBuffer
 from replaybuf.errors import ClosedError, InputError, NotReadyError
-from replaybuf.policy import FIFOPolicy
 from replaybuf.rollout import Status
 from replaybuf.storage.base import StorageBackend
 from replaybuf.testing.harness import CODEC, SOON, Harness, Open, group, ids, new_group
@@ -82,7 +81,7 @@ class WaitingLaws(Harness):
     async def test_a_group_set_aside_wakes(self, storage: StorageBackend, open_storage: Open) -> None:
         """Those who wait for FAILED groups see one that a take could not decode."""
         uid = await storage.put(new_group(1))
-        buffer = ReplayBuffer(FIFOPolicy(), await self.damaged(storage, uid, open_storage), CODEC.rollout_type)
+        buffer = ReplayBuffer(await self.damaged(storage, uid, open_storage), CODEC.rollout_type)
         task = await waiting(buffer, buffer.wait_ready({"math": 1}, "failed", timeout=None))
         assert await buffer.get(1, "math") == []
         await asyncio.wait_for(task, SOON)
@@ -171,6 +170,8 @@ class ClosingLaws(Harness):
             lambda: buffer.get(0, "math"),
             lambda: buffer.take_batch({"math": 1}),
             lambda: buffer.take_batch({"math": 1}, timeout=None),
+            lambda: buffer.sample({"math": 1}),
+            lambda: buffer.lease_batch({"math": 1}),
             lambda: buffer.is_ready({"math": 1}),
             lambda: buffer.wait_ready({}, timeout=1),
             lambda: buffer.count("math", "completed"),
@@ -180,6 +181,8 @@ class ClosingLaws(Harness):
             lambda: buffer.find({}),
             lambda: buffer.delete({}),
             lambda: buffer.update({}, priority=1),
+            lambda: buffer.update_priorities({}),
+            lambda: buffer.metrics(),
             lambda: buffer.refresh_staleness(task_stale_thresholds={}, current_train_step=1),
             lambda: buffer.save("never"),
             lambda: buffer.resume("never"),

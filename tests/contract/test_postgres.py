@@ -16,11 +16,11 @@ class TestPostgres(StorageContract, DurableContract):
     @pytest.fixture
     def new_storage(self, postgres_databases: Databases) -> Iterator[NewStorage]:
         with postgres_databases.lent() as new_database:
-            yield lambda codec: SQLStorage(new_database(), codec)
+            yield lambda codec, rules: SQLStorage(new_database(), codec, rules)
 
     @pytest.fixture
     def same_place(self) -> SamePlace:
         def open_again(storage: SQLStorage, codec: Codec) -> SQLStorage:
-            return SQLStorage(storage.url.render_as_string(hide_password=False), codec)
+            return SQLStorage(storage.url.render_as_string(hide_password=False), codec, storage.rules)
 
         return open_again

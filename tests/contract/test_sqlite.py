@@ -16,11 +16,11 @@ class TestSqlite(StorageContract, DurableContract):
     @pytest.fixture
     def new_storage(self, tmp_path: Path) -> NewStorage:
         numbers = count()
-        return lambda codec: SQLStorage(f"sqlite:///{tmp_path}/{next(numbers)}.db", codec)
+        return lambda codec, rules: SQLStorage(f"sqlite:///{tmp_path}/{next(numbers)}.db", codec, rules)
 
     @pytest.fixture
     def same_place(self) -> SamePlace:
         def open_again(storage: SQLStorage, codec: Codec) -> SQLStorage:
-            return SQLStorage(f"sqlite:///{storage.url.database}", codec)
+            return SQLStorage(f"sqlite:///{storage.url.database}", codec, storage.rules)
 
         return open_again

@@ -10,4 +10,4 @@ from replaybuf.testing.harness import NewStorage
 class TestSqliteMemory(StorageContract):
     @pytest.fixture
     def new_storage(self) -> NewStorage:
-        return lambda codec: SQLStorage("sqlite:///:memory:", codec)
+        return lambda codec, rules: SQLStorage("sqlite:///:memory:", codec, rules)
