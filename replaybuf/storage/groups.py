@@ -150,10 +150,12 @@ class Groups:
 
     def advance(self, drawn: Iterable[StorageItem], race: str | None) -> None:
         """These groups came first in their races."""
+        if race is None:
+            return
         by_lane: dict[LaneName, list[StorageItem]] = {}
         for item in drawn:
             by_lane.setdefault((item.task_name, item.status), []).append(item)
-        for lane, items in by_lane.items() if race is not None else ():
+        for lane, items in by_lane.items():
             self.races.drawn(items, lane, race)
 
     def set_priorities(self, priorities: Mapping[int, float]) -> int:

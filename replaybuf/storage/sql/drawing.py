@@ -99,7 +99,7 @@ class Drawing:
             _fail(connection, scope, [row for row in taken.rows if row.uid in failed], failed)
 
         def work() -> Awaitable[None]:
-            return self._store.write(transaction)  # type: ignore[no-any-return]
+            return self._store.write(transaction)
 
         try:
             await work()

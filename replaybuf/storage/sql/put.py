@@ -149,10 +149,10 @@ def _replace_same_keys(
     last = {key: uid for uid, _, key in rows if key is not None}
     if connection.dialect.name == "postgresql":
         # Two puts of one key wait for each other here, instead of failing on the unique index.
-        for key in sorted(last):
-            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": key})
+        for name in sorted(last):
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": name})
     _remove_replaced(connection, scope, _lock(connection, scope, group.c.scoped_key.in_(sorted(last))), now)
-    kept = []
+    kept: list[tuple[int, EncodedGroup, str | None]] = []
     for uid, encoded, key in rows:
         if key is None or last[key] == uid:
             kept.append((uid, encoded, key))

@@ -92,9 +92,10 @@ class Sweeper:
 
     async def _look_after_groups(self) -> None:
         scope, now = self._scope, time.time()
-        overdue = await self._database.read(any_overdue)
-        if overdue and await self._database.write(lambda connection: end_leases(connection, scope)):
-            self._changed()
+        if await self._database.read(any_overdue):
+            returned = await self._database.write(lambda connection: end_leases(connection, scope))
+            if returned:
+                self._changed()
         if scope.rules.limits.archives:
             await self._database.write(lambda connection: prune(connection, scope, now, self._limit))
         if self._database.dialect == "postgresql" and time.monotonic() > self._merge_at:
