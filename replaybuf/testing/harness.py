@@ -59,7 +59,7 @@ class Harness:
 
     @pytest_asyncio.fixture
     async def open_buffer(self, open_storage: Open) -> OpenBuffer:
-        """A coroutine function that opens a buffer over a new, empty storage with these rules (or the storage given)."""
+        """A coroutine function that opens a buffer over a new, empty storage with these rules, or the storage given."""
 
         async def open_one(
             policy: str | ReplayPolicy = "fifo",
