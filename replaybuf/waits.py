@@ -95,7 +95,7 @@ class Waits:
             return there
         return {
             task: min(there[task], limits.drawable(level))
-            for task, level in levels(tallies, draw.sizes, limits).items()
+            for task, level in levels(tallies, draw.sizes).items()
         }
 
     def _describe(self, task: str, draw: Draw, available: int, tallies: Tallies) -> str:
@@ -115,7 +115,7 @@ class Waits:
         rest = f" ({', '.join(others)})" if others else ""
         line = f"task {task}: {there} of {draw.sizes[task]} {status} groups{rest}"
         if status == Status.COMPLETED and limits.slows_draws and available < there:
-            line += f", but {limits.why_slow(levels(tallies, [task], limits)[task])}"
+            line += f", but {limits.why_slow(levels(tallies, [task])[task])}"
         return line
 
     # For room
@@ -148,7 +148,7 @@ class Waits:
         while True:
             self._check_open()
             seen = self._storage.version()
-            level = levels(await self._storage.tallies(), [new.task_name], limits)[new.task_name]
+            level = levels(await self._storage.tallies(), [new.task_name])[new.task_name]
             why = limits.why_full(level, new.status)
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
@@ -177,7 +177,7 @@ def check_possible(draw: Draw, limits: Limits) -> None:
             if limits.capacity is None or limits.capacity >= size:
                 limit = f"samples_per_insert {limits.samples_per_insert:g} with this error_buffer"
             raise InputError(
-                f"a batch of {size} groups of task {task} can never be ready: {limit} allows {largest} at most"
+                f"a batch of {size} groups of task {task} would wait for ever: {limit} allows {largest} at most"
             )
 
 

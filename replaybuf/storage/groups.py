@@ -36,7 +36,7 @@ class Groups:
 
     def level(self, task_name: str) -> Level:
         """The numbers of a task that its limits look at."""
-        return levels(self.tallies, [task_name], self.rules.limits)[task_name]
+        return levels(self.tallies, [task_name])[task_name]
 
     def count(self, item: StorageItem, name: Tally, by: int = 1) -> None:
         self.tallies[(item.task_name, item.status, name)] += by
