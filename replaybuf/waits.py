@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from replaybuf.errors import FullError, InputError, NotReadyError
@@ -15,7 +15,7 @@ from replaybuf.query import LogicNode, ScalarNode
 from replaybuf.rollout import Status
 from replaybuf.rules import Limits
 from replaybuf.storage.base import Draw, NewGroup, StorageBackend
-from replaybuf.tally import Tallies, Tally, levels
+from replaybuf.tally import LaneName, Tallies, Tally, levels
 
 T = TypeVar("T")
 
@@ -32,14 +32,23 @@ class Waited:
     timeouts: int = 0
 
 
+@dataclass(slots=True)
+class _Line:
+    """Puts of a task and status that wait for room, in the order in which they came."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
+
+
 class Waits:
     """The waits of one buffer."""
 
     def __init__(self, storage: StorageBackend, check_open: Callable[[], None]) -> None:
         self._storage = storage
         self._check_open = check_open
-        # Those who wait for room stand in line, one line for each event loop.
-        self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+        # Those who wait for room stand in line: a line for each event loop, task and status.
+        self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _Line]]
+        self._lines = weakref.WeakKeyDictionary()
         self.for_groups = Waited()
         self.for_room = Waited()
 
@@ -123,25 +132,29 @@ class Waits:
     async def put(self, new: NewGroup, timeout: float) -> int:
         """Store a group as soon as there is room for it. Raises FullError."""
         limits = self._storage.rules.limits
-        line = self._line()
-        if not line.locked():  # nobody of this loop is waiting
+        line = self._line((new.task_name, new.status))
+        if not line.waiting:
             try:
                 return await self._storage.put(new)
             except FullError as error:
                 if limits.on_full == "reject" or timeout <= 0:
                     await self._refuse(new, f"{error}; nothing was stored", error)
         deadline = time.monotonic() + timeout
-        with _timed(self.for_room) as begin:
-            begin()
-            try:
-                async with asyncio.timeout_at(_loop_deadline(deadline)):
-                    await line.acquire()
-            except TimeoutError as error:
-                await self._refuse(new, f"after {timeout:g} s in line: task {new.task_name} is full", error)
-            try:
-                return await self._put_in_turn(new, deadline, timeout)
-            finally:
-                line.release()
+        line.waiting += 1
+        try:
+            with _timed(self.for_room) as begin:
+                begin()
+                try:
+                    async with asyncio.timeout_at(_loop_deadline(deadline)):
+                        await line.turn.acquire()
+                except TimeoutError as error:
+                    await self._refuse(new, f"after {timeout:g} s in line: task {new.task_name} is full", error)
+                try:
+                    return await self._put_in_turn(new, deadline, timeout)
+                finally:
+                    line.turn.release()
+        finally:
+            line.waiting -= 1
 
     async def _put_in_turn(self, new: NewGroup, deadline: float, timeout: float) -> int:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
@@ -164,8 +177,8 @@ class Waits:
         await self._storage.count_lost(new.task_name, new.status, Tally.REFUSED)
         raise FullError(why) from cause
 
-    def _line(self) -> asyncio.Lock:
-        return self._lines.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    def _line(self, lane: LaneName) -> _Line:
+        return self._lines.setdefault(asyncio.get_running_loop(), {}).setdefault(lane, _Line())
 
 
 def check_possible(draw: Draw, limits: Limits) -> None:
