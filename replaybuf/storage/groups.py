@@ -156,6 +156,12 @@ class Groups:
         for lane, items in by_lane.items() if race is not None else ():
             self.races.drawn(items, lane, race)
 
+    def skip(self, lane: LaneName, race: str) -> None:
+        """Groups that have arrived in a race by now, and weren't drawn, run again."""
+        for item in map(self.item, self.table.select(in_lane(*lane))):
+            if self.races.has_arrived(item, race):
+                self.races.enter(item)
+
     def set_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of those groups that are there; how many."""
         found = {uid: priority for uid, priority in priorities.items() if self.table.get(uid) is not None}

@@ -68,6 +68,13 @@ class Races:
         if clock.is_worn(weight_of(name, item.priority) for item in items):
             del self.clocks[(*lane, name)]
 
+    def has_arrived(self, item: StorageItem, name: str) -> bool:
+        """Whether the time of a race has gone past this group."""
+        clock, key = self.clocks.get((item.task_name, item.status, name)), self.keys[name].get(item.uid)
+        if clock is None or key is None:
+            return False
+        return key <= clock.time if key < IDLE else key <= IDLE * (1.0 + clock.idle_time)
+
     def key(self, uid: int, name: str) -> float:
         """The key of a group."""
         return self.keys[name][uid]

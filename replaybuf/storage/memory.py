@@ -136,8 +136,9 @@ class MemoryStorage(StorageBackend):
         for task_name, items in drawn.items():
             if draw.probabilities:
                 self._add_probabilities(items, (task_name, draw.status))
-            if draw.where is None:  # a draw from some of the groups says nothing about the others' place in the race
-                self._groups.advance(items, policy.race)
+            self._groups.advance(items, policy.race)
+            if draw.where is not None and policy.race is not None:
+                self._groups.skip((task_name, draw.status), policy.race)
         return drawn
 
     def _allowed(self, draw: Draw) -> dict[str, int]:
