@@ -107,7 +107,9 @@ class Groups:
         buffered = LogicNode("$and", (ScalarNode("task_name", "$eq", task_name), SetNode("status", "$in", tuple(kept))))
         uids = self.table.select(buffered, remover.order, lambda uid, name: self.races.remaining(self.item(uid), name))
         gone = uids[:excess]
-        self.advance(map(self.item, gone), remover.race)
+        if remover.race is not None:
+            waits = [self.races.remaining(self.item(uid), remover.race) for uid in gone]
+            self.races.pass_time(task_name, remover.race, waits, [self.item(uid).priority for uid in gone])
         self.remove(gone, Tally.EVICTED)
 
     # Draws
