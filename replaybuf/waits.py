@@ -162,15 +162,16 @@ class Waits:
             self._check_open()
             seen = self._storage.version()
             level = levels(await self._storage.tallies(), [new.task_name])[new.task_name]
-            why = limits.why_full(level, new.status)
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
                     return await self._storage.put(new)
                 except FullError as error:  # somebody was faster
                     why = str(error)
+            else:
+                why = f"task {new.task_name}: {limits.why_full(level, new.status)}"
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                await self._refuse(new, f"after {timeout:g} s: task {new.task_name}: {why}; nothing was stored")
+                await self._refuse(new, f"after {timeout:g} s: {why}; nothing was stored")
             await self._storage.changed(min(remaining, _LONGEST_WAIT), seen)
 
     async def _refuse(self, new: NewGroup, why: str, cause: BaseException | None = None) -> None:
