@@ -478,6 +478,6 @@ def _raise_weights(drawn: Mapping[str, Sequence[StorageItem]], beta: float | Non
 
 def _power(base: float, exponent: float) -> float:
     try:
-        return base**exponent
+        return float(base**exponent)
     except (OverflowError, ZeroDivisionError):  # priorities of extreme ranges: the batch is drawn already
         return math.inf

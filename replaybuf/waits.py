@@ -102,10 +102,7 @@ class Waits:
         limits = self._storage.rules.limits
         if draw.status != Status.COMPLETED or not limits.slows_draws:
             return there
-        return {
-            task: min(there[task], limits.drawable(level))
-            for task, level in levels(tallies, draw.sizes).items()
-        }
+        return {task: min(there[task], limits.drawable(level)) for task, level in levels(tallies, draw.sizes).items()}
 
     def _describe(self, task: str, draw: Draw, available: int, tallies: Tallies) -> str:
         """`task math: 12 of 64 completed groups (3 expired, 1 failed)`, and what holds them back."""

@@ -155,8 +155,9 @@ class Groups:
         by_lane: dict[LaneName, list[StorageItem]] = {}
         for item in drawn:
             by_lane.setdefault((item.task_name, item.status), []).append(item)
-        for lane, items in by_lane.items() if race is not None else ():
-            self.races.drawn(items, lane, race)
+        if race is not None:
+            for lane, items in by_lane.items():
+                self.races.drawn(items, lane, race)
 
     def skip(self, lane: LaneName, race: str) -> None:
         """Groups that have arrived in a race by now, and weren't drawn, run again."""

@@ -140,4 +140,3 @@ def in_lane(task_name: str, status: Status, where: Node | None = None) -> Node:
     """The query for the groups of one task and status, narrowed by another."""
     lane = (ScalarNode("task_name", "$eq", task_name), ScalarNode("status", "$eq", status.value))
     return LogicNode("$and", lane if where is None else (*lane, where))
-

@@ -181,7 +181,9 @@ class MemoryStorage(StorageBackend):
             for item in _all(drawn):
                 self._groups.sample(item)
                 item.deliveries += 1
-                self._leased[item.uid] = _Held(replace(item, item=[], tags=dict(item.tags) if item.tags else None), token, until)
+                self._leased[item.uid] = _Held(
+                    replace(item, item=[], tags=dict(item.tags) if item.tags else None), token, until
+                )
                 self._groups.take_out(item)
                 self._groups.count(item, Tally.LEASED)
             self._notify()

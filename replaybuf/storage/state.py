@@ -52,8 +52,7 @@ def pack_state(state: State) -> dict[str, Any]:
         "next_uid": state.next_uid,
         "tallies": sorted([task, str(status), str(name), n] for (task, status, name), n in state.tallies.items() if n),
         "races": sorted(
-            [task, str(status), key, clock.time, clock.idle_time]
-            for (task, status, key), clock in state.clocks.items()
+            [task, str(status), key, clock.time, clock.idle_time] for (task, status, key), clock in state.clocks.items()
         ),
     }
 

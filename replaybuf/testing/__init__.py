@@ -29,8 +29,12 @@ base classes of `StorageContract`.
 
 import pytest
 
-_PARTS = ("harness", "putting", "expiring", "taking", "querying", "refreshing", "waiting", "persistence", "damage")
-pytest.register_assert_rewrite(*(f"replaybuf.testing.{part}" for part in (*_PARTS, "durable", "contract")))
+_PARTS = (
+    *("harness", "putting", "expiring", "taking", "policies", "reusing", "filling", "limiting", "leasing", "archiving"),
+    *("tallying", "replacing", "querying", "refreshing", "waiting", "persistence", "damage"),
+    *("durable", "durable_rules", "contract"),
+)
+pytest.register_assert_rewrite(*(f"replaybuf.testing.{part}" for part in _PARTS))
 
 from replaybuf.testing.contract import DurableContract, StorageContract  # noqa: E402
 from replaybuf.testing.harness import Harness, group, rollout  # noqa: E402
