@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -472,4 +473,11 @@ def _raise_weights(drawn: Mapping[str, Sequence[StorageItem]], beta: float | Non
     """Storages give N p."""
     for items in drawn.values() if beta is not None else ():
         for item in items:
-            item.weight = None if item.weight is None else item.weight ** -(beta or 0.0)
+            item.weight = None if item.weight is None else _power(item.weight, -(beta or 0.0))
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return float(base**exponent)
+    except (OverflowError, ZeroDivisionError):  # priorities of extreme ranges: the batch is drawn already
+        return math.inf

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
 from replaybuf.errors import ConfigError
@@ -26,8 +27,7 @@ class Level:
     """The numbers of a task that its limits look at.
 
     `buffered` counts the groups that are neither leased nor archived, `completed` those of them that are COMPLETED,
-    `inserted` the completed groups that were put, less those that were lost unsampled, `sampled` the completed groups
-    that were drawn.
+    `inserted` the completed groups that were put, `sampled` the draws of completed groups.
     """
 
     buffered: int = 0
@@ -45,7 +45,7 @@ class Level:
         statuses = list(removed)
         completed = statuses.count(Status.COMPLETED)
         buffered = len(statuses) - statuses.count(Status.ARCHIVED)
-        return Level(self.buffered - buffered, self.completed - completed, self.inserted - completed, self.sampled)
+        return Level(self.buffered - buffered, self.completed - completed, self.inserted, self.sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,9 @@ class Limits:
     task; beyond it the remover evicts (`on_full="evict"`), the put waits ("block") or is refused ("reject").
     `min_size`: nothing is drawn while fewer completed groups are there. `samples_per_insert` keeps the number of draws
     for each completed group that was put near this value, to within `error_buffer` draws: it holds back puts as well as
-    draws. The formula is that of Reverb's SampleToInsertRatio limiter.
+    draws. The formula is that of Reverb's SampleToInsertRatio limiter; but puts are never held back while fewer
+    completed groups are there than could be put at the beginning, because what expired, was deleted or evicted is never
+    drawn, and puts would wait for ever for its draws.
 
     `archive_groups` and `archive_seconds`: groups that leave by being drawn stay as ARCHIVED, so many of a task or for
     so long. `max_deliveries`: a group that was leased so often without acknowledgement is set aside as FAILED; 0 for no
@@ -121,11 +123,19 @@ class Limits:
                 f"samples_per_insert {ratio:g} can't be reached with max_times_sampled {times}: puts would wait for "
                 "ever; lower the one or raise the other"
             )
-        if self.capacity is not None and self.on_full != "evict" and ratio < times:
+        if self.capacity is None or self.on_full == "evict":
+            return
+        if ratio != times:
             raise ConfigError(
-                f"with samples_per_insert {ratio:g} below max_times_sampled {times} more is put than leaves, so with "
-                f"on_full={self.on_full!r} the buffer fills up and nothing moves any more; use on_full='evict', or "
-                f"samples_per_insert={times}"
+                f"with samples_per_insert {ratio:g} and max_times_sampled {times} more is put than leaves, so with "
+                f"on_full={self.on_full!r} the buffer fills up and nothing moves any more; use on_full='evict', or the "
+                "same number for both"
+            )
+        if self._largest_when_full(self.capacity) < 1:
+            raise ConfigError(
+                f"error_buffer {self._error:g} is too small for capacity {self.capacity} and min_size {self.min_size}: "
+                "nothing could be drawn from a full buffer; use at least "
+                f"{self._error + 1 - self._largest_when_full(self.capacity):g}"
             )
 
     # Draws
@@ -168,19 +178,37 @@ class Limits:
             return room
         highest = self.samples_per_insert * self.min_size + self._error
         allowed = math.floor((highest + level.sampled) / self.samples_per_insert - level.inserted + _ROUNDING)
-        # Up to min_size, whatever the rate is: nothing could be drawn otherwise.
-        allowed = max(0, allowed, self.min_size - level.completed)
+        # What was lost gives no draws, and those who draw may need as many groups as there were at the beginning.
+        allowed = max(0, allowed, self._always_insertable - level.completed)
         return allowed if room is None else min(room, allowed)
 
     @property
     def largest_batch(self) -> int | None:
-        """The number of groups of a task that can be drawn at once, at most; None for any number."""
-        largest = self.capacity
-        if self.samples_per_insert is not None:
-            most = self.insertable(Level(), Status.COMPLETED) or 0
-            by_rate = self.drawable(Level(completed=2**53, inserted=most))
-            largest = by_rate if largest is None else min(largest, by_rate)
+        """The number of groups of a task that can be drawn at once, at most; None for any number.
+
+        Larger batches would wait for ever, sooner or later: those who put would be waiting, too.
+        """
+        if self.samples_per_insert is None:
+            return self.capacity
+        # What puts allow when they wait is more than twice the error less the ratio, in steps of 1/q.
+        ratio, error = Fraction(self.samples_per_insert).limit_denominator(10**6), Fraction(self._error)
+        step = Fraction(1, ratio.denominator)
+        by_rate = math.floor(error + (math.floor((error - ratio) / step) + 1) * step)
+        largest = min(by_rate, self._always_insertable)
+        if self.capacity is not None and self.on_full != "evict":
+            largest = min(largest, self._largest_when_full(self.capacity))
         return largest
+
+    @property
+    def _always_insertable(self) -> int:
+        """So many completed groups there may be at any time: those that can be put before the first draw."""
+        most = math.floor(self.min_size + self._error / (self.samples_per_insert or 1.0) + _ROUNDING)
+        return most if self.capacity is None else min(most, self.capacity)
+
+    def _largest_when_full(self, capacity: int) -> int:
+        """How many can be drawn when the buffer is full and each group was drawn as often as it could be."""
+        lowest = (self.samples_per_insert or 0.0) * self.min_size - self._error
+        return min(capacity, math.floor(capacity - lowest + _ROUNDING))
 
     @property
     def _error(self) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from replaybuf.rollout import Status
-from replaybuf.rules import Level, Limits
+from replaybuf.rules import Level
 
 
 class Tally(StrEnum):
@@ -38,16 +38,9 @@ class Tally(StrEnum):
 LaneName = tuple[str, Status]
 Tallies = Mapping[tuple[str, Status, Tally], int]
 
-_LOST = (Tally.EXPIRED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.SET_ASIDE)
 
-
-def levels(tallies: Tallies, tasks: Iterable[str], limits: Limits) -> dict[str, Level]:
-    """The numbers of each task that its limits look at.
-
-    Completed groups that were lost before they could be drawn don't count as inserted; otherwise puts would wait for
-    draws that can't come. Eviction is a loss where groups are drawn once, and the normal end where they are reused.
-    """
-    lost = (*_LOST, Tally.EVICTED) if limits.max_times_sampled == 1 else _LOST
+def levels(tallies: Tallies, tasks: Iterable[str]) -> dict[str, Level]:
+    """The numbers of each task that its limits look at."""
 
     def level(task: str) -> Level:
         def of(name: Tally) -> int:
@@ -56,7 +49,7 @@ def levels(tallies: Tallies, tasks: Iterable[str], limits: Limits) -> dict[str, 
         return Level(
             buffered=sum(tallies.get((task, status, Tally.SIZE), 0) for status in Status if status != Status.ARCHIVED),
             completed=of(Tally.SIZE),
-            inserted=of(Tally.PUT) - sum(map(of, lost)),
+            inserted=of(Tally.PUT),
             sampled=of(Tally.SAMPLED_NEW) + of(Tally.SAMPLED_AGAIN),
         )
 

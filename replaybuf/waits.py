@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from replaybuf.errors import FullError, InputError, NotReadyError
@@ -15,7 +15,7 @@ from replaybuf.query import LogicNode, ScalarNode
 from replaybuf.rollout import Status
 from replaybuf.rules import Limits
 from replaybuf.storage.base import Draw, NewGroup, StorageBackend
-from replaybuf.tally import Tallies, Tally, levels
+from replaybuf.tally import LaneName, Tallies, Tally, levels
 
 T = TypeVar("T")
 
@@ -32,14 +32,23 @@ class Waited:
     timeouts: int = 0
 
 
+@dataclass(slots=True)
+class _Line:
+    """Puts of a task and status that wait for room, in the order in which they came."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
+
+
 class Waits:
     """The waits of one buffer."""
 
     def __init__(self, storage: StorageBackend, check_open: Callable[[], None]) -> None:
         self._storage = storage
         self._check_open = check_open
-        # Those who wait for room stand in line, one line for each event loop.
-        self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+        # Those who wait for room stand in line: a line for each event loop, task and status.
+        self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _Line]]
+        self._lines = weakref.WeakKeyDictionary()
         self.for_groups = Waited()
         self.for_room = Waited()
 
@@ -93,10 +102,7 @@ class Waits:
         limits = self._storage.rules.limits
         if draw.status != Status.COMPLETED or not limits.slows_draws:
             return there
-        return {
-            task: min(there[task], limits.drawable(level))
-            for task, level in levels(tallies, draw.sizes, limits).items()
-        }
+        return {task: min(there[task], limits.drawable(level)) for task, level in levels(tallies, draw.sizes).items()}
 
     def _describe(self, task: str, draw: Draw, available: int, tallies: Tallies) -> str:
         """`task math: 12 of 64 completed groups (3 expired, 1 failed)`, and what holds them back."""
@@ -115,7 +121,7 @@ class Waits:
         rest = f" ({', '.join(others)})" if others else ""
         line = f"task {task}: {there} of {draw.sizes[task]} {status} groups{rest}"
         if status == Status.COMPLETED and limits.slows_draws and available < there:
-            line += f", but {limits.why_slow(levels(tallies, [task], limits)[task])}"
+            line += f", but {limits.why_slow(levels(tallies, [task])[task])}"
         return line
 
     # For room
@@ -123,49 +129,54 @@ class Waits:
     async def put(self, new: NewGroup, timeout: float) -> int:
         """Store a group as soon as there is room for it. Raises FullError."""
         limits = self._storage.rules.limits
-        line = self._line()
-        if not line.locked():  # nobody of this loop is waiting
+        line = self._line((new.task_name, new.status))
+        if not line.waiting:
             try:
                 return await self._storage.put(new)
             except FullError as error:
                 if limits.on_full == "reject" or timeout <= 0:
                     await self._refuse(new, f"{error}; nothing was stored", error)
         deadline = time.monotonic() + timeout
-        with _timed(self.for_room) as begin:
-            begin()
-            try:
-                async with asyncio.timeout_at(_loop_deadline(deadline)):
-                    await line.acquire()
-            except TimeoutError as error:
-                await self._refuse(new, f"after {timeout:g} s in line: task {new.task_name} is full", error)
-            try:
-                return await self._put_in_turn(new, deadline, timeout)
-            finally:
-                line.release()
+        line.waiting += 1
+        try:
+            with _timed(self.for_room) as begin:
+                begin()
+                try:
+                    async with asyncio.timeout_at(_loop_deadline(deadline)):
+                        await line.turn.acquire()
+                except TimeoutError as error:
+                    await self._refuse(new, f"after {timeout:g} s in line: task {new.task_name} is full", error)
+                try:
+                    return await self._put_in_turn(new, deadline, timeout)
+                finally:
+                    line.turn.release()
+        finally:
+            line.waiting -= 1
 
     async def _put_in_turn(self, new: NewGroup, deadline: float, timeout: float) -> int:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
         while True:
             self._check_open()
             seen = self._storage.version()
-            level = levels(await self._storage.tallies(), [new.task_name], limits)[new.task_name]
-            why = limits.why_full(level, new.status)
+            level = levels(await self._storage.tallies(), [new.task_name])[new.task_name]
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
                     return await self._storage.put(new)
                 except FullError as error:  # somebody was faster
                     why = str(error)
+            else:
+                why = f"task {new.task_name}: {limits.why_full(level, new.status)}"
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                await self._refuse(new, f"after {timeout:g} s: task {new.task_name}: {why}; nothing was stored")
+                await self._refuse(new, f"after {timeout:g} s: {why}; nothing was stored")
             await self._storage.changed(min(remaining, _LONGEST_WAIT), seen)
 
     async def _refuse(self, new: NewGroup, why: str, cause: BaseException | None = None) -> None:
         await self._storage.count_lost(new.task_name, new.status, Tally.REFUSED)
         raise FullError(why) from cause
 
-    def _line(self) -> asyncio.Lock:
-        return self._lines.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    def _line(self, lane: LaneName) -> _Line:
+        return self._lines.setdefault(asyncio.get_running_loop(), {}).setdefault(lane, _Line())
 
 
 def check_possible(draw: Draw, limits: Limits) -> None:
@@ -177,7 +188,7 @@ def check_possible(draw: Draw, limits: Limits) -> None:
             if limits.capacity is None or limits.capacity >= size:
                 limit = f"samples_per_insert {limits.samples_per_insert:g} with this error_buffer"
             raise InputError(
-                f"a batch of {size} groups of task {task} can never be ready: {limit} allows {largest} at most"
+                f"a batch of {size} groups of task {task} would wait for ever: {limit} allows {largest} at most"
             )
 
 

@@ -36,7 +36,7 @@ class Groups:
 
     def level(self, task_name: str) -> Level:
         """The numbers of a task that its limits look at."""
-        return levels(self.tallies, [task_name], self.rules.limits)[task_name]
+        return levels(self.tallies, [task_name])[task_name]
 
     def count(self, item: StorageItem, name: Tally, by: int = 1) -> None:
         self.tallies[(item.task_name, item.status, name)] += by
@@ -101,13 +101,19 @@ class Groups:
         excess = self.level(task_name).buffered - limits.capacity
         if excess <= 0:
             return
-        kept = [status for status in Status if status != Status.ARCHIVED]
+        kept = [
+            status
+            for status in Status
+            if status != Status.ARCHIVED and self.tallies[(task_name, status, Tally.SIZE)] > 0
+        ]
         for status in kept:
             self.begin_races((task_name, status), remover.order)
         buffered = LogicNode("$and", (ScalarNode("task_name", "$eq", task_name), SetNode("status", "$in", tuple(kept))))
         uids = self.table.select(buffered, remover.order, lambda uid, name: self.races.remaining(self.item(uid), name))
         gone = uids[:excess]
-        self.advance(map(self.item, gone), remover.race)
+        if remover.race is not None:
+            waits = [self.races.remaining(self.item(uid), remover.race) for uid in gone]
+            self.races.pass_time(task_name, kept, remover.race, waits, [self.item(uid).priority for uid in gone])
         self.remove(gone, Tally.EVICTED)
 
     # Draws
@@ -157,6 +163,12 @@ class Groups:
             by_lane.setdefault((item.task_name, item.status), []).append(item)
         for lane, items in by_lane.items():
             self.races.drawn(items, lane, race)
+
+    def skip(self, lane: LaneName, race: str) -> None:
+        """Groups that have arrived in a race by now, and weren't drawn, run again."""
+        for item in map(self.item, self.table.select(in_lane(*lane))):
+            if self.races.has_arrived(item, race):
+                self.races.enter(item)
 
     def set_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of those groups that are there; how many."""

@@ -68,6 +68,31 @@ class Races:
         if clock.is_worn(weight_of(name, item.priority) for item in items):
             del self.clocks[(*lane, name)]
 
+    def pass_time(
+        self,
+        task_name: str,
+        statuses: Iterable[Status],
+        name: str,
+        waits: Sequence[float],
+        priorities: Sequence[float],
+    ) -> None:
+        """Groups came first in the races of several statuses of a task, after these times: it passed in all of them."""
+        elapsed = max((wait for wait in waits if wait < IDLE), default=0.0)
+        idle = max((wait / IDLE - 1.0 for wait in waits if wait >= IDLE), default=0.0)
+        for lane in [(task_name, status, name) for status in statuses]:
+            clock = self.clocks[lane]
+            clock.time += elapsed
+            clock.idle_time += idle
+            if clock.is_worn(weight_of(name, priority) for priority in priorities):
+                del self.clocks[lane]
+
+    def has_arrived(self, item: StorageItem, name: str) -> bool:
+        """Whether the time of a race has gone past this group."""
+        clock, key = self.clocks.get((item.task_name, item.status, name)), self.keys[name].get(item.uid)
+        if clock is None or key is None:
+            return False
+        return key <= clock.time if key < IDLE else key <= IDLE * (1.0 + clock.idle_time)
+
     def key(self, uid: int, name: str) -> float:
         """The key of a group."""
         return self.keys[name][uid]

@@ -133,8 +133,9 @@ class MemoryStorage(StorageBackend):
         for task_name, items in drawn.items():
             if draw.probabilities:
                 self._add_probabilities(items, (task_name, draw.status))
-            if draw.where is None:  # a draw from some of the groups says nothing about the others' place in the race
-                self._groups.advance(items, policy.race)
+            self._groups.advance(items, policy.race)
+            if draw.where is not None and policy.race is not None:
+                self._groups.skip((task_name, draw.status), policy.race)
         return drawn
 
     def _allowed(self, draw: Draw) -> dict[str, int]:
@@ -177,7 +178,9 @@ class MemoryStorage(StorageBackend):
             for item in _all(drawn):
                 self._groups.sample(item)
                 item.deliveries += 1
-                self._leased[item.uid] = _Held(replace(item, item=[]), token, until)
+                self._leased[item.uid] = _Held(
+                    replace(item, item=[], tags=dict(item.tags) if item.tags else None), token, until
+                )
                 self._groups.take_out(item)
                 self._groups.count(item, Tally.LEASED)
             self._notify()

@@ -12,9 +12,9 @@ made. pytest runs one test for each law (it needs pytest and pytest-asyncio, in 
             return lambda codec, rules: MyStorage(tmp_path / str(next(numbers)), codec, rules)
 
 `new_storage(codec, rules)` gives another empty storage at each call, not opened yet; the suite opens and closes it. A
-backend that outlives its process, or that several processes share, passes `DurableContract` too, which asks for a second
-fixture: `same_place(storage, codec)` gives a further storage over the same data, with the same rules, whether the first
-one is open or not.
+backend that outlives its process, or that several processes share, passes `DurableContract` too, which asks for a
+second fixture: `same_place(storage, codec)` gives a further storage over the same data, with the same rules, whether
+the first one is open or not.
 
     class TestMyStorageIsDurable(DurableContract):
         new_storage = ...
@@ -29,8 +29,12 @@ base classes of `StorageContract`.
 
 import pytest
 
-_PARTS = ("harness", "putting", "expiring", "taking", "querying", "refreshing", "waiting", "persistence", "damage")
-pytest.register_assert_rewrite(*(f"replaybuf.testing.{part}" for part in (*_PARTS, "durable", "contract")))
+_PARTS = (
+    *("harness", "putting", "expiring", "taking", "policies", "reusing", "filling", "limiting", "leasing", "archiving"),
+    *("tallying", "replacing", "querying", "refreshing", "waiting", "persistence", "damage"),
+    *("durable", "durable_rules", "contract"),
+)
+pytest.register_assert_rewrite(*(f"replaybuf.testing.{part}" for part in _PARTS))
 
 from replaybuf.testing.contract import DurableContract, StorageContract  # noqa: E402
 from replaybuf.testing.harness import Harness, group, rollout  # noqa: E402

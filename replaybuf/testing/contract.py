@@ -5,10 +5,14 @@ from __future__ import annotations
 from replaybuf.testing.damage import DamageLaws
 from replaybuf.testing.durable import DurableLaws
 from replaybuf.testing.expiring import ExpiryLaws
+from replaybuf.testing.filling import EvictionLaws, FullLaws
+from replaybuf.testing.limiting import RateLaws
 from replaybuf.testing.persistence import PersistenceLaws
+from replaybuf.testing.policies import PolicyLaws, WeightLaws
 from replaybuf.testing.putting import PuttingLaws
 from replaybuf.testing.querying import ChangingLaws, QueryingLaws
 from replaybuf.testing.refreshing import RefreshingLaws
+from replaybuf.testing.reusing import ReuseLaws
 from replaybuf.testing.taking import CountingLaws, TakingLaws
 from replaybuf.testing.waiting import ClosingLaws, WaitingLaws
 
@@ -18,6 +22,12 @@ class StorageContract(
     ExpiryLaws,
     TakingLaws,
     CountingLaws,
+    PolicyLaws,
+    WeightLaws,
+    ReuseLaws,
+    EvictionLaws,
+    FullLaws,
+    RateLaws,
     QueryingLaws,
     ChangingLaws,
     RefreshingLaws,

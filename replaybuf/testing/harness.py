@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -59,7 +60,7 @@ class Harness:
 
     @pytest_asyncio.fixture
     async def open_buffer(self, open_storage: Open) -> OpenBuffer:
-        """A coroutine function that opens a buffer over a new, empty storage with these rules (or the storage given)."""
+        """A coroutine function that opens a buffer over a new, empty storage with these rules, or the storage given."""
 
         async def open_one(
             policy: str | ReplayPolicy = "fifo",
@@ -145,6 +146,37 @@ def ids(groups: list[list[Any]]) -> list[int]:
 async def found(buffer: ReplayBuffer, query: Any = None, **options: Any) -> list[StorageItem]:
     """What `find` gives, as a list; of all groups without a query."""
     return [item async for item in buffer.find({} if query is None else query, **options)]
+
+
+async def fill(buffer: ReplayBuffer, count: int, task: str = "math", first: int = 0, **options: Any) -> list[int]:
+    """Put groups numbered from `first`, one after the other; their uids."""
+    uids = [await buffer.put(group(number), task, **options) for number in range(first, first + count)]
+    assert None not in uids
+    return [uid for uid in uids if uid is not None]
+
+
+async def drawn(buffer: ReplayBuffer, size: int = 1, task: str = "math", **options: Any) -> list[int]:
+    """The uids of the groups that `sample` gives, in the order in which they were drawn."""
+    items = await buffer.sample({task: size}, **options)
+    return [item.uid for item in items[task]]
+
+
+async def total(buffer: ReplayBuffer, name: str, task: str = "math") -> int:
+    """What the metrics of a task say of something."""
+    tasks = (await buffer.metrics(distributions=False))["tasks"]
+    return int(tasks[task][name]) if task in tasks else 0
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something holds; TimeoutError when it doesn't come to pass."""
+    async with asyncio.timeout(SOON):
+        while not await holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def chi_square(observed: Iterable[float], expected: Iterable[float]) -> float:
+    """Pearson's statistic: how far counts are from what was expected."""
+    return sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
 
 
 async def only(buffer: ReplayBuffer) -> StorageItem:

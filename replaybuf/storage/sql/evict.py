@@ -15,7 +15,7 @@ from replaybuf.rollout import Status
 from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, lanes_of_tasks
 from replaybuf.storage.sql.leaving import discard
-from replaybuf.storage.sql.races import advance, check_races
+from replaybuf.storage.sql.races import check_races, pass_time
 from replaybuf.storage.sql.source import Source
 from replaybuf.storage.sql.tables import group
 from replaybuf.storage.sql.tally import Counts, add_counts, read_sizes
@@ -62,12 +62,9 @@ def _first(connection: Connection, scope: Scope, lanes: Sequence[Lane], count: i
             names = [term.field for term in remover.order]
             candidates.append(_Candidate(row.uid, home, dict(zip(names, row.values, strict=True)), row.priority))
     chosen = in_order(candidates, remover.order, _value)[:count] if len(lanes) > 1 else candidates[:count]
-    for home in lanes:
-        if remover.race is None:
-            break
-        mine = [one for one in chosen if one.home is home]
-        keys, priorities = [one.values[remover.race] for one in mine], [one.priority for one in mine]
-        advance(connection, home, remover.race, keys, priorities)
+    if remover.race is not None:
+        waits = [_value(one, remover.race) for one in chosen]
+        pass_time(connection, lanes, remover.race, waits, [one.priority for one in chosen])
     return chosen
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, case, select, update
+from sqlalchemy import Connection, and_, bindparam, case, or_, select, update
 
 from replaybuf.policy import Order
-from replaybuf.race import KEYS, PRIORITIZED, Clock, draw_keys, weight_of
+from replaybuf.race import IDLE, KEYS, PRIORITIZED, Clock, draw_keys, weight_of
 from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import CLOCKS, Lane, Scope, find_lanes
 from replaybuf.storage.sql.tables import group, lane
@@ -72,6 +72,7 @@ def advance(connection: Connection, home: Lane, race: str, keys: Sequence[float]
     clock = home.clocks[race]
     clock.advance(keys)
     if clock.is_worn(weight_of(race, priority) for priority in priorities):
+        del home.clocks[race]
         connection.execute(update(lane).where(lane.c.id == home.id).values({CLOCKS[race]: None}))
         return
     later = {
@@ -79,6 +80,31 @@ def advance(connection: Connection, home: Lane, race: str, keys: Sequence[float]
         for column, value in _clock_values(race, clock).items()
     }
     connection.execute(update(lane).where(lane.c.id == home.id).values(later))
+
+
+def skip_arrived(connection: Connection, scope: Scope, home: Lane, race: str) -> None:
+    """Groups that have arrived in the lane's race by now, and weren't drawn, run again."""
+    clock, key = home.clocks[race], group.c[race]
+    arrived = or_(key <= clock.time, and_(key >= IDLE, key <= IDLE * (1.0 + clock.idle_time)))
+    chosen = select(group.c.uid).where(group.c.lane == home.id, key.is_not(None), arrived)
+    if connection.dialect.name == "postgresql":
+        chosen = chosen.with_for_update(skip_locked=True)
+    enter_races(connection, scope, home, list(connection.execute(chosen).scalars()))
+
+
+def pass_time(
+    connection: Connection, lanes: Sequence[Lane], race: str, waits: Sequence[float], priorities: Sequence[float]
+) -> None:
+    """Groups came first in the races of several lanes, after these times: it passed in all of them."""
+    elapsed = max((wait for wait in waits if wait < IDLE), default=0.0)
+    idle = max((wait / IDLE - 1.0 for wait in waits if wait >= IDLE), default=0.0)
+    for home in lanes:
+        clock = home.clocks[race]
+        clock.time += elapsed
+        clock.idle_time += idle
+        worn = clock.is_worn(weight_of(race, priority) for priority in priorities)
+        values = {CLOCKS[race]: None} if worn else _clock_values(race, clock)
+        connection.execute(update(lane).where(lane.c.id == home.id).values(values))
 
 
 def _clock_values(race: str, clock: Clock) -> dict[Any, float]:

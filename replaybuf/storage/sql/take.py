@@ -18,7 +18,7 @@ from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, find_lanes
 from replaybuf.storage.sql.lease import end_leases
 from replaybuf.storage.sql.leaving import by_lane, set_aside
-from replaybuf.storage.sql.races import advance, check_races
+from replaybuf.storage.sql.races import advance, check_races, skip_arrived
 from replaybuf.storage.sql.rows import GroupRow
 from replaybuf.storage.sql.source import Source
 from replaybuf.storage.sql.tables import group, payload
@@ -43,10 +43,11 @@ def draw_groups(
         home = members[0].home
         if draw.probabilities:
             _add_probabilities(connection, scope, home, members)
-        if policy.race is not None and draw.where is None:
-            # (A draw from some of the groups says nothing about the others' place in the race.)
+        if policy.race is not None:
             keys = [row.columns[policy.race] for row in members]
             advance(connection, home, policy.race, keys, [row.columns["priority"] for row in members])
+            if draw.where is not None and policy.race in home.clocks:
+                skip_arrived(connection, scope, home, policy.race)
     return rows
 
 

@@ -61,7 +61,7 @@ def read_tallies(
 def read_levels(connection: Connection, scope: Scope, tasks: Iterable[str]) -> dict[str, Level]:
     """The numbers of these tasks that their limits look at."""
     tasks = list(tasks)
-    return levels(read_tallies(connection, scope, tasks), tasks, scope.rules.limits)
+    return levels(read_tallies(connection, scope, tasks), tasks)
 
 
 def read_sizes(connection: Connection, lanes: Iterable[Lane]) -> dict[int, int]:

@@ -1,0 +1,191 @@
+"""Limits: whatever is accepted goes on for ever; what can't is refused when it is made."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from replaybuf import ConfigError, InputError, Limits, Status
+from replaybuf.rules import Level
+from replaybuf.storage.base import Draw
+from replaybuf.waits import check_possible
+
+COMPLETED = Status.COMPLETED
+MORE_THAN_EVER = 50
+
+
+@dataclass
+class Task:
+    """A task as its limits see it: how often each of its groups was drawn, and the totals."""
+
+    limits: Limits
+    draws: list[int] = field(default_factory=list)
+    inserted: int = 0
+    sampled: int = 0
+
+    @property
+    def level(self) -> Level:
+        return Level(len(self.draws), len(self.draws), self.inserted, self.sampled)
+
+    def put(self, chance: random.Random) -> None:
+        if self.limits.insertable(self.level, COMPLETED) == 0:
+            return
+        self.draws.append(0)
+        self.inserted += 1
+        if self.limits.capacity is not None and len(self.draws) > self.limits.capacity:
+            assert self.limits.on_full == "evict"
+            self.lose(chance)
+
+    def draw(self, size: int, chance: random.Random) -> None:
+        """Draw as many groups, if they may all be drawn now."""
+        if self.limits.drawable(self.level) < size:
+            return
+        chance.shuffle(self.draws)
+        self.sampled += size
+        drawn = [times + 1 for times in self.draws[:size]]
+        self.draws[:size] = [times for times in drawn if self.limits.keeps(COMPLETED, times)]
+
+    def lose(self, chance: random.Random) -> None:
+        """A group expires, is deleted or is evicted."""
+        if self.draws:
+            self.draws.pop(chance.randrange(len(self.draws)))
+
+    def goes_on(self, size: int) -> bool:
+        """Whether a group can be put, or a batch of this size drawn."""
+        return self.limits.insertable(self.level, COMPLETED) != 0 or self.limits.drawable(self.level) >= size
+
+
+ratios = st.sampled_from([0.1, 0.3, 1 / 3, 0.5, 1, 1, 1.5, 2, 2, 3, 4, 7.3])
+fields = st.fixed_dictionaries(
+    {"max_times_sampled": st.sampled_from([0, 1, 1, 2, 3, 4])},
+    optional={
+        "capacity": st.integers(1, 12),
+        "on_full": st.sampled_from(["evict", "block", "reject"]),
+        "min_size": st.integers(0, 12),
+        "samples_per_insert": ratios,
+        "error_buffer": st.sampled_from([1, 1.5, 2, 3, 4, 7.3, 10, 20]),
+    },
+)
+
+
+def accepted(values: dict[str, Any]) -> Limits | None:
+    try:
+        return Limits(**values)
+    except ConfigError:
+        return None
+
+
+some_limits = fields.map(accepted).filter(bool)
+seeds = st.integers(0, 2**32)
+
+
+@given(some_limits, seeds, st.sampled_from([0.0, 0.02, 0.3]), st.sampled_from([0.3, 0.5, 0.8]))
+@example(Limits(max_times_sampled=1, samples_per_insert=0.5, capacity=4), 0, 0.0, 0.5)
+@example(Limits(max_times_sampled=2, samples_per_insert=2, capacity=4), 0, 0.0, 0.8)
+@example(Limits(max_times_sampled=0, samples_per_insert=4, error_buffer=4), 0, 0.3, 0.5)
+@example(Limits(max_times_sampled=0, samples_per_insert=4, error_buffer=8), 0, 0.0, 0.5)
+@example(Limits(max_times_sampled=3, samples_per_insert=3, error_buffer=3), 0, 0.0, 0.5)
+@settings(max_examples=400)
+def test_no_limits_that_are_accepted_bring_all_to_a_stop(limits: Limits, seed: int, losses: float, puts: float) -> None:
+    """Producers and consumers that do anything, and groups that are lost: at any time one of the sides can go on."""
+    chance = random.Random(seed)
+    largest = limits.largest_batch or MORE_THAN_EVER
+    size = chance.choice([largest, largest, chance.randint(1, largest)])
+    task = Task(limits)
+    assert task.goes_on(largest)
+    for _ in range(300):
+        if chance.random() < losses:
+            task.lose(chance)
+        elif chance.random() < puts:
+            task.put(chance)
+        else:
+            task.draw(chance.choice([size, size, chance.randint(1, largest)]), chance)
+        assert task.goes_on(largest), task
+
+
+@given(some_limits, ratios, seeds)
+@settings(max_examples=200)
+def test_draws_keep_to_the_ratio(limits: Limits, ratio: float, seed: int) -> None:
+    """Without losses the draws are what samples_per_insert says of the puts, to within the error buffer."""
+    error = max(limits.error_buffer or 2.0, ratio, 1.0)
+    limits = Limits(min_size=limits.min_size, samples_per_insert=ratio, error_buffer=error, max_times_sampled=0)
+    task, chance = Task(limits), random.Random(seed)
+    for _ in range(200):
+        if chance.random() < 0.5:
+            task.put(chance)
+        else:
+            task.draw(1, chance)
+        ahead = task.inserted * ratio - task.sampled - ratio * limits.min_size
+        assert ahead <= error + 1e-6
+        assert ahead >= -error - 1e-6 or task.sampled == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"capacity": 4, "min_size": 5}, "capacity 4 is below min_size 5"),
+        ({"capacity": 0}, "capacity must be a whole number of at least 1"),
+        ({"min_size": -1}, "min_size"),
+        ({"max_times_sampled": -1}, "max_times_sampled"),
+        ({"max_times_sampled": 1.0}, "max_times_sampled"),
+        ({"max_times_sampled": True}, "max_times_sampled"),
+        ({"on_full": "block"}, "needs a capacity"),
+        ({"capacity": 4, "on_full": "block", "max_times_sampled": 0}, "all puts would wait for ever"),
+        ({"error_buffer": 2}, "needs samples_per_insert"),
+        ({"samples_per_insert": 0}, "samples_per_insert must be a positive number"),
+        ({"samples_per_insert": float("nan")}, "samples_per_insert must be a positive number"),
+        ({"samples_per_insert": 1, "error_buffer": 0.5}, "error_buffer 0.5 is too small"),
+        ({"samples_per_insert": 4, "error_buffer": 3, "max_times_sampled": 0}, "use at least 4"),
+        ({"samples_per_insert": 2}, "can't be reached with max_times_sampled 1"),
+        ({"samples_per_insert": 1, "max_times_sampled": 2, "capacity": 4, "on_full": "block"}, "the buffer fills up"),
+        ({"samples_per_insert": 2, "max_times_sampled": 0, "capacity": 4, "on_full": "reject"}, "the buffer fills up"),
+        (
+            {
+                "samples_per_insert": 2,
+                "max_times_sampled": 2,
+                "capacity": 4,
+                "on_full": "block",
+                "min_size": 4,
+                "error_buffer": 2,
+            },
+            "use at least 5",
+        ),
+        ({"archive_seconds": 0}, "archive must be a positive time"),
+        ({"archive_groups": 0}, "archive_groups"),
+        ({"max_deliveries": -1}, "max_deliveries"),
+    ],
+)
+def test_limits_that_can_never_deliver_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Limits(**values)
+
+
+def test_the_error_buffer_that_a_refusal_names_is_accepted() -> None:
+    Limits(samples_per_insert=2, max_times_sampled=2, capacity=4, on_full="block", min_size=4, error_buffer=5)
+
+
+@pytest.mark.parametrize(
+    ("values", "largest"),
+    [
+        ({}, None),
+        ({"min_size": 9}, None),
+        ({"capacity": 4}, 4),
+        ({"samples_per_insert": 1}, 2),
+        ({"samples_per_insert": 1, "min_size": 8}, 16),
+        ({"samples_per_insert": 1, "error_buffer": 10, "capacity": 4}, 4),
+        ({"samples_per_insert": 3, "error_buffer": 3, "max_times_sampled": 0}, 1),
+        ({"samples_per_insert": 1, "min_size": 4, "error_buffer": 1, "capacity": 4, "on_full": "block"}, 1),
+    ],
+)
+def test_the_largest_batch(values: dict[str, Any], largest: int | None) -> None:
+    limits = Limits(**values)
+    assert limits.largest_batch == largest
+    if largest is not None:
+        check_possible(Draw({"math": largest}), limits)
+        with pytest.raises(InputError, match=f"a batch of {largest + 1} groups of task math would wait for ever"):
+            check_possible(Draw({"math": largest + 1}), limits)
