@@ -143,7 +143,8 @@ def _compare(column: NDArray[Any], op: str, value: Any) -> Mask:
     mixed = isinstance(value, float) and column.dtype == np.int64
     if mixed or (isinstance(value, int) and abs(value) > _EXACT):
         column = column.astype(object)  # numpy would round one of them to the other's type
-    return np.asarray(_COMPARISONS[op](column, value), bool)
+    with np.errstate(invalid="ignore"):  # a reward of None is NaN
+        return np.asarray(_COMPARISONS[op](column, value), bool)
 
 
 def _member(column: NDArray[Any], values: tuple[Any, ...]) -> Mask:

@@ -11,6 +11,7 @@ import pytest
 
 from replaybuf.buffer import ReplayBuffer
 from replaybuf.errors import InputError
+from replaybuf.storage.base import StorageItem
 from replaybuf.testing.harness import Harness, OpenBuffer, chi_square, drawn, fill, found, group, ids
 
 #: What chi-square exceeds with a probability of 0.001, by degrees of freedom (tables, e.g. Abramowitz & Stegun 26.8).
@@ -25,6 +26,13 @@ async def tally(buffer: ReplayBuffer, uids: list[int], times: int, **options: An
     counts = Counter([uid for _ in range(times) for uid in await drawn(buffer, 1, **options)])
     assert set(counts) <= set(uids)
     return [counts[uid] for uid in uids]
+
+
+def odds(item: StorageItem) -> list[float]:
+    """The probability and the weight of a draw."""
+    assert item.probability is not None
+    assert item.weight is not None
+    return [item.probability, item.weight]
 
 
 class PolicyLaws(Harness):
@@ -229,8 +237,7 @@ class WeightLaws(Harness):
         for priority in (0.5, 1.5, 2, 4):
             await fill(buffer, 1, priority=priority)
         for item in (await buffer.sample({"math": 3}, beta=beta))["math"]:
-            assert item.probability == pytest.approx(item.priority / 8)
-            assert item.weight == pytest.approx((4 * item.priority / 8) ** -beta)
+            assert odds(item) == pytest.approx([item.priority / 8, (4 * item.priority / 8) ** -beta])
 
     async def test_weights_of_other_policies(self, open_buffer: OpenBuffer) -> None:
         """p is 1/N and the weight 1, whatever the priorities are."""
@@ -239,7 +246,7 @@ class WeightLaws(Harness):
             for priority in (0, 1, 5, 2):
                 await fill(buffer, 1, priority=priority)
             for item in (await buffer.sample({"math": 4}, beta=0.7))["math"]:
-                assert (item.probability, item.weight) == (pytest.approx(1 / 4), pytest.approx(1))
+                assert odds(item) == pytest.approx([1 / 4, 1])
 
     async def test_weights_of_groups_of_priority_zero(self, open_buffer: OpenBuffer) -> None:
         """p is one over their number."""
@@ -247,9 +254,9 @@ class WeightLaws(Harness):
         await fill(buffer, 1, priority=3)
         await fill(buffer, 4, priority=0)
         first, *rest = (await buffer.sample({"math": 5}, beta=1))["math"]
-        assert (first.probability, first.weight) == (pytest.approx(1), pytest.approx(1 / 5))
+        assert odds(first) == pytest.approx([1, 1 / 5])
         for item in rest:
-            assert (item.probability, item.weight) == (pytest.approx(1 / 4), pytest.approx(4 / 5))
+            assert odds(item) == pytest.approx([1 / 4, 4 / 5])
 
     async def test_extreme_priorities_lose_no_batch(self, open_buffer: OpenBuffer) -> None:
         """A weight that is beyond all numbers is infinite."""
