@@ -149,16 +149,15 @@ class Leasing:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._lease is not None
-        if not self._lease.open:
-            return
-        if error is None:
-            await self._lease.acknowledge()
-            return
-        # A consumer that was stopped says nothing against the groups; one that failed may have failed because of them.
-        failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
+        lease = self._lease
+        assert lease is not None
         try:
+            if error is None:
+                await lease.acknowledge()
+                return
+            # A consumer that was stopped says nothing against the groups; one that failed may have failed by them.
+            failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
             with contextlib.suppress(ReplayBufError):  # then they come back when the time is over
-                await self._lease.give_back(failed=failed)
+                await lease.give_back(failed=failed)
         finally:
-            self._lease.stop()
+            lease.stop()
