@@ -11,9 +11,9 @@ from typing import Any, Literal, Self
 
 from replaybuf.buffer import ReplayBuffer
 from replaybuf.checks import check_seconds, check_task_name, check_timeout
-from replaybuf.chunks.data import Chunk, Fragment, Problem, Selection, check_number
+from replaybuf.chunks.data import Chunk, Fragment, Problem, Selection, check_number, fragment_error
 from replaybuf.chunks.ledger import Ledger, State
-from replaybuf.errors import ConfigError, ConflictError, FragmentError, InputError, NotReadyError, ReplayBufError
+from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
 from replaybuf.rollout import Status
 
 OnProblem = Literal["error", "drop"]
@@ -99,7 +99,8 @@ class ChunkBuffer:
 
         `data` is what the codec can write: numpy arrays, dicts, lists, numbers, texts, bytes. `index` is the fragment's
         place among those of the worker, `session` the training session, `version` the model's that made it. A session
-        above the store's begins: unfinished fragments, chunks and the selection of older ones leave.
+        above the store's begins, with the model at the fragment's version: unfinished fragments, chunks and the
+        selection of older ones leave.
 
         When it returns True, the fragment is committed, and so is the chunk that it completed. After a put that failed
         or was cancelled the fragment may or may not be stored: put it again.
@@ -167,7 +168,7 @@ class ChunkBuffer:
                 await self._refuse(fragment, "duplicate", progress.next)
                 return None
             if progress is not None and self._on_problem == "error":
-                raise _error(fragment, "gap", progress.next)
+                raise fragment_error(fragment, "gap", progress.next)
             # Somebody else may begin this worker at the same time: the next look tells where it is.
             begun = await self._ledger.begin(worker, session, index, progress)
             if begun and progress is not None:
@@ -176,7 +177,7 @@ class ChunkBuffer:
 
     async def _refuse(self, fragment: Fragment, kind: Problem, expected: int) -> None:
         if self._on_problem == "error":
-            raise _error(fragment, kind, expected)
+            raise fragment_error(fragment, kind, expected)
         await self._ledger.drop(kind)
 
     async def _settle(self, worker: str, session: int) -> None:
@@ -236,8 +237,9 @@ class ChunkBuffer:
         """Draw `n` chunks uniformly at random, as soon as there are so many; each is drawn up to `max_reuse` times.
 
         The selection is also what `prepared()` gives from now on, in every process. It is written before the draw is
-        settled: when this process dies or is cancelled in between, the chunks are back, at the latest after
-        `lease_seconds`, and that draw of them doesn't count, though `prepared()` may show the selection already.
+        settled, so nothing is lost when this process dies within the call, or the call is cancelled: either the chunks
+        are back, after `lease_seconds` at the latest, and that draw of them doesn't count, though `prepared()` may show
+        the selection already; or the draw counts, and `prepared()` has the selection.
 
         Raises NotReadyError (a TimeoutError) after `timeout` seconds (None: never), saying what was missing; then
         nothing was drawn. Raises InputError for more chunks than `max_chunks`.
@@ -312,32 +314,6 @@ class ChunkBuffer:
         there = await self.buffer.count(self.name, Status.COMPLETED)
         waiting = await self.buffer.count_where({"task_name": self._ledger.fragments})
         return (
-            f"after {limit:g} s: {there} of {n} chunks are there in {self.name!r}, and {waiting} fragments wait for the "
-            "rest of theirs; nothing was drawn"
+            f"after {limit:g} s: {there} of {n} chunks are there in {self.name!r}, and {waiting} fragments wait for "
+            "the rest of theirs; nothing was drawn"
         )
-
-
-def _error(fragment: Fragment, kind: Problem, expected: int) -> FragmentError:
-    return FragmentError(
-        _describe(fragment, kind, expected),
-        kind=kind,
-        worker=fragment.worker,
-        index=fragment.index,
-        session=fragment.session,
-        expected=expected,
-    )
-
-
-def _describe(fragment: Fragment, kind: Problem, expected: int) -> str:
-    place = f"fragment {fragment.index} of worker {fragment.worker!r} in session {fragment.session}"
-    if kind == "session":
-        return f"{place}: that session is over, the store is in session {expected}; start the worker in that one"
-    if kind == "duplicate":
-        return (
-            f"{place} is there already: the next one is {expected}; after a put that was repeated this is no harm, and "
-            f"for a worker that started anew call forget({fragment.worker!r})"
-        )
-    return (
-        f"{place} leaves a gap: the next one is {expected}; put that first, or call forget({fragment.worker!r}) to "
-        "start its next chunk here, or choose on_problem='drop'"
-    )

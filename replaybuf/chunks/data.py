@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from replaybuf.checks import MAX_STEP, check_task_name
-from replaybuf.errors import InputError
+from replaybuf.errors import FragmentError, InputError
 from replaybuf.rollout import Status
 from replaybuf.storage.base import StorageItem, Tags
 
@@ -124,3 +124,30 @@ def check_number(number: Any, what: str, least: int = 0) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number < MAX_STEP:
         raise InputError(f"{what} must be a whole number of at least {least}, below 2**53, got {number!r:.100}")
     return number
+
+
+def fragment_error(fragment: Fragment, kind: Problem, expected: int) -> FragmentError:
+    """The error for a fragment that doesn't follow the ones before it."""
+    return FragmentError(
+        _describe(fragment, kind, expected),
+        kind=kind,
+        worker=fragment.worker,
+        index=fragment.index,
+        session=fragment.session,
+        expected=expected,
+    )
+
+
+def _describe(fragment: Fragment, kind: Problem, expected: int) -> str:
+    place = f"fragment {fragment.index} of worker {fragment.worker!r} in session {fragment.session}"
+    if kind == "session":
+        return f"{place}: that session is over, the store is in session {expected}; start the worker in that one"
+    if kind == "duplicate":
+        return (
+            f"{place} is there already: the next one is {expected}; after a put that was repeated this is no harm, and "
+            f"for a worker that started anew call forget({fragment.worker!r})"
+        )
+    return (
+        f"{place} leaves a gap: the next one is {expected}; put that first, or call forget({fragment.worker!r}) to "
+        "start its next chunk here, or choose on_problem='drop'"
+    )
