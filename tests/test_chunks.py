@@ -693,12 +693,16 @@ async def test_race__a_chunk_is_made_once_by_those_who_complete_it_together(stor
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 async def test_race__several_senders_of_the_same_fragments(stores: Stores, size: int) -> None:
+    problems: set[str] = set()
+
     async def sender(chunks: ChunkBuffer) -> None:
         for index in range(1, 12):
-            with suppress(FragmentError):  # a duplicate, always: everyone sends in order
+            try:
                 await send(chunks, [index])
+            except FragmentError as error:
+                problems.add(error.kind)
 
-    for seed in range(5):
+    for seed in range(8):
         stores.renew()
         senders = [stores.open(size, buffer_type=unhurried(seed + n)) for n in range(3)]
         await send(senders[0], [0])
@@ -706,6 +710,7 @@ async def test_race__several_senders_of_the_same_fragments(stores: Stores, size:
         found = [numbers(chunk) for chunk in await stored(senders[0])]
         assert found == [list(range(n, n + size)) for n in range(0, 12, size)]
         assert await senders[1].expected(W) == 12
+    assert problems <= {"duplicate"}  # everyone sends in order
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -745,6 +750,33 @@ async def test_race__fetches_against_workers_against_the_model(stores: Stores, s
     assert fresh <= set(chunks)
     stale = (await buffers[0].dropped())["stale"]
     assert len(chunks) + stale == len(workers) * count // size
+
+
+async def test_race__what_a_delayed_put_leaves_behind_is_passed_over(stores: Stores) -> None:
+    chunks = stores.open()
+    await send(chunks, range(4))
+    tags: dict[str, Any] = {"worker": W, "session": 1}
+    late = {"status": "archived", "index": 2, "version": 0, "data": {"n": 2}}
+    late_tags = tags | {"index": 2, "version": 0, "last": True}
+    await chunks.buffer.put([late], "chunks.fragments", tags=late_tags, key=f"1/2/{W}")
+    await chunks.buffer.put([{"status": "archived"}], "chunks.cursors", tags=tags | {"start": 0, "size": 3})
+    again = stores.open()
+    assert await again.expected(W) == 4
+    await send(again, range(4, 6))
+    assert [numbers(chunk) for chunk in await stored(again)] == [[0, 1, 2], [3, 4, 5]]
+    assert await again.buffer.count_where({"task_name": "chunks.fragments"}) == 0
+    assert await again.expected(W) == 6
+
+
+async def test_race__a_chunk_of_a_session_that_has_just_ended_is_not_made(stores: Stores) -> None:
+    chunks = stores.open(2, max_chunks=1)
+    await send(chunks, [0], version=9)
+    # Somebody begins a session, and gets no further.
+    await chunks.buffer.put([{"status": "archived"}], "chunks.state", tags={"session": 2, "version": 0})
+    await send(chunks, [1], version=9)
+    assert await stored(chunks) == []
+    assert await chunks.buffer.count_where({"tags.session": 1, "task_name": {"$ne": "chunks.state"}}) == 0
+    assert (await problem(chunks.put(1, worker=W, index=2, session=1, version=9))).kind == "session"
 
 
 async def test_race__a_new_session_against_the_old_one(stores: Stores) -> None:

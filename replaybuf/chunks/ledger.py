@@ -233,7 +233,7 @@ class Ledger:
             self.name,
             chunk_rollouts(progress.fragments),
             tags={"worker": worker, "session": session, "start": progress.start, "version": version},
-            replaces=(*progress.cursors, *(row.uid for row in others), *progress.left),
+            replaces=(*progress.cursors, *(row.uid for row in others)),
             # Made twice, by an accident that takes a put delayed for the life of a chunk, it is still there once.
             key=f"{session}/{progress.start}/{worker}",
             priority=float(version),
