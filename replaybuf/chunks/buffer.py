@@ -33,7 +33,8 @@ class _Known:
     session: int
     next: int
     end: int
-    uids: tuple[int, ...]
+    state: tuple[int, ...]
+    worker: tuple[int, ...]
 
 
 class ChunkBuffer:
@@ -123,9 +124,9 @@ class ChunkBuffer:
         last = index + 1 == known.end
         uid = await self._ledger.store(fragment, last=last)
         if last:
-            await self._settle(worker, session)
+            await self._settle(worker, known)
         else:
-            self._remember(worker, _Known(session, index + 1, known.end, (*known.uids, uid)))
+            self._remember(worker, _Known(session, index + 1, known.end, known.state, (*known.worker, uid)))
         return True
 
     async def forget(self, worker: str) -> int:
@@ -151,7 +152,7 @@ class ChunkBuffer:
         return await self._ledger.dropped()
 
     async def _still(self, known: _Known) -> bool:
-        return await self._ledger.all_there(known.uids)
+        return await self._ledger.all_there((*known.state, *known.worker))
 
     async def _find_place(self, fragment: Fragment) -> _Known | None:
         """Where the fragment belongs, after all that has to be done before; None when it is to be dropped."""
@@ -163,7 +164,7 @@ class ChunkBuffer:
                 return None
             progress = await self._ledger.settle(worker, session, self._max_staleness)
             if progress is not None and index == progress.next:
-                return _Known(session, index, progress.start + progress.size, (*state.uids, *progress.uids))
+                return _Known(session, index, progress.start + progress.size, state.uids, progress.uids)
             if progress is not None and index < progress.next:
                 await self._refuse(fragment, "duplicate", progress.next)
                 return None
@@ -180,14 +181,13 @@ class ChunkBuffer:
             raise fragment_error(fragment, kind, expected)
         await self._ledger.drop(kind)
 
-    async def _settle(self, worker: str, session: int) -> None:
-        progress = await self._ledger.settle(worker, session, self._max_staleness)
+    async def _settle(self, worker: str, known: _Known) -> None:
+        progress = await self._ledger.settle(worker, known.session, self._max_staleness)
         if progress is None:  # the session is over
             self._known.pop(worker, None)
             return
-        state = await self._ledger.state()
-        uids = (*(state.uids if state else ()), *progress.uids)
-        self._remember(worker, _Known(session, progress.next, progress.start + progress.size, uids))
+        end = progress.start + progress.size
+        self._remember(worker, _Known(known.session, progress.next, end, known.state, progress.uids))
 
     def _remember(self, worker: str, known: _Known) -> None:
         if len(self._known) >= _REMEMBERED and worker not in self._known:

@@ -127,7 +127,9 @@ class Ledger:
 
     async def state(self) -> State | None:
         """The session and version that the model is at; None before the first fragment."""
-        rows = await self._read({"task_name": self.state_task})
+        rows = await self._read(
+            {"task_name": self.state_task}, still_there=False
+        )  # the highest is never replaced alone
         if not rows:
             return None
         session, version = max((_tag(row, "session"), _tag(row, "version")) for row in rows)
@@ -177,14 +179,15 @@ class Ledger:
         listed = list(uids)
         return await self.buffer.count_where({"uid": {"$in": listed}}) == len(listed)
 
-    async def begin(self, worker: str, session: int, index: int, instead: Progress | None = None) -> bool:
+    async def begin(self, worker: str, session: int, index: int, instead: Progress | None = None) -> Progress | None:
         """Let the next chunk of a worker start at this index, in place of all that is known of it.
 
-        False when that isn't so any more.
+        None when that isn't so any more.
         """
         tags: Tags = {"worker": worker, "session": session, "start": index, "size": self.size}
         replaces = (*instead.uids, *instead.left) if instead else ()
-        return await self._try_put(self.cursors, tags=tags, replaces=replaces)
+        uid = await self._try_put(self.cursors, tags=tags, replaces=replaces)
+        return None if uid is None else Progress(index, self.size, (uid,))
 
     async def store(self, fragment: Fragment, *, last: bool) -> int:
         """Store a fragment; the `last` one of a chunk is marked, to be found when nobody made the chunk."""
@@ -199,37 +202,41 @@ class Ledger:
             progress = await self.progress(worker, session)
             if progress is None:
                 return None
-            if progress.made is not None:
-                await self.begin(worker, session, progress.start, progress)
-            elif progress.complete:
-                await self._make(worker, session, progress, max_staleness)
-            else:
+            if progress.complete:
+                progress = await self._make(worker, session, progress, max_staleness)
+            if progress is not None and progress.made is not None:
+                progress = await self.begin(worker, session, progress.start, progress)
+            if progress is not None:
                 return progress
         raise ConflictError(f"the fragments of worker {worker!r} change all the time")
 
     async def unmade(self) -> list[tuple[str, int]]:
         """The workers, with their sessions, of whom the last fragment of a chunk is there, but not in it."""
-        rows = await self._read({"task_name": self.fragments, "tags.last": True})
-        return sorted({(_tag(row, "worker"), _tag(row, "session")) for row in rows})
+        rows = self.buffer.find({"task_name": self.fragments, "tags.last": True})
+        return sorted({(_tag(row, "worker"), _tag(row, "session")) async for row in rows})
 
-    async def _make(self, worker: str, session: int, progress: Progress, max_staleness: int | None) -> None:
-        """Put a chunk in place of its cursor and fragments; a stale or damaged one only leaves."""
+    async def _make(self, worker: str, session: int, progress: Progress, max_staleness: int | None) -> Progress | None:
+        """Put a chunk in place of its cursor and fragments but the last; a stale or damaged one only leaves.
+
+        Where the worker is then, or None when somebody else was faster, or the session is over.
+        """
         version = min(_tag(row, "version") for row in progress.fragments)
         state = await self.state() or State(session, version)
         if state.session > session:  # whoever began it hasn't removed this yet
             await self.clear(state, max_staleness)
-            return
+            return None
         problem = ""
         if any(not row.item for row in progress.fragments):
             problem = "damaged"
         elif max_staleness is not None and version < state.version - max_staleness:
             problem = "stale"
         if problem:
-            if await self.begin(worker, session, progress.next, progress):
+            begun = await self.begin(worker, session, progress.next, progress)
+            if begun is not None:
                 await self.drop(problem)
-            return
-        *others, _ = progress.fragments
-        await self._try_put(
+            return begun
+        *others, last = progress.fragments
+        uid = await self._try_put(
             self.name,
             chunk_rollouts(progress.fragments),
             tags={"worker": worker, "session": session, "start": progress.start, "version": version},
@@ -239,6 +246,7 @@ class Ledger:
             priority=float(version),
             current_train_step=state.version + 1,
         )
+        return None if uid is None else Progress(progress.next, self.size, made=last, left=progress.left)
 
     # Counting
 
@@ -263,27 +271,27 @@ class Ledger:
         *,
         replaces: tuple[int, ...],
         **options: Any,
-    ) -> bool:
-        """Put a group in place of others; False when one of them is gone: somebody else was faster."""
+    ) -> int | None:
+        """Put a group in place of others; None when one of them is gone: somebody else was faster."""
         group = [dict(_MARK)] if rollouts is None else rollouts
         try:
-            await self.buffer.put(group, task_name, replaces=replaces, **options)
+            return await self.buffer.put(group, task_name, replaces=replaces, **options)
         except ConflictError:
-            return False
-        return True
+            return None
 
-    async def _read(self, query: Mapping[str, Any]) -> list[StorageItem]:
+    async def _read(self, query: Mapping[str, Any], *, still_there: bool = True) -> list[StorageItem]:
         """All groups that match, as they were at one moment.
 
         `find` reads one group after the other. When afterwards there are no others, and then all that were read are
-        still there, these are the ones that there were in between, because groups like these never change.
+        still there, these are the ones that there were in between, because groups like these never change. Without
+        `still_there` some of them may have left.
         """
         began = time.monotonic()
         for _ in range(_ATTEMPTS):
             rows = [row async for row in self.buffer.find(query)]
             uids = [row.uid for row in rows]
             others = {"$and": [query, {"uid": {"$not_in": uids}}]}
-            if await self.buffer.count_where(others) == 0 and await self.all_there(uids):
+            if await self.buffer.count_where(others) == 0 and (not still_there or await self.all_there(uids)):
                 return rows
         raise ConflictError(f"{query} changed all the time for {time.monotonic() - began:.1f} s")
 
