@@ -142,13 +142,25 @@ class SideBySide(RuleBasedStateMachine):
     # Leases
 
     @precondition(lambda self: len(self.reference) > 1)
-    @rule(wanted=st.dictionaries(tasks, sizes, min_size=1), status=statuses, where=sometimes, timeout=st.just(0))
-    def lease(self, wanted: dict[str, int], status: Status, where: Any, timeout: float) -> None:
-        pair = self.each(
-            lambda buffer: buffer.lease_batch(
-                wanted, group_status=status, where=where, timeout=timeout, seconds=1000, heartbeat=False
-            ).__aenter__()
-        )
+    @rule(
+        wanted=st.dictionaries(tasks, sizes, min_size=1),
+        status=statuses,
+        where=sometimes,
+        failures=st.sampled_from([0, 0, 1, 2]),
+    )
+    def lease(self, wanted: dict[str, int], status: Status, where: Any, failures: int) -> None:
+        """Groups are leased, after others may have failed with them."""
+
+        async def leased(buffer: ReplayBuffer) -> Lease:
+            for failure in range(failures + 1):
+                lease = await buffer.lease_batch(
+                    wanted, group_status=status, where=where, seconds=1000, heartbeat=False
+                )
+                if failure < failures:
+                    await lease.give_back(failed=f"failure {failure}")
+            return lease
+
+        pair = self.each(leased)
         expected, got = (_seen(one.items) if isinstance(one, Lease) else _plain_error(one) for one in pair)
         assert got == expected
         if isinstance(pair[0], Lease):
@@ -159,12 +171,15 @@ class SideBySide(RuleBasedStateMachine):
         which=st.integers(0, 9),
         part=st.none() | st.lists(st.integers(0, 3), max_size=2),
         how=st.sampled_from(["acknowledge", "acknowledge", "give back", "failed", "extend"]),
+        priority=st.sampled_from([None, 0, 0.5, 1e3]),
     )
-    def settle(self, which: int, part: list[int] | None, how: str) -> None:
-        """A part of a lease, or all that is open."""
+    def settle(self, which: int, part: list[int] | None, how: str, priority: float | None) -> None:
+        """A part of a lease, or all that is open, perhaps with a new priority."""
         pair = self.leases[which % len(self.leases)]
         there = sorted(pair[0].open)
         uids = None if part is None else [there[place] for place in part if place < len(there)]
+        if priority is not None:
+            self.both(lambda buffer: buffer.update_priorities(dict.fromkeys(there, priority)))
 
         async def settled(lease: Lease) -> Any:
             if how == "acknowledge":
