@@ -46,6 +46,17 @@ class PolicyLaws(Harness):
         await buffer.put(group(3), "math")
         assert ids(await buffer.get(9, "math")) == [3, 1, 0]
 
+    @pytest.mark.parametrize("policy", ["fifo", "lifo", "staleness", "uniform", "prioritized"])
+    async def test_a_batch_never_holds_part_of_a_group(self, open_buffer: OpenBuffer, policy: str) -> None:
+        """Trinity-RFT counts rows and splits groups; here a group is drawn, with all of its rollouts."""
+        buffer = await open_buffer(policy, seed=1, max_times_sampled=2)
+        for number in range(6):
+            await buffer.put(group(*[number] * (1 + number % 3)), "math", priority=number)
+        for _ in range(3):
+            for rollouts in await buffer.get(4, "math"):
+                number = rollouts[0].rollout_id
+                assert [rollout.rollout_id for rollout in rollouts] == [number] * (1 + number % 3)
+
     @RANDOM
     async def test_a_random_draw_takes_each_group_once(self, open_buffer: OpenBuffer, policy: str) -> None:
         """All of them in the end, in an order of their own."""
