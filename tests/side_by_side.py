@@ -118,24 +118,30 @@ class SideBySide(RuleBasedStateMachine):
     def take_batch(self, wanted: dict[str, int], status: Status, timeout: float) -> None:
         self.both(lambda buffer: buffer.take_batch(wanted, group_status=status, timeout=timeout))
 
-    @precondition(lambda self: len(self.reference) > 1)
     @rule(
-        wanted=st.dictionaries(tasks, sizes, min_size=1),
-        status=statuses,
-        where=sometimes,
+        many=st.lists(puts, min_size=2, max_size=6),
+        wanted=st.dictionaries(tasks, st.integers(1, 3), min_size=1),
+        wheres=st.lists(st.none() | sometimes, min_size=1, max_size=4),
         beta=st.sampled_from([None, 0, 0.5, 1]),
         priorities=st.lists(st.sampled_from([0, 0.25, 1, 1e3]), min_size=1, max_size=4),
     )
     def replay(
-        self, wanted: dict[str, int], status: Status, where: Any, beta: float | None, priorities: list[float]
+        self,
+        many: list[dict[str, Any]],
+        wanted: dict[str, int],
+        wheres: list[Any],
+        beta: float | None,
+        priorities: list[float],
     ) -> None:
-        """What a prioritized trainer does: groups are drawn with weights, and get new priorities."""
+        """What a prioritized trainer does: groups are drawn with weights, several times, and get new priorities."""
+        for put in many if len(self.reference) < 10 else []:
+            self.put_one({name: value for name, value in put.items() if name in ("items", "task_name", "priority")})
 
         async def operation(buffer: ReplayBuffer) -> Any:
-            drawn = await buffer.sample(wanted, group_status=status, where=where, beta=beta)
-            uids = [item.uid for items in drawn.values() for item in items]
+            draws = [await buffer.sample(wanted, where=where, beta=beta) for where in wheres]
+            uids = [item.uid for items in draws[-1].values() for item in items]
             updated = await buffer.update_priorities(dict(zip([*uids, 1, 2, 3], priorities, strict=False)))
-            return _seen(drawn), updated
+            return [_seen(drawn) for drawn in draws], updated
 
         self.both(operation)
 
