@@ -139,8 +139,8 @@ class ReplayBuffer:
         is dropped instead, and counted (`dropped`). The rollouts given are changed in place accordingly.
 
         The same `key` in the same task replaces the group instead of adding one. `replaces` are the uids of groups that
-        leave the buffer in the same transaction. `tags` can be queried (`tags.NAME`). Returns None for an empty list and
-        for a dropped group.
+        leave the buffer in the same transaction. `tags` can be queried (`tags.NAME`). Returns None for an empty list
+        and for a dropped group.
 
         Where the limits leave no room, the put waits for up to `timeout` seconds (default: the config's put_timeout;
         None: for ever), and then raises FullError, which is also a TimeoutError; with `on_full="reject"` at once.
@@ -194,8 +194,8 @@ class ReplayBuffer:
     ) -> list[list[Any]]:
         """Take up to `batch_size` groups of a task in the policy's order; they leave the buffer as they are returned.
 
-        (With `max_times_sampled` other than 1, completed groups stay for their next draw.) `where` narrows them further.
-        A size of 0 or less gives an empty list.
+        (With `max_times_sampled` other than 1, completed groups stay for their next draw.) `where` narrows them
+        further. A size of 0 or less gives an empty list.
         """
         draw = self._draw({task_name: batch_size}, group_status, where)
         taken = await self.waits.draw(draw, 0, self.storage.take)
@@ -335,9 +335,9 @@ class ReplayBuffer:
         `tasks[task]` has `buffered` by status, `leased` and `archived` (groups now); totals since the beginning,
         whichever process caused them: `put`, `sampled_new`, `sampled_again`, `taken`, `evicted`, `expired`, `dropped`,
         `deleted`, `replaced`, `set_aside`, `refused`, `returned`, `lease_expired`, `pruned`; some of them also as
-        rates since the last call (`put_per_second`, ...; 0 at the first). With `distributions` also those of `staleness` and
-        `times_sampled` among the completed groups, which reads the metadata of all. `waits` are those of this buffer
-        object, for `groups` and for `room`: `count`, `seconds`, `timeouts`.
+        rates since the last call (`put_per_second`, ...; 0 at the first). With `distributions` also those of
+        `staleness` and `times_sampled` among the completed groups, which reads the metadata of all. `waits` are those
+        of this buffer object, for `groups` and for `room`: `count`, `seconds`, `timeouts`.
         """
         self._check_open()
         return await self._meter.read(self.storage, self.waits, distributions=distributions)
