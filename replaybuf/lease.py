@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any
@@ -110,10 +111,14 @@ class Lease:
 
 
 class _Heartbeat:
-    """Extends a lease from a thread of its own: a training step that blocks the event loop doesn't stop it."""
+    """Extends a lease from a thread of its own: a training step that blocks the event loop doesn't stop it.
+
+    A lease that nobody has any more, though it was never settled, runs out.
+    """
 
     def __init__(self, lease: Lease) -> None:
-        self._lease = lease
+        self._lease = weakref.ref(lease)
+        self._seconds = lease._seconds
         self._stopping = threading.Event()
         threading.Thread(target=self._run, name="replaybuf-heartbeat", daemon=True).start()
 
@@ -121,15 +126,22 @@ class _Heartbeat:
         self._stopping.set()
 
     def _run(self) -> None:
-        lease = self._lease
-        while not self._stopping.wait(lease._seconds / _BEATS):
-            try:
-                asyncio.run(lease._extend(lease._seconds))
-            except (LeaseLostError, ClosedError) as error:
-                _logger.debug("%r ends: %s", lease, error)
-                return
-            except ReplayBufError as error:
-                _logger.warning("%r could not be extended and will be tried again: %s", lease, error)
+        while not self._stopping.wait(self._seconds / _BEATS) and self._beat():
+            pass
+
+    def _beat(self) -> bool:
+        """Extend the lease; whether to go on."""
+        lease = self._lease()
+        if lease is None:
+            return False
+        try:
+            asyncio.run(lease._extend(self._seconds))
+        except (LeaseLostError, ClosedError) as error:
+            _logger.debug("%r ends: %s", lease, error)
+            return False
+        except ReplayBufError as error:
+            _logger.warning("%r could not be extended and will be tried again: %s", lease, error)
+        return True
 
 
 class Leasing:

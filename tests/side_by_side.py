@@ -118,37 +118,55 @@ class SideBySide(RuleBasedStateMachine):
     def take_batch(self, wanted: dict[str, int], status: Status, timeout: float) -> None:
         self.both(lambda buffer: buffer.take_batch(wanted, group_status=status, timeout=timeout))
 
-    @precondition(lambda self: len(self.reference) > 1)
     @rule(
-        wanted=st.dictionaries(tasks, sizes, min_size=1),
-        status=statuses,
-        where=sometimes,
+        many=st.lists(puts, min_size=2, max_size=6),
+        wanted=st.dictionaries(tasks, st.integers(1, 3), min_size=1),
+        wheres=st.lists(st.none() | sometimes, min_size=1, max_size=4),
         beta=st.sampled_from([None, 0, 0.5, 1]),
         priorities=st.lists(st.sampled_from([0, 0.25, 1, 1e3]), min_size=1, max_size=4),
     )
     def replay(
-        self, wanted: dict[str, int], status: Status, where: Any, beta: float | None, priorities: list[float]
+        self,
+        many: list[dict[str, Any]],
+        wanted: dict[str, int],
+        wheres: list[Any],
+        beta: float | None,
+        priorities: list[float],
     ) -> None:
-        """What a prioritized trainer does: groups are drawn with weights, and get new priorities."""
+        """What a prioritized trainer does: groups are drawn with weights, several times, and get new priorities."""
+        for put in many if len(self.reference) < 10 else []:
+            self.put_one({name: value for name, value in put.items() if name in ("items", "task_name", "priority")})
 
         async def operation(buffer: ReplayBuffer) -> Any:
-            drawn = await buffer.sample(wanted, group_status=status, where=where, beta=beta)
-            uids = [item.uid for items in drawn.values() for item in items]
+            draws = [await buffer.sample(wanted, where=where, beta=beta) for where in wheres]
+            uids = [item.uid for items in draws[-1].values() for item in items]
             updated = await buffer.update_priorities(dict(zip([*uids, 1, 2, 3], priorities, strict=False)))
-            return _seen(drawn), updated
+            return [_seen(drawn) for drawn in draws], updated
 
         self.both(operation)
 
     # Leases
 
     @precondition(lambda self: len(self.reference) > 1)
-    @rule(wanted=st.dictionaries(tasks, sizes, min_size=1), status=statuses, where=sometimes, timeout=st.just(0))
-    def lease(self, wanted: dict[str, int], status: Status, where: Any, timeout: float) -> None:
-        pair = self.each(
-            lambda buffer: buffer.lease_batch(
-                wanted, group_status=status, where=where, timeout=timeout, seconds=1000, heartbeat=False
-            ).__aenter__()
-        )
+    @rule(
+        wanted=st.dictionaries(tasks, sizes, min_size=1),
+        status=statuses,
+        where=sometimes,
+        failures=st.sampled_from([0, 0, 1, 2]),
+    )
+    def lease(self, wanted: dict[str, int], status: Status, where: Any, failures: int) -> None:
+        """Groups are leased, after others may have failed with them."""
+
+        async def leased(buffer: ReplayBuffer) -> Lease:
+            for failure in range(failures + 1):
+                lease = await buffer.lease_batch(
+                    wanted, group_status=status, where=where, seconds=1000, heartbeat=False
+                )
+                if failure < failures:
+                    await lease.give_back(failed=f"failure {failure}")
+            return lease
+
+        pair = self.each(leased)
         expected, got = (_seen(one.items) if isinstance(one, Lease) else _plain_error(one) for one in pair)
         assert got == expected
         if isinstance(pair[0], Lease):
@@ -159,12 +177,15 @@ class SideBySide(RuleBasedStateMachine):
         which=st.integers(0, 9),
         part=st.none() | st.lists(st.integers(0, 3), max_size=2),
         how=st.sampled_from(["acknowledge", "acknowledge", "give back", "failed", "extend"]),
+        priority=st.sampled_from([None, 0, 0.5, 1e3]),
     )
-    def settle(self, which: int, part: list[int] | None, how: str) -> None:
-        """A part of a lease, or all that is open."""
+    def settle(self, which: int, part: list[int] | None, how: str, priority: float | None) -> None:
+        """A part of a lease, or all that is open, perhaps with a new priority."""
         pair = self.leases[which % len(self.leases)]
         there = sorted(pair[0].open)
         uids = None if part is None else [there[place] for place in part if place < len(there)]
+        if priority is not None:
+            self.both(lambda buffer: buffer.update_priorities(dict.fromkeys(there, priority)))
 
         async def settled(lease: Lease) -> Any:
             if how == "acknowledge":

@@ -86,9 +86,9 @@ class Frame(Items):
     def select(self, query: Node, order: Order = IN_ORDER, key: Key | None = None) -> list[int]:
         chosen = self.frame[_mask(query, self.frame)]
         names = [term.field for term in order]
-        for name in set(names) & set(KEYS):
-            assert key is not None
-            chosen = chosen.assign(**{name: [key(int(uid), name) for uid in chosen.index]})
+        if key is not None:
+            for name in set(names) & set(KEYS):
+                chosen = chosen.assign(**{name: [key(int(uid), name) for uid in chosen.index]})
         ascending = [not term.descending for term in order]
         chosen = chosen.sort_values(names, ascending=ascending, kind="stable", na_position="last")
         return [int(uid) for uid in chosen.index]

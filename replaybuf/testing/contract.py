@@ -8,10 +8,11 @@ from replaybuf.testing.durable import DurableLaws
 from replaybuf.testing.durable_rules import DurableRulesLaws
 from replaybuf.testing.expiring import ExpiryLaws
 from replaybuf.testing.filling import EvictionLaws, FullLaws
-from replaybuf.testing.leasing import LeaseLaws, LeaseTimeLaws
+from replaybuf.testing.lapsing import LeaseTimeLaws
+from replaybuf.testing.leasing import LeaseLaws
 from replaybuf.testing.limiting import RateLaws
 from replaybuf.testing.persistence import PersistenceLaws
-from replaybuf.testing.policies import PolicyLaws, WeightLaws
+from replaybuf.testing.policies import PolicyLaws
 from replaybuf.testing.putting import PuttingLaws
 from replaybuf.testing.querying import ChangingLaws, QueryingLaws
 from replaybuf.testing.refreshing import RefreshingLaws
@@ -20,6 +21,7 @@ from replaybuf.testing.reusing import ReuseLaws
 from replaybuf.testing.taking import CountingLaws, TakingLaws
 from replaybuf.testing.tallying import MetricsLaws, TallyLaws
 from replaybuf.testing.waiting import ClosingLaws, WaitingLaws
+from replaybuf.testing.weighing import WeightLaws
 
 
 class StorageContract(
