@@ -52,6 +52,49 @@ async def consume(url: str, log: Log, until: str, size: str) -> None:
                 await asyncio.sleep(0.005)
 
 
+BOUNDED = {"capacity": 40, "max_deliveries": 0}
+
+
+async def produce_beyond_capacity(url: str, log: Log, first: str, count: str) -> None:
+    """Put groups of older and older models into a buffer that holds 40."""
+    async with build(url, **BOUNDED) as buffer:
+        for number in range(int(first), int(first) + int(count)):
+            await buffer.put(group(number), TASK, model_step=number % 7, current_train_step=8)
+            log.write(number)
+
+
+async def lease(url: str, log: Log, until: str, size: str) -> None:
+    """Lease groups and acknowledge them, until the file `until` exists and nothing is left; some leases fail."""
+    turn = 0
+    async with build(url, **BOUNDED) as buffer:
+        while True:
+            last = os.path.exists(until)  # noqa: ASYNC240
+            turn += 1
+            try:
+                async with buffer.lease_batch({TASK: int(size)}, seconds=1) as batch:
+                    await asyncio.sleep(0.01)
+                    if turn % 5 == 0:
+                        raise OSError("the consumer fails")
+                    found = numbers_of(batch.batch[TASK])
+            except OSError:
+                continue
+            log.write(*found)
+            if last and not found and not (await buffer.metrics())["tasks"][TASK]["leased"]:
+                return
+
+
+async def drop_old_groups(url: str, log: Log, until: str) -> None:
+    """Refresh again and again, to steps at which some groups are too old, and drop those."""
+    async with build(url, **BOUNDED) as buffer:
+        while not os.path.exists(until):  # noqa: ASYNC240
+            await buffer.refresh_staleness(
+                task_stale_thresholds={TASK: 7},
+                current_train_step=8,
+                expired_groups_retryable_by_task={TASK: False},
+            )
+            await asyncio.sleep(0.02)
+
+
 async def wait(url: str, log: Log, size: str) -> None:
     """Wait for a batch, and write down when it came."""
     async with build(url) as buffer:
