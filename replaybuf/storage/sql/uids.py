@@ -15,8 +15,10 @@ def make_room(connection: Connection, scope: Scope) -> None:
     check_empty(int(connection.execute(select(func.count()).where(group.c.lane.in_(ours))).scalar_one()))
     connection.execute(delete(tally).where(tally.c.lane.in_(ours)))
     connection.execute(delete(lane).where(lane.c.buffer == scope.buffer))
-    connection.execute(delete(payload).where(payload.c.uid.in_(select(garbage.c.uid))))
-    connection.execute(delete(garbage))
+    # What was taken from other buffers may yet be given back to them: the sweep knows when it may go.
+    if not connection.execute(select(exists().where(lane.c.buffer != scope.buffer))).scalar():
+        connection.execute(delete(payload).where(payload.c.uid.in_(select(garbage.c.uid))))
+        connection.execute(delete(garbage))
 
 
 def free_shift(connection: Connection, last: int) -> int:
