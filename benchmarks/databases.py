@@ -85,9 +85,9 @@ def sqlite_path(url: str) -> str:
 
 
 @asynccontextmanager
-async def open_buffer(url: str, policy: str = "fifo") -> AsyncIterator[ReplayBuffer]:
+async def open_buffer(url: str, policy: str = "fifo", **options: Any) -> AsyncIterator[ReplayBuffer]:
     """A buffer, open and ready."""
-    async with ReplayBufferConfig(url=url, policy=policy).build() as buffer:
+    async with ReplayBufferConfig(url=url, policy=policy, **options).build() as buffer:
         await buffer.count(TASK, "completed")
         yield buffer
 

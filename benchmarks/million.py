@@ -52,6 +52,7 @@ async def _copy(engine: Any, count: int) -> None:
             )
             for offset in range(SEED, count, SEED):
                 await connection.execute(copy, {"offset": offset})
+        await connection.execute(text(f"UPDATE rb_tally SET amount = amount * {count // SEED}"))  # noqa: S608
         if engine.dialect.name == "postgresql":
             await connection.execute(text("SELECT setval('rb_uid', (SELECT max(uid) FROM rb_group))"))
         else:

@@ -16,8 +16,8 @@ from typing import Any
 
 from sqlalchemy import Engine, event, text
 
-from benchmarks.databases import TASK, engine_of, new_database, open_buffer, stop_sweeping
-from benchmarks.groups import TRAIN_STEP
+from benchmarks.databases import TASK, engine_of, new_database, open_buffer, put_all, stop_sweeping
+from benchmarks.groups import TRAIN_STEP, small
 from benchmarks.million import fill_many, refresh
 from benchmarks.table import Settings
 from replaybuf import ReplayBuffer
@@ -48,6 +48,17 @@ async def explain_all(url: str) -> list[Explained]:
         await during("is_ready", lambda: buffer.is_ready({TASK: 64}))
         await during("count", lambda: buffer.count(TASK, "completed"))
         await during("count_statuses", lambda: buffer.count_statuses([TASK], ["completed"]))
+    for policy in ("lifo", "uniform", "prioritized"):
+        async with _using(url, policy, caught) as (buffer, during):
+            await buffer.get(1, TASK)  # the races begin
+            await during(f"take {policy}", lambda buffer=buffer: buffer.get(64, TASK))
+            async with _using(url, policy, caught, capacity=await _count(url), remover=policy) as (full, evicting):
+                await put_all(full, [small()])  # so they do here
+                await evicting(f"evict {policy}", lambda full=full: put_all(full, [small() for _ in range(8)]))
+    async with _using(url, "fifo", caught, archive=64, max_times_sampled=2) as (buffer, during):
+        await during("lease", lambda: _lease(buffer))
+        await during("archive", lambda: _lease(buffer))
+        await during("look after groups", lambda: _look_after(buffer))
     async with _using(url, "fifo", caught) as (buffer, during):
         await during("take fifo", lambda: buffer.get(64, TASK))
         await _make_garbage(buffer)
@@ -57,11 +68,16 @@ async def explain_all(url: str) -> list[Explained]:
         )
 
 
+async def _count(url: str) -> int:
+    async with open_buffer(url) as buffer:
+        return len(buffer)
+
+
 @asynccontextmanager
 async def _using(
-    url: str, policy: str, caught: list[tuple[str, str, Any]]
+    url: str, policy: str, caught: list[tuple[str, str, Any]], **options: Any
 ) -> AsyncIterator[tuple[ReplayBuffer, Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[None]]]]:
-    async with open_buffer(url, policy) as buffer:
+    async with open_buffer(url, policy, **options) as buffer:
         await stop_sweeping(buffer)
 
         async def during(purpose: str, work: Callable[[], Awaitable[Any]]) -> None:
@@ -87,6 +103,17 @@ def _catching(purpose: str, caught: list[tuple[str, str, Any]]) -> Any:
         yield
     finally:
         event.remove(Engine, "before_cursor_execute", catch)
+
+
+async def _lease(buffer: ReplayBuffer) -> None:
+    async with buffer.lease_batch({TASK: 64}) as lease:
+        await lease.extend()
+        await lease.give_back(list(lease.open)[:32])
+
+
+async def _look_after(buffer: ReplayBuffer) -> None:
+    state = buffer.storage._open  # type: ignore[attr-defined]
+    await state.thread.run(state.sweeper.look_after_groups)
 
 
 async def _make_garbage(buffer: ReplayBuffer) -> None:

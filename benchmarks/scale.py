@@ -14,6 +14,7 @@ from replaybuf import ReplayBuffer
 from replaybuf.staleness import ExpiryRule, refresh_group
 
 BATCH = 64
+POLICIES = ("fifo", "lifo", "staleness", "uniform", "prioritized")
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
@@ -23,8 +24,10 @@ async def run(settings: Settings) -> AsyncIterator[Row]:
         async with new_database(kind) as large, new_database(kind) as small:
             await fill_many(large, many)
             await fill_many(small, few)
-            for policy in ("fifo", "staleness"):
+            for policy in POLICIES:
                 yield await _gets(settings, kind, policy, large, small, many, few)
+                if policy != "fifo":
+                    yield await _beside_fifo(settings, kind, policy, large, many)
             async with open_buffer(large) as buffer:
                 yield await _looks(settings, kind, buffer, "is_ready", many, 0.005)
                 yield await _looks(settings, kind, buffer, "count", many, 0.050)
@@ -48,6 +51,24 @@ async def _gets(settings: Settings, kind: str, policy: str, large: str, small: s
         shown,
         "<= 1.5",
         middle <= 1.5,
+    )
+
+
+async def _beside_fifo(settings: Settings, kind: str, policy: str, large: str, many: int) -> Row:
+    async with open_buffer(large, policy) as chosen, open_buffer(large, "fifo") as fifo:
+        pairs = await in_turn(
+            lambda: chosen.get(BATCH, TASK), lambda: fifo.get(BATCH, TASK), settings.rounds * 3, warm_up=4
+        )
+    middle, shown = pairs.ratio(faster=False)
+    mine, base = pairs.median
+    return Row(
+        "scale",
+        f"{kind}, {policy}: get(64) with {many:,} small groups buffered, beside fifo",
+        milliseconds(mine),
+        f"fifo: {milliseconds(base)}",
+        shown,
+        "<= 2",
+        middle <= 2,
     )
 
 

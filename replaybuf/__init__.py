@@ -1,6 +1,7 @@
 """A durable, shared, queryable replay buffer for LLM reinforcement learning, on SQLite and PostgreSQL."""
 
 from replaybuf.buffer import ReplayBuffer
+from replaybuf.chunks import Chunk, ChunkBuffer, ChunkBufferConfig, OldestVersionPolicy, Selection
 from replaybuf.codec import Codec
 from replaybuf.config import AsyncReplayBufferConfig, ReplayBufferConfig, SyncReplayBufferConfig
 from replaybuf.errors import (
@@ -11,6 +12,7 @@ from replaybuf.errors import (
     DecodeError,
     DiskFullError,
     EncodeError,
+    FragmentError,
     FullError,
     InputError,
     LeaseLostError,
@@ -53,6 +55,9 @@ __all__ = [
     "AccessError",
     "AsyncReplayBufferConfig",
     "Changes",
+    "Chunk",
+    "ChunkBuffer",
+    "ChunkBufferConfig",
     "ClosedError",
     "Codec",
     "ConfigError",
@@ -63,6 +68,7 @@ __all__ = [
     "EncodeError",
     "ExpiryRule",
     "FIFOPolicy",
+    "FragmentError",
     "FullError",
     "InputError",
     "LIFOPolicy",
@@ -78,6 +84,7 @@ __all__ = [
     "NotEmptyError",
     "NotPicklableError",
     "NotReadyError",
+    "OldestVersionPolicy",
     "OrderTerm",
     "PrioritizedPolicy",
     "QueryError",
@@ -91,6 +98,7 @@ __all__ = [
     "RolloutType",
     "Rules",
     "SchemaError",
+    "Selection",
     "SnapshotError",
     "SnapshotMismatchError",
     "StalenessPolicy",

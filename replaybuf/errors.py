@@ -117,3 +117,28 @@ class MissingSnapshotError(SnapshotError, FileNotFoundError):
 
 class SnapshotMismatchError(SnapshotError, ValueError):
     """The snapshot was written with another schema or policy."""
+
+
+class FragmentError(ReplayBufError, ValueError):
+    """A fragment does not follow the ones before it; it was not stored.
+
+    `kind` is "gap", "duplicate" or "session"; `worker`, `index` and `session` are the fragment's, and `expected` is the
+    index that would have been right, or the session that the store is in.
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        kind: str = "",
+        worker: str = "",
+        index: int = 0,
+        session: int = 0,
+        expected: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.worker = worker
+        self.index = index
+        self.session = session
+        self.expected = expected

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any
@@ -110,10 +111,14 @@ class Lease:
 
 
 class _Heartbeat:
-    """Extends a lease from a thread of its own: a training step that blocks the event loop doesn't stop it."""
+    """Extends a lease from a thread of its own: a training step that blocks the event loop doesn't stop it.
+
+    A lease that nobody has any more, though it was never settled, runs out.
+    """
 
     def __init__(self, lease: Lease) -> None:
-        self._lease = lease
+        self._lease = weakref.ref(lease)
+        self._seconds = lease._seconds
         self._stopping = threading.Event()
         threading.Thread(target=self._run, name="replaybuf-heartbeat", daemon=True).start()
 
@@ -121,15 +126,22 @@ class _Heartbeat:
         self._stopping.set()
 
     def _run(self) -> None:
-        lease = self._lease
-        while not self._stopping.wait(lease._seconds / _BEATS):
-            try:
-                asyncio.run(lease._extend(lease._seconds))
-            except (LeaseLostError, ClosedError) as error:
-                _logger.debug("%r ends: %s", lease, error)
-                return
-            except ReplayBufError as error:
-                _logger.warning("%r could not be extended and will be tried again: %s", lease, error)
+        while not self._stopping.wait(self._seconds / _BEATS) and self._beat():
+            pass
+
+    def _beat(self) -> bool:
+        """Extend the lease; whether to go on."""
+        lease = self._lease()
+        if lease is None:
+            return False
+        try:
+            asyncio.run(lease._extend(self._seconds))
+        except (LeaseLostError, ClosedError) as error:
+            _logger.debug("%r ends: %s", lease, error)
+            return False
+        except ReplayBufError as error:
+            _logger.warning("%r could not be extended and will be tried again: %s", lease, error)
+        return True
 
 
 class Leasing:
@@ -149,16 +161,15 @@ class Leasing:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._lease is not None
-        if not self._lease.open:
-            return
-        if error is None:
-            await self._lease.acknowledge()
-            return
-        # A consumer that was stopped says nothing against the groups; one that failed may have failed because of them.
-        failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
+        lease = self._lease
+        assert lease is not None
         try:
+            if error is None:
+                await lease.acknowledge()
+                return
+            # A consumer that was stopped says nothing against the groups; one that failed may have failed by them.
+            failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
             with contextlib.suppress(ReplayBufError):  # then they come back when the time is over
-                await self._lease.give_back(failed=failed)
+                await lease.give_back(failed=failed)
         finally:
-            self._lease.stop()
+            lease.stop()

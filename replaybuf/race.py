@@ -25,6 +25,8 @@ KEYS = (UNIFORM, PRIORITIZED)
 #: Groups of priority 0 race among themselves, after all others: their keys begin here.
 IDLE = 1e250
 _SLOWEST = 1e-200
+#: Priorities are summed up in this unit: even a sum of the largest ones doesn't overflow then.
+UNIT = 2.0**64
 # After so many of a group's mean times of arrival, its keys have few digits left.
 _FEW_DIGITS = 2.0**40
 _MASK = 2**64 - 1

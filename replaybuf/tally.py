@@ -1,7 +1,8 @@
 """What a store counts, by task and status, in the transactions that it happens in.
 
 For every task, `put` is the sum of what became of its groups: `taken + evicted + dropped + deleted + replaced`, those
-in the buffer (`size` of the statuses other than ARCHIVED), those that are leased, and those that an `update` archived.
+in the buffer (`size`) and those that are leased; all of it without what is counted for the status ARCHIVED, and as long
+as no update moves groups into the archive or out of it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from replaybuf import OrderTerm, ReplayPolicy, RolloutState, Status
-from replaybuf.policy import FIFOPolicy, StalenessPolicy
+from replaybuf import Limits, OrderTerm, ReplayPolicy, RolloutState, Rules, Status
+from replaybuf.errors import ConfigError
+from replaybuf.policy import FIFOPolicy, LIFOPolicy, PrioritizedPolicy, StalenessPolicy, UniformPolicy
 from tests.query.strategies import queries
 
 TASKS = ("a", "b")
@@ -28,12 +29,36 @@ POLICIES = (
     FIFOPolicy,
     StalenessPolicy,
     StalenessPolicy,
-    _policy("lifo", "-timestamp_id"),
+    LIFOPolicy,
+    UniformPolicy,
+    PrioritizedPolicy,
     _policy("best_first", "-reward"),
     _policy("freshest", "staleness", "-reward"),
     _policy("important", "-priority", "-staleness"),
 )
 
+
+def _rules(sampler: type[ReplayPolicy], remover: type[ReplayPolicy], limits: dict[str, Any]) -> Rules | None:
+    try:
+        return Rules(sampler(seed=7), remover(seed=8), Limits(**limits))
+    except ConfigError:
+        return None
+
+
+# Nothing in them depends on time: the archive is large, and buffers don't wait for room.
+limits = st.fixed_dictionaries(
+    {"max_times_sampled": st.sampled_from([1, 0, 2, 3])},
+    optional={
+        "capacity": st.integers(2, 8),
+        "on_full": st.sampled_from(["evict", "evict", "reject", "block"]),
+        "min_size": st.sampled_from([0, 0, 1, 3]),
+        "samples_per_insert": st.sampled_from([None, None, 0.5, 1, 2]),
+        "archive_groups": st.sampled_from([None, 10_000]),
+        "max_deliveries": st.sampled_from([0, 2, 3, 5]),
+    },
+)
+samplers = st.sampled_from(POLICIES) | st.sampled_from([UniformPolicy, PrioritizedPolicy])
+rules = st.builds(_rules, samplers, st.sampled_from(POLICIES), limits).filter(bool)
 small = st.integers(-1, 9)
 tasks = st.sampled_from(TASKS)
 statuses = st.sampled_from([Status.COMPLETED] * 6 + [Status.EXPIRED] * 4 + [*Status])
@@ -78,6 +103,7 @@ puts = st.fixed_dictionaries(
         "tags": st.none()
         | st.dictionaries(st.sampled_from(["a", 'b"']), st.sampled_from([0, 1, 1.5, True, None, "a"])),
         "key": st.sampled_from(["k", "l", '"\\']),
+        "replaces": st.sampled_from([[], [], [1], [2, 3], [5], [8]]),
     },
 )
 sometimes = st.sampled_from([None, None, None, {}]) | queries

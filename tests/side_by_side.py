@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import replaybuf.buffer
-from replaybuf import ReplayBuffer, ReplayPolicy, Rules, Status
+from replaybuf import ReplayBuffer, Rules, Status
 from replaybuf.errors import NotEmptyError, ReplayBufError
+from replaybuf.lease import Lease
+from replaybuf.storage.base import StorageItem
 from replaybuf.storage.memory import MemoryStorage
 from replaybuf.testing.harness import CODEC, plain
 from tests.drawn import (
-    POLICIES,
     TASKS,
     by_task,
     changes,
     make_group,
     orders,
     puts,
+    rules,
     sizes,
     some_uids,
     sometimes,
@@ -55,14 +57,14 @@ class SideBySide(RuleBasedStateMachine):
         self.clock = patch.object(replaybuf.buffer, "time", _Clock())
         self.clock.start()
 
-    @initialize(policy=st.sampled_from(POLICIES), first=st.lists(puts, min_size=4, max_size=8))
-    def begin(self, policy: type[ReplayPolicy], first: list[dict[str, Any]]) -> None:
-        self.rules = Rules(policy(seed=7))
+    @initialize(rules=rules, first=st.lists(puts, min_size=4, max_size=8))
+    def begin(self, rules: Rules, first: list[dict[str, Any]]) -> None:
+        self.rules = rules
         self.begin_with_new()
         self.put_at_once(first)
 
     def buffer(self, storage: Any) -> ReplayBuffer:
-        return ReplayBuffer(storage, CODEC.rollout_type)
+        return ReplayBuffer(storage, CODEC.rollout_type, put_timeout=0)
 
     def teardown(self) -> None:
         self.runner.run(self.other.close())
@@ -77,6 +79,12 @@ class SideBySide(RuleBasedStateMachine):
         expected, got = (self.runner.run(_outcome(operation, one)) for one in (self.reference, self.other))
         assert got == expected
         return got
+
+    def each(self, operation: Callable[[ReplayBuffer], Awaitable[Any]]) -> tuple[Any, Any]:
+        """Run an operation on both buffers; what it gives, or the error, for either."""
+        replaybuf.buffer.time.now += 1
+        expected, got = (self.runner.run(_caught(operation, one)) for one in (self.reference, self.other))
+        return expected, got
 
     # Operations: of few rules, because hypothesis draws these alike, and whole examples without some of them
 
@@ -109,6 +117,86 @@ class SideBySide(RuleBasedStateMachine):
     @rule(wanted=st.dictionaries(tasks, sizes), status=statuses, timeout=st.sampled_from([0, 0.001]))
     def take_batch(self, wanted: dict[str, int], status: Status, timeout: float) -> None:
         self.both(lambda buffer: buffer.take_batch(wanted, group_status=status, timeout=timeout))
+
+    @rule(
+        many=st.lists(puts, min_size=2, max_size=6),
+        wanted=st.dictionaries(tasks, st.integers(1, 3), min_size=1),
+        wheres=st.lists(st.none() | sometimes, min_size=1, max_size=4),
+        beta=st.sampled_from([None, 0, 0.5, 1]),
+        priorities=st.lists(st.sampled_from([0, 0.25, 1, 1e3]), min_size=1, max_size=4),
+    )
+    def replay(
+        self,
+        many: list[dict[str, Any]],
+        wanted: dict[str, int],
+        wheres: list[Any],
+        beta: float | None,
+        priorities: list[float],
+    ) -> None:
+        """What a prioritized trainer does: groups are drawn with weights, several times, and get new priorities."""
+        for put in many if len(self.reference) < 10 else []:
+            self.put_one({name: value for name, value in put.items() if name in ("items", "task_name", "priority")})
+
+        async def operation(buffer: ReplayBuffer) -> Any:
+            draws = [await buffer.sample(wanted, where=where, beta=beta) for where in wheres]
+            uids = [item.uid for items in draws[-1].values() for item in items]
+            updated = await buffer.update_priorities(dict(zip([*uids, 1, 2, 3], priorities, strict=False)))
+            return [_seen(drawn) for drawn in draws], updated
+
+        self.both(operation)
+
+    # Leases
+
+    @precondition(lambda self: len(self.reference) > 1)
+    @rule(
+        wanted=st.dictionaries(tasks, sizes, min_size=1),
+        status=statuses,
+        where=sometimes,
+        failures=st.sampled_from([0, 0, 1, 2]),
+    )
+    def lease(self, wanted: dict[str, int], status: Status, where: Any, failures: int) -> None:
+        """Groups are leased, after others may have failed with them."""
+
+        async def leased(buffer: ReplayBuffer) -> Lease:
+            for failure in range(failures + 1):
+                lease = await buffer.lease_batch(
+                    wanted, group_status=status, where=where, seconds=1000, heartbeat=False
+                )
+                if failure < failures:
+                    await lease.give_back(failed=f"failure {failure}")
+            return lease
+
+        pair = self.each(leased)
+        expected, got = (_seen(one.items) if isinstance(one, Lease) else _plain_error(one) for one in pair)
+        assert got == expected
+        if isinstance(pair[0], Lease):
+            self.leases.append(pair)
+
+    @precondition(lambda self: self.leases)
+    @rule(
+        which=st.integers(0, 9),
+        part=st.none() | st.lists(st.integers(0, 3), max_size=2),
+        how=st.sampled_from(["acknowledge", "acknowledge", "give back", "failed", "extend"]),
+        priority=st.sampled_from([None, 0, 0.5, 1e3]),
+    )
+    def settle(self, which: int, part: list[int] | None, how: str, priority: float | None) -> None:
+        """A part of a lease, or all that is open, perhaps with a new priority."""
+        pair = self.leases[which % len(self.leases)]
+        there = sorted(pair[0].open)
+        uids = None if part is None else [there[place] for place in part if place < len(there)]
+        if priority is not None:
+            self.both(lambda buffer: buffer.update_priorities(dict.fromkeys(there, priority)))
+
+        async def settled(lease: Lease) -> Any:
+            if how == "acknowledge":
+                return await lease.acknowledge(uids)
+            if how == "extend":
+                return await lease.extend(2000)
+            return await lease.give_back(uids, failed="bad" if how == "failed" else None)
+
+        expected, got = self.each(lambda buffer: settled(pair[0] if buffer is self.reference else pair[1]))
+        assert _plain_error(got) == _plain_error(expected)
+        assert pair[1].open == pair[0].open
 
     @rule(
         many=st.lists(puts, min_size=1, max_size=6),
@@ -179,12 +267,14 @@ class SideBySide(RuleBasedStateMachine):
         elif self.place.durable:
             self.runner.run(self.other.close())
             self.other = self.buffer(self.place.again(self.rules))
+            for _, lease in self.leases:
+                lease._storage = self.other.storage
 
     def save_and_resume(self, crossed: bool) -> None:
         folders = [self.folder / "reference", self.folder / "other"]
         for buffer, folder in zip((self.reference, self.other), folders, strict=True):
             self.runner.run(buffer.save(folder))
-            with pytest.raises(NotEmptyError) if len(buffer) else nullcontext():
+            with pytest.raises(NotEmptyError) if buffer.state_dict()["storage"]["groups"] else nullcontext():
                 self.runner.run(buffer.resume(folder))
         self.begin_anew()
         for buffer, folder in zip((self.reference, self.other), reversed(folders) if crossed else folders, strict=True):
@@ -202,6 +292,7 @@ class SideBySide(RuleBasedStateMachine):
         self.begin_with_new()
 
     def begin_with_new(self) -> None:
+        self.leases: list[tuple[Lease, Lease]] = []
         self.reference = self.buffer(MemoryStorage(CODEC, self.rules))
         self.other = self.buffer(self.place.new(self.rules))
 
@@ -215,8 +306,9 @@ class SideBySide(RuleBasedStateMachine):
         views = self.runner.run(self.place.views())
         if views is not None:
             items = self.runner.run(_items(self.reference))
+            leased = {row["uid"] for row in views["groups"] if row.pop("leased_until") is not None}
             for name, rows in expected_views(items).items():
-                assert views[name] == rows, name
+                assert [row for row in views[name] if row["uid"] not in leased] == rows, name
 
 
 class _Clock:
@@ -243,9 +335,28 @@ def _plain_error(result: Any) -> Any:
     return (type(result).__name__, str(result)) if isinstance(result, BaseException) else result
 
 
+async def _caught(operation: Callable[[ReplayBuffer], Awaitable[Any]], buffer: ReplayBuffer) -> Any:
+    try:
+        return await operation(buffer)
+    except ReplayBufError as error:
+        return error
+
+
+def _seen(drawn: Mapping[str, list[StorageItem]]) -> Any:
+    """All that can be seen of groups that were drawn."""
+    return {task: [_fields(item) for item in items] for task, items in drawn.items()}
+
+
+def _fields(item: StorageItem) -> Any:
+    return plain({name: getattr(item, name) for name in type(item).__slots__})
+
+
 def _without_payloads(state: dict[str, Any]) -> dict[str, Any]:
-    """Payloads are equal when decoded, not as bytes."""
-    groups = [record | {"payload": None} for record in state["storage"]["groups"]]
+    """Payloads are equal when decoded, not as bytes; and the clock on the wall goes on."""
+    groups = [
+        record | {"payload": None, "archived_at": record["archived_at"] is not None}
+        for record in state["storage"]["groups"]
+    ]
     return state | {"storage": state["storage"] | {"groups": groups}}
 
 
@@ -256,9 +367,12 @@ async def _items(buffer: ReplayBuffer) -> list[Any]:
 async def _everything(buffer: ReplayBuffer) -> dict[str, Any]:
     items = await _items(buffer)
     return {
-        "items": [plain({name: getattr(item, name) for name in type(item).__slots__}) for item in items],
+        "items": [_fields(item) for item in items],
         "len": len(buffer),
         "counts": await buffer.count_statuses(TASKS, Status),
         "dropped": [await buffer.dropped(task) for task in TASKS],
         "ready": await buffer.is_ready({"a": 2, "b": 1}),
+        "tallies": {key: n for key, n in (await buffer.storage.tallies()).items() if n},
+        "staleness": await buffer.storage.histogram("staleness"),
+        "times_sampled": await buffer.storage.histogram("times_sampled"),
     }

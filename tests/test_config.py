@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,60 @@ def _term(field: str) -> object:
     from replaybuf import OrderTerm
 
     return OrderTerm(field)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"capacity": 4, "min_size": 8}, "capacity 4 is below min_size 8"),
+        ({"on_full": "block"}, "needs a capacity"),
+        ({"samples_per_insert": 4}, "can't be reached with max_times_sampled 1"),
+        ({"remover": "lru"}, "unknown policy 'lru'"),
+        ({"seed": -1}, "seed must be a whole number"),
+        ({"archive": "soon"}, "archive must be a number of groups"),
+        ({"archive": "12w"}, "archive must be a number of groups"),
+        ({"archive": timedelta(0)}, "archive must be a positive time"),
+        ({"archive": 0}, "archive_groups"),
+    ],
+)
+def test_a_config_that_can_never_deliver_is_refused_when_it_is_built(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ReplayBufferConfig(url="memory://", **values).build()
+
+
+@pytest.mark.parametrize(
+    ("archive", "groups", "seconds"),
+    [
+        (None, None, None),
+        (100, 100, None),
+        ("100", 100, None),
+        ("90s", None, 90),
+        ("1.5h", None, 5400),
+        ("7d", None, 604_800),
+        (timedelta(minutes=2), None, 120),
+    ],
+)
+def test_an_archive_is_a_number_or_a_time(archive: Any, groups: int | None, seconds: float | None) -> None:
+    limits = ReplayBufferConfig(url="memory://", archive=archive).rules().limits
+    assert (limits.archive_groups, limits.archive_seconds) == (groups, seconds)
+    assert limits.archives == (archive is not None)
+
+
+def test_a_seed_is_that_of_both_policies() -> None:
+    rules = ReplayBufferConfig(url="memory://", policy="prioritized", remover="uniform", seed=7).rules()
+    assert (rules.sampler.seed, rules.remover.seed) == (7, 7)
+
+
+def test_a_queue_and_a_stack_are_bounded() -> None:
+    for config, policy in ((ReplayBufferConfig.queue, "fifo"), (ReplayBufferConfig.stack, "lifo")):
+        rules = config("memory://", 5).rules()
+        limits = rules.limits
+        assert (rules.sampler.name, limits.capacity, limits.on_full, limits.max_times_sampled) == (
+            policy,
+            5,
+            "block",
+            1,
+        )
 
 
 def test_a_rollout_type_may_be_named() -> None:

@@ -24,11 +24,13 @@ def _group_row(item: StorageItem) -> dict[str, Any]:
     return {
         "uid": item.uid,
         "timestamp_id": item.timestamp_id,
+        "buffer": "default",
         "task_name": item.task_name,
         "status": item.status.value,
         "staleness": item.staleness,
         "priority": item.priority,
         "times_sampled": item.times_sampled,
+        "deliveries": item.deliveries,
         "reward": item.reward,
         "rollouts": len(item.item),
         "prompt_tokens": sum(_length(rollout.prompt_ids) for rollout in item.item),
@@ -48,6 +50,7 @@ def _rollout_row(item: StorageItem, position: int) -> dict[str, Any]:
     return {
         "uid": item.uid,
         "position": position,
+        "buffer": "default",
         "task_name": item.task_name,
         "rollout_id": _text(rollout.rollout_id),
         "status": rollout.status.value,

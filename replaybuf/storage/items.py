@@ -21,13 +21,20 @@ IN_ORDER: Order = (OrderTerm("timestamp_id"),)
 class Races:
     """The keys of groups, and the clock of every race that is run: of a task, a status and a key.
 
-    A race begins with the first draw from it; from then on every group of its task and status has a key.
+    A race that the policies draw from begins with the first group of a task and status, another one with the first draw
+    from it; from then on every group of that task and status has a key.
     """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self.keys: dict[str, dict[int, float]] = {name: {} for name in KEYS}
         self.clocks: dict[tuple[str, Status, str], Clock] = {}
+        self._known: set[LaneName] = set()
+
+    def load(self, clocks: dict[tuple[str, Status, str], Clock], lanes: Iterable[LaneName]) -> None:
+        """Go on with the clocks of a state, and the tasks and statuses that it has groups of."""
+        self.clocks = clocks
+        self._known = {(task, status) for task, status, _ in clocks} | set(lanes)
 
     def begin(self, items: Sequence[StorageItem], lane: LaneName, name: str) -> Clock:
         """The clock of a race, which begins with these groups if it isn't run yet."""
@@ -40,6 +47,11 @@ class Races:
     def enter(self, item: StorageItem) -> None:
         """Give a group new keys, in the races of its task and status."""
         self.leave(item.uid)
+        lane = (item.task_name, item.status)
+        if lane not in self._known:
+            self._known.add(lane)
+            for name in self._rules.races:
+                self.clocks.setdefault((*lane, name), Clock())
         for name, key in self.new_keys(item).items():
             self.keys[name][item.uid] = key
 

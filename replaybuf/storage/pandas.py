@@ -86,9 +86,9 @@ class Frame(Items):
     def select(self, query: Node, order: Order = IN_ORDER, key: Key | None = None) -> list[int]:
         chosen = self.frame[_mask(query, self.frame)]
         names = [term.field for term in order]
-        for name in set(names) & set(KEYS):
-            assert key is not None
-            chosen = chosen.assign(**{name: [key(int(uid), name) for uid in chosen.index]})
+        if key is not None:
+            for name in set(names) & set(KEYS):
+                chosen = chosen.assign(**{name: [key(int(uid), name) for uid in chosen.index]})
         ascending = [not term.descending for term in order]
         chosen = chosen.sort_values(names, ascending=ascending, kind="stable", na_position="last")
         return [int(uid) for uid in chosen.index]
@@ -143,7 +143,8 @@ def _compare(column: NDArray[Any], op: str, value: Any) -> Mask:
     mixed = isinstance(value, float) and column.dtype == np.int64
     if mixed or (isinstance(value, int) and abs(value) > _EXACT):
         column = column.astype(object)  # numpy would round one of them to the other's type
-    return np.asarray(_COMPARISONS[op](column, value), bool)
+    with np.errstate(invalid="ignore"):  # a reward of None is NaN
+        return np.asarray(_COMPARISONS[op](column, value), bool)
 
 
 def _member(column: NDArray[Any], values: tuple[Any, ...]) -> Mask:

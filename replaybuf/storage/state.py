@@ -42,6 +42,7 @@ class State:
 
 def pack_state(state: State) -> dict[str, Any]:
     """The state as plain values and bytes."""
+    lanes = {(group.item.task_name, group.item.status) for group in state.groups}
     return {
         "format": FORMAT,
         "groups": [
@@ -52,7 +53,9 @@ def pack_state(state: State) -> dict[str, Any]:
         "next_uid": state.next_uid,
         "tallies": sorted([task, str(status), str(name), n] for (task, status, name), n in state.tallies.items() if n),
         "races": sorted(
-            [task, str(status), key, clock.time, clock.idle_time] for (task, status, key), clock in state.clocks.items()
+            [task, str(status), key, clock.time, clock.idle_time]
+            for (task, status, key), clock in state.clocks.items()
+            if (task, status) in lanes or clock != Clock()
         ),
     }
 

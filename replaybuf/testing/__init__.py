@@ -30,7 +30,8 @@ base classes of `StorageContract`.
 import pytest
 
 _PARTS = (
-    *("harness", "putting", "expiring", "taking", "policies", "reusing", "filling", "limiting", "leasing", "archiving"),
+    *("harness", "putting", "expiring", "taking", "policies", "weighing", "reusing", "filling"),
+    *("limiting", "leasing", "lapsing", "archiving"),
     *("tallying", "replacing", "querying", "refreshing", "waiting", "persistence", "damage"),
     *("durable", "durable_rules", "contract"),
 )

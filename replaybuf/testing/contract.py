@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from replaybuf.testing.archiving import ArchiveLaws
 from replaybuf.testing.damage import DamageLaws
 from replaybuf.testing.durable import DurableLaws
+from replaybuf.testing.durable_rules import DurableRulesLaws
 from replaybuf.testing.expiring import ExpiryLaws
 from replaybuf.testing.filling import EvictionLaws, FullLaws
+from replaybuf.testing.lapsing import LeaseTimeLaws
+from replaybuf.testing.leasing import LeaseLaws
 from replaybuf.testing.limiting import RateLaws
 from replaybuf.testing.persistence import PersistenceLaws
-from replaybuf.testing.policies import PolicyLaws, WeightLaws
+from replaybuf.testing.policies import PolicyLaws
 from replaybuf.testing.putting import PuttingLaws
 from replaybuf.testing.querying import ChangingLaws, QueryingLaws
 from replaybuf.testing.refreshing import RefreshingLaws
+from replaybuf.testing.replacing import ReplacingLaws
 from replaybuf.testing.reusing import ReuseLaws
 from replaybuf.testing.taking import CountingLaws, TakingLaws
+from replaybuf.testing.tallying import MetricsLaws, TallyLaws
 from replaybuf.testing.waiting import ClosingLaws, WaitingLaws
+from replaybuf.testing.weighing import WeightLaws
 
 
 class StorageContract(
@@ -28,6 +35,12 @@ class StorageContract(
     EvictionLaws,
     FullLaws,
     RateLaws,
+    LeaseLaws,
+    LeaseTimeLaws,
+    ArchiveLaws,
+    TallyLaws,
+    MetricsLaws,
+    ReplacingLaws,
     QueryingLaws,
     ChangingLaws,
     RefreshingLaws,
@@ -39,5 +52,5 @@ class StorageContract(
     """What every backend keeps to. Needs the fixture `new_storage`."""
 
 
-class DurableContract(DurableLaws):
+class DurableContract(DurableLaws, DurableRulesLaws):
     """What backends keep to that outlive their process. Needs the fixtures `new_storage` and `same_place`."""

@@ -38,6 +38,17 @@ class PolicyLaws(Harness):
         await buffer.put(group(3), "math")
         assert ids(await buffer.get(9, "math")) == [3, 1, 0]
 
+    @pytest.mark.parametrize("policy", ["fifo", "lifo", "staleness", "uniform", "prioritized"])
+    async def test_a_batch_never_holds_part_of_a_group(self, open_buffer: OpenBuffer, policy: str) -> None:
+        """Trinity-RFT counts rows and splits groups; here a group is drawn, with all of its rollouts."""
+        buffer = await open_buffer(policy, seed=1, max_times_sampled=2)
+        for number in range(6):
+            await buffer.put(group(*[number] * (1 + number % 3)), "math", priority=number)
+        for _ in range(3):
+            for rollouts in await buffer.get(4, "math"):
+                number = rollouts[0].rollout_id
+                assert [rollout.rollout_id for rollout in rollouts] == [number] * (1 + number % 3)
+
     @RANDOM
     async def test_a_random_draw_takes_each_group_once(self, open_buffer: OpenBuffer, policy: str) -> None:
         """All of them in the end, in an order of their own."""
@@ -209,61 +220,3 @@ class PolicyLaws(Harness):
         uids = await fill(buffer, 4, priority=2.0)
         await buffer.update_priorities({uids[0]: 0.5, uids[1]: 0})
         return sequence + [await drawn(buffer, 3) for _ in range(8)]
-
-
-class WeightLaws(Harness):
-    """What `sample` tells of each draw, with `beta`."""
-
-    async def test_sample_gives_what_is_known_of_each_group(self, buffer: ReplayBuffer) -> None:
-        """uid, priority, draws, tags and the group itself; probability and weight only with a beta."""
-        [uid] = await fill(buffer, 1, priority=2.5, tags={"a": 1})
-        [item] = (await buffer.sample({"math": 1}))["math"]
-        assert (item.uid, item.priority, item.times_sampled, item.tags) == (uid, 2.5, 1, {"a": 1})
-        assert ids([item.item]) == [0]
-        assert (item.probability, item.weight) == (None, None)
-
-    @pytest.mark.parametrize("beta", [0, 0.4, 1])
-    async def test_prioritized_weights(self, open_buffer: OpenBuffer, beta: float) -> None:
-        """p is priority / sum of priorities, the weight (N p)^-beta, where N is the number before the draw."""
-        buffer = await open_buffer("prioritized", seed=1)
-        for priority in (0.5, 1.5, 2, 4):
-            await fill(buffer, 1, priority=priority)
-        for item in (await buffer.sample({"math": 3}, beta=beta))["math"]:
-            assert item.probability == pytest.approx(item.priority / 8)
-            assert item.weight == pytest.approx((4 * item.priority / 8) ** -beta)
-
-    async def test_weights_of_other_policies(self, open_buffer: OpenBuffer) -> None:
-        """p is 1/N and the weight 1, whatever the priorities are."""
-        for policy in ("uniform", "fifo"):
-            buffer = await open_buffer(policy)
-            for priority in (0, 1, 5, 2):
-                await fill(buffer, 1, priority=priority)
-            for item in (await buffer.sample({"math": 4}, beta=0.7))["math"]:
-                assert (item.probability, item.weight) == (pytest.approx(1 / 4), pytest.approx(1))
-
-    async def test_weights_of_groups_of_priority_zero(self, open_buffer: OpenBuffer) -> None:
-        """p is one over their number."""
-        buffer = await open_buffer("prioritized", seed=1)
-        await fill(buffer, 1, priority=3)
-        await fill(buffer, 4, priority=0)
-        first, *rest = (await buffer.sample({"math": 5}, beta=1))["math"]
-        assert (first.probability, first.weight) == (pytest.approx(1), pytest.approx(1 / 5))
-        for item in rest:
-            assert (item.probability, item.weight) == (pytest.approx(1 / 4), pytest.approx(4 / 5))
-
-    async def test_extreme_priorities_lose_no_batch(self, open_buffer: OpenBuffer) -> None:
-        """A weight that is beyond all numbers is infinite."""
-        buffer = await open_buffer("prioritized", seed=1)
-        for priority in (1.7e308, 1.7e308, 1e-308):
-            await fill(buffer, 1, priority=priority)
-        items = (await buffer.sample({"math": 3}, beta=1))["math"]
-        assert len(items) == 3
-        assert all(item.weight is not None and item.weight > 0 for item in items)
-
-    @pytest.mark.parametrize("beta", [-1, float("nan"), "1", True])
-    async def test_beta_is_a_number(self, buffer: ReplayBuffer, beta: Any) -> None:
-        """Anything else is refused before anything is drawn."""
-        await fill(buffer, 1)
-        with pytest.raises(InputError, match="beta"):
-            await buffer.sample({"math": 1}, beta=beta)
-        assert len(buffer) == 1

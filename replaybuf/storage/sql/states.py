@@ -77,7 +77,9 @@ def load_state(connection: Connection, scope: Scope, codec: Codec, state: dict[s
     names = {(one.item.task_name, one.item.status) for one in loaded.groups}
     names |= {(task, status) for task, status, _ in (*loaded.tallies, *loaded.clocks)}
     lanes = need_lanes(connection, scope, names)
-    _set_clocks(connection, lanes, loaded.clocks)
+    used = {(one.item.task_name, one.item.status) for one in loaded.groups}
+    used |= {(task, status) for task, status, _ in loaded.clocks}
+    _set_clocks(connection, {name: lanes[name] for name in used}, loaded.clocks)
     rows = [(one, _encoded(codec, one)) for one in loaded.groups]
     keyed = [
         (one.item.uid + shift, encoded, scoped_key(scope.buffer, one.item.task_name, one.item.key))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, delete, select
 
-from replaybuf.storage.sql.archive import prune
+from replaybuf.storage.sql.archive import any_to_prune, prune
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Scope
@@ -78,7 +78,7 @@ class Sweeper:
         failing = False
         while not self._stopping.is_set():
             try:
-                await self._look_after_groups()
+                await self.look_after_groups()
                 full = await self._step()
                 failing = False
             except Exception as error:  # whatever it is, the next sweep may succeed
@@ -90,13 +90,15 @@ class Sweeper:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)
 
-    async def _look_after_groups(self) -> None:
+    async def look_after_groups(self) -> None:
+        """End leases whose time is over, and prune the archive."""
         scope, now = self._scope, time.time()
         if await self._database.read(lambda connection: any_overdue(connection, scope)):
             returned = await self._database.write(lambda connection: end_leases(connection, scope))
             if returned:
                 self._changed()
-        if scope.rules.limits.archives:
+        limits = scope.rules.limits
+        if limits.archives and await self._database.read(lambda connection: any_to_prune(connection, scope, now)):
             await self._database.write(lambda connection: prune(connection, scope, now, self._limit))
         if self._database.dialect == "postgresql" and time.monotonic() > self._merge_at:
             self._merge_at = time.monotonic() + _MERGE_SECONDS

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, select
 
 from replaybuf.codec import Codec
 from replaybuf.errors import DecodeError
-from replaybuf.race import PRIORITIZED
+from replaybuf.race import PRIORITIZED, UNIT
 from replaybuf.rollout import Status
 from replaybuf.storage.base import Draw
 from replaybuf.storage.sql.fields import uid_in
@@ -110,7 +110,7 @@ def _add_probabilities(connection: Connection, scope: Scope, home: Lane, rows: S
     in_lane = select(func.count()).select_from(group).where(group.c.lane == home.id)
     if prioritized:  # every group has a key: an index holds them with their priorities
         in_lane = in_lane.where(group.c.prioritized_key.is_not(None))
-        weighed = in_lane.with_only_columns(func.count(), func.sum(group.c.priority))
+        weighed = in_lane.with_only_columns(func.count(), func.sum(group.c.priority / UNIT))
         members, total = connection.execute(weighed).one()
         idle = connection.execute(in_lane.where(group.c.priority == 0)).scalar_one()
     else:
@@ -118,5 +118,5 @@ def _add_probabilities(connection: Connection, scope: Scope, home: Lane, rows: S
         idle = members
     for row in rows:
         priority = row.columns["priority"]
-        row.probability = priority / total if prioritized and priority else 1 / idle
+        row.probability = priority / UNIT / total if prioritized and priority else 1 / idle
         row.weight = members * row.probability

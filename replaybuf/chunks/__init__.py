@@ -1,0 +1,7 @@
+"""Chunks of worker fragments: a thin layer over `ReplayBuffer`, which it uses by its public methods only."""
+
+from replaybuf.chunks.buffer import ChunkBuffer
+from replaybuf.chunks.config import ChunkBufferConfig, OldestVersionPolicy
+from replaybuf.chunks.data import Chunk, Selection
+
+__all__ = ["Chunk", "ChunkBuffer", "ChunkBufferConfig", "OldestVersionPolicy", "Selection"]

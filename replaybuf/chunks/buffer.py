@@ -1,0 +1,319 @@
+"""The chunk buffer: fragments in, chunks out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from replaybuf.buffer import ReplayBuffer
+from replaybuf.checks import check_seconds, check_task_name, check_timeout
+from replaybuf.chunks.data import Chunk, Fragment, Problem, Selection, check_number, fragment_error
+from replaybuf.chunks.ledger import Ledger, State
+from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
+from replaybuf.rollout import Status
+
+OnProblem = Literal["error", "drop"]
+
+_ATTEMPTS = 1000
+_LOOK_SECONDS = 0.02
+# A timeout of 0 would draw what is there; this one is as short, and draws all or nothing.
+_AT_ONCE = 1e-9
+# Workers whose whereabouts are remembered between puts; of others they are read.
+_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Where this process last saw a worker, and the groups that said so: true as long as all of them are there."""
+
+    session: int
+    next: int
+    end: int
+    state: tuple[int, ...]
+    worker: tuple[int, ...]
+
+
+class ChunkBuffer:
+    """Fragments of workers, joined into chunks of `fragments_per_chunk` consecutive ones, for the trainer to draw.
+
+    A layer over a `ReplayBuffer`, `buffer`, whose guarantees it has: what was put is committed, a draw goes to one
+    taker, calls are safe to cancel, any number of processes share a database. Usually built by `ChunkBufferConfig`.
+
+    A worker's chunks start at the index of its first fragment in the session, and then every `fragments_per_chunk`.
+    The version of a chunk is the lowest of its fragments' versions; it is too stale when the model's version is more
+    than `max_staleness` ahead of it.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        *,
+        name: str = "chunks",
+        fragments_per_chunk: int,
+        max_staleness: int | None = None,
+        on_problem: OnProblem = "error",
+        lease_seconds: float = 60.0,
+    ) -> None:
+        if on_problem not in ("error", "drop"):
+            raise ConfigError(f"on_problem must be 'error' or 'drop', got {on_problem!r:.100}")
+        self.buffer = buffer
+        self.name = check_task_name(name, "name")
+        self._ledger = Ledger(buffer, name, check_number(fragments_per_chunk, "fragments_per_chunk", least=1))
+        self._max_staleness = None if max_staleness is None else check_number(max_staleness, "max_staleness")
+        self._on_problem = on_problem
+        self._lease_seconds = check_seconds(lease_seconds, "lease_seconds")
+        self._known: dict[str, _Known] = {}
+        self._cleared: int | None = None  # the session in which this object has removed what is of older ones
+
+    async def __aenter__(self) -> Self:
+        await self.buffer.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the store. Idempotent."""
+        await self.buffer.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.buffer!r})"
+
+    def __len__(self) -> int:
+        """The number of chunks, without those that a fetch holds at this moment. Blocks for the time of one query."""
+        return len(self.buffer)
+
+    def __bool__(self) -> bool:
+        """Always true, also of an empty buffer."""
+        return True
+
+    # Putting
+
+    async def put(self, data: Any, *, worker: str, index: int, session: int, version: int) -> bool:
+        """Store a fragment, and make the chunk that it completes; False when it was dropped and counted.
+
+        `data` is what the codec can write: numpy arrays, dicts, lists, numbers, texts, bytes. `index` is the fragment's
+        place among those of the worker, `session` the training session, `version` the model's that made it. A session
+        above the store's begins, with the model at the fragment's version: unfinished fragments, chunks and the
+        selection of older ones leave.
+
+        When it returns True, the fragment is committed, and so is the chunk that it completed. After a put that failed
+        or was cancelled the fragment may or may not be stored: put it again.
+
+        What doesn't follow is a problem: a "duplicate" has an index below the one expected, a "gap" one above it, and a
+        "session" is older than the store's. With `on_problem="error"` it raises FragmentError and changes nothing. With
+        "drop" the fragment is counted (`dropped`) and left out; at a gap it is the unfinished fragments before it that
+        are dropped, because nothing can follow them any more, and the next chunk starts at this one.
+
+        Raises InputError, EncodeError and StorageError, too; then nothing is stored.
+        """
+        fragment = Fragment(data, worker, index, session, version)
+        known = self._known.get(worker)
+        if known is None or (known.session, known.next) != (session, index) or not await self._still(known):
+            self._known.pop(worker, None)
+            found = await self._find_place(fragment)
+            if found is None:
+                return False
+            known = found
+        last = index + 1 == known.end
+        uid = await self._ledger.store(fragment, last=last)
+        if last:
+            await self._settle(worker, known)
+        else:
+            self._remember(worker, _Known(session, index + 1, known.end, known.state, (*known.worker, uid)))
+        return True
+
+    async def forget(self, worker: str) -> int:
+        """Remove the unfinished fragments of a worker that starts anew; how many. Its next one may have any index."""
+        check_task_name(worker, "worker")
+        self._known.pop(worker, None)
+        await self.buffer.delete({"task_name": self._ledger.cursors, "tags.worker": worker})
+        return await self.buffer.delete({"task_name": self._ledger.fragments, "tags.worker": worker})
+
+    async def expected(self, worker: str) -> int | None:
+        """The index of the fragment that is expected next of a worker; None when any will do."""
+        check_task_name(worker, "worker")
+        state = await self._ledger.state()
+        progress = state and await self._ledger.settle(worker, state.session, self._max_staleness)
+        return progress.next if progress else None
+
+    async def dropped(self) -> dict[str, int]:
+        """How many problems were counted since the beginning, whichever process met them.
+
+        "gap", "duplicate" and "session" are counted by `put` with `on_problem="drop"`, "stale" are chunks that were, or
+        became, too stale, and "damaged" those that had a fragment that can't be decoded.
+        """
+        return await self._ledger.dropped()
+
+    async def _still(self, known: _Known) -> bool:
+        return await self._ledger.all_there((*known.state, *known.worker))
+
+    async def _find_place(self, fragment: Fragment) -> _Known | None:
+        """Where the fragment belongs, after all that has to be done before; None when it is to be dropped."""
+        worker, index, session = fragment.worker, fragment.index, fragment.session
+        for _ in range(_ATTEMPTS):
+            state = await self._state_for(fragment)
+            if session < state.session:
+                await self._refuse(fragment, "session", state.session)
+                return None
+            progress = await self._ledger.settle(worker, session, self._max_staleness)
+            if progress is not None and index == progress.next:
+                return _Known(session, index, progress.start + progress.size, state.uids, progress.uids)
+            if progress is not None and index < progress.next:
+                await self._refuse(fragment, "duplicate", progress.next)
+                return None
+            if progress is not None and self._on_problem == "error":
+                raise fragment_error(fragment, "gap", progress.next)
+            # Somebody else may begin this worker at the same time: the next look tells where it is.
+            begun = await self._ledger.begin(worker, session, index, progress)
+            if begun and progress is not None:
+                await self._ledger.drop("gap")
+        raise ConflictError(f"the fragments of worker {worker!r} change all the time; nothing was stored")
+
+    async def _refuse(self, fragment: Fragment, kind: Problem, expected: int) -> None:
+        if self._on_problem == "error":
+            raise fragment_error(fragment, kind, expected)
+        await self._ledger.drop(kind)
+
+    async def _settle(self, worker: str, known: _Known) -> None:
+        progress = await self._ledger.settle(worker, known.session, self._max_staleness)
+        if progress is None:  # the session is over
+            self._known.pop(worker, None)
+            return
+        end = progress.start + progress.size
+        self._remember(worker, _Known(known.session, progress.next, end, known.state, progress.uids))
+
+    def _remember(self, worker: str, known: _Known) -> None:
+        if len(self._known) >= _REMEMBERED and worker not in self._known:
+            self._known.clear()
+        self._known[worker] = known
+
+    # The model
+
+    async def advance(self, version: int, *, session: int | None = None) -> int:
+        """The model is at this version now (of this session; default: the store's): how many chunks left for it.
+
+        Chunks whose version is more than `max_staleness` below leave, and so does everything of older sessions. Every
+        rank may call it: a version that the store is already at, or beyond, changes nothing. Raises InputError when
+        the session is over, or isn't known yet.
+        """
+        check_number(version, "version")
+        if session is not None:
+            check_number(session, "session")
+        state = await self._ledger.state()
+        if session is None and state is None:
+            raise InputError(f"no fragment of {self.name} was put yet, so its session isn't known: give session=")
+        wanted = state.session if session is None and state is not None else session
+        assert wanted is not None
+        state = await self._ledger.move(wanted, version)
+        if session is not None and session < state.session:
+            raise InputError(f"session {session} is over: {self.name} is in session {state.session}")
+        return await self._clear(state)
+
+    async def _state_for(self, fragment: Fragment) -> State:
+        """The model's state; the fragment's, where it is the first of its session."""
+        state = await self._ledger.state()
+        if state is None or state.session < fragment.session:
+            state = await self._ledger.move(fragment.session, fragment.version)
+        if self._cleared is None or self._cleared < state.session:
+            # Whoever began the session may not have got so far; nothing of it is stored before this is done.
+            await self._clear(state)
+        return state
+
+    async def _clear(self, state: State) -> int:
+        gone = await self._ledger.clear(state, self._max_staleness)
+        self._cleared = state.session
+        return gone
+
+    # Drawing
+
+    async def fetch(self, n: int, *, timeout: float | None) -> Selection:
+        """Draw `n` chunks uniformly at random, as soon as there are so many; each is drawn up to `max_reuse` times.
+
+        The selection is also what `prepared()` gives from now on, in every process. It is written before the draw is
+        settled, so nothing is lost when this process dies within the call, or the call is cancelled: either the chunks
+        are back, after `lease_seconds` at the latest, and that draw of them doesn't count, though `prepared()` may show
+        the selection already; or the draw counts, and `prepared()` has the selection.
+
+        Raises NotReadyError (a TimeoutError) after `timeout` seconds (None: never), saying what was missing; then
+        nothing was drawn. Raises InputError for more chunks than `max_chunks`.
+        """
+        check_number(n, "n", least=1)
+        limit = check_timeout(timeout)
+        deadline = time.monotonic() + limit
+        for worker, session in await self._ledger.unmade():  # someone died just then
+            await self._ledger.settle(worker, session, self._max_staleness)
+        while True:
+            try:
+                selection = await self._draw(n, max(_AT_ONCE, deadline - time.monotonic()))
+            except NotReadyError:
+                raise NotReadyError(await self._describe_missing(n, limit)) from None
+            if selection is not None:
+                return selection
+
+    async def prepared(self, *, after: int | None = None, timeout: float | None = 0) -> Selection:
+        """The selection of the last `fetch`, whoever called it; with `after`, one of a higher number than that.
+
+        Raises NotReadyError (a TimeoutError) when there is none within `timeout` seconds (None: for ever).
+        """
+        least = -1 if after is None else check_number(after, "after")
+        limit = check_timeout(timeout)
+        deadline = time.monotonic() + limit
+        query = {"task_name": self._ledger.prepared, "uid": {"$gt": least}}
+        while True:
+            for item in [item async for item in self.buffer.find(query, order_by="-uid", limit=1)]:
+                if item.error is not None:
+                    raise ReplayBufError(f"selection {item.uid} of {self.name} can't be read: {item.error}")
+                return Selection.of(item)
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                what = "nothing was fetched yet" if after is None else f"nothing was fetched after selection {after}"
+                raise NotReadyError(f"after {limit:g} s: {what} from {self.name}")
+            await asyncio.sleep(min(_LOOK_SECONDS, remaining))
+
+    async def _draw(self, n: int, timeout: float) -> Selection | None:
+        """Draw and prepare a selection; None when some of the chunks had to leave instead."""
+        lease = await self.buffer.lease_batch({self.name: n}, timeout=timeout, seconds=self._lease_seconds)
+        try:
+            chunks = [Chunk.of(item) for item in lease.items[self.name]]
+            state = await self._ledger.state()
+            if state is not None and any(self._has_to_leave(chunk, state) for chunk in chunks):
+                await lease.give_back()
+                await self._clear(state)
+                return None
+            number = await self._prepare(chunks)
+            await lease.acknowledge()
+            return Selection(number, tuple(chunks))
+        except BaseException:
+            with contextlib.suppress(ReplayBufError):  # then they come back when the time is over
+                await lease.give_back()
+            raise
+        finally:
+            lease.stop()
+
+    def _has_to_leave(self, chunk: Chunk, state: State) -> bool:
+        if chunk.session != state.session:
+            return chunk.session < state.session
+        return self._max_staleness is not None and chunk.version < state.version - self._max_staleness
+
+    async def _prepare(self, chunks: list[Chunk]) -> int:
+        session = max(chunk.session for chunk in chunks)
+        number = await self.buffer.put(
+            [chunk.rollout() for chunk in chunks], self._ledger.prepared, tags={"session": session}, key="selection"
+        )
+        assert number is not None  # there is at least one chunk
+        return number
+
+    async def _describe_missing(self, n: int, limit: float) -> str:
+        there = await self.buffer.count(self.name, Status.COMPLETED)
+        waiting = await self.buffer.count_where({"task_name": self._ledger.fragments})
+        return (
+            f"after {limit:g} s: {there} of {n} chunks are there in {self.name!r}, and {waiting} fragments wait for "
+            "the rest of theirs; nothing was drawn"
+        )

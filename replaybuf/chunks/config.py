@@ -1,0 +1,99 @@
+"""The config of a chunk buffer, and the rules of the store under it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from replaybuf.chunks.buffer import ChunkBuffer
+from replaybuf.config import ReplayBufferConfig
+from replaybuf.errors import ConfigError
+from replaybuf.policy import OrderTerm, ReplayPolicy
+from replaybuf.storage.sql.driver import redact
+
+
+class OldestVersionPolicy(ReplayPolicy):
+    """Lowest model version first, then oldest: what leaves when there are too many chunks.
+
+    A chunk's priority is its version. Unlike `staleness` it is the same number whoever put the chunk and whenever, so a
+    newcomer is compared fairly even when its process hasn't noticed yet that the model has moved on.
+    """
+
+    name = "oldest_version"
+    order = (OrderTerm("priority"), OrderTerm("timestamp_id"))
+
+
+class ChunkBufferConfig(BaseModel):
+    """Where chunks are kept, how large they are, and when they leave.
+
+    `url`, `seed`, `durability`, `compression` and `lock_timeout` are those of ReplayBufferConfig, `name` tells several
+    chunk buffers in one database apart. Everyone who opens the same name should have the same rules.
+
+    `fragments_per_chunk`: so many consecutive fragments of a worker make a chunk. `max_chunks`: beyond it the chunks of
+    the lowest version leave (None: no bound). `max_staleness`: a chunk leaves when the model version is more than so
+    many versions ahead of it (None: never). `max_reuse`: a chunk leaves with its n-th draw; 0 keeps it. `on_problem`:
+    what `put` does with a fragment that doesn't follow the ones before it, raise FragmentError or count it and go on.
+    `lease_seconds`: when a process dies within `fetch`, the chunks that it had drawn are back after this time.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    url: str
+    name: str = Field(default="chunks", min_length=1, max_length=150)
+    fragments_per_chunk: int = Field(ge=1, le=100_000)
+    max_chunks: int | None = Field(default=None, ge=1)
+    max_staleness: int | None = Field(default=None, ge=0, lt=2**53 - 1)
+    max_reuse: int = Field(default=1, ge=0)
+    on_problem: Literal["error", "drop"] = "error"
+    seed: int | None = None
+    durability: Literal["normal", "full"] = "normal"
+    compression: Literal["none", "zstd"] = "none"
+    lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
+    lease_seconds: float = Field(default=60.0, gt=0, le=86_400)
+
+    def build(self) -> ChunkBuffer:
+        """The chunk buffer that this config describes; it connects at first use. Raises ConfigError."""
+        return ChunkBuffer(
+            self.store().build(),
+            name=self.name,
+            fragments_per_chunk=self.fragments_per_chunk,
+            max_staleness=self.max_staleness,
+            on_problem=self.on_problem,
+            lease_seconds=self.lease_seconds,
+        )
+
+    def store(self) -> ReplayBufferConfig:
+        """The config of the store under it, for a ReplayBuffer that looks at the same groups."""
+        return ReplayBufferConfig(
+            url=self.url,
+            name=self.name,
+            policy="uniform",
+            seed=self.seed,
+            max_times_sampled=self.max_reuse,
+            capacity=self.max_chunks,
+            remover=OldestVersionPolicy,
+            # A fetch holds its chunks for the time of a write: when that fails, it says nothing against them.
+            max_deliveries=0,
+            durability=self.durability,
+            compression=self.compression,
+            lock_timeout=self.lock_timeout,
+            rollout_type=dict,
+        )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """The config in a mapping, such as a section of a training config. Raises ConfigError."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)
+            )
+            raise ConfigError(f"{cls.__name__}: {problems} (fields: {', '.join(cls.model_fields)})") from None
+        except TypeError as error:
+            raise ConfigError(f"{cls.__name__}: {error}") from None
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        return [(name, redact(value) if name == "url" else value) for name, value in super().__repr_args__()]

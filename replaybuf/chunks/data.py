@@ -1,0 +1,153 @@
+"""What the layer speaks of: fragments, chunks, selections, and how each is written as a group of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from replaybuf.checks import MAX_STEP, check_task_name
+from replaybuf.errors import FragmentError, InputError
+from replaybuf.rollout import Status
+from replaybuf.storage.base import StorageItem, Tags
+
+#: Why a fragment is not stored; "stale" and "damaged" are chunks that can't be made.
+Problem = Literal["gap", "duplicate", "session"]
+DROPPED = ("gap", "duplicate", "session", "stale", "damaged")
+
+# Keys have at most 200 characters, and hold two numbers besides.
+_MAX_WORKER = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A fragment on its way into the store."""
+
+    data: Any
+    worker: str
+    index: int
+    session: int
+    version: int
+
+    def __post_init__(self) -> None:
+        check_task_name(self.worker, "worker")
+        if len(self.worker) > _MAX_WORKER:
+            raise InputError(f"worker has {len(self.worker)} characters; the limit is {_MAX_WORKER}")
+        for name in ("index", "session", "version"):
+            check_number(getattr(self, name), name)
+
+    @property
+    def key(self) -> str:
+        return f"{self.session}/{self.index}/{self.worker}"
+
+    @property
+    def tags(self) -> Tags:
+        return {"worker": self.worker, "session": self.session, "index": self.index, "version": self.version}
+
+    def rollout(self) -> dict[str, Any]:
+        return {"status": Status.ARCHIVED.value, "index": self.index, "version": self.version, "data": self.data}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Consecutive fragments of one worker, as they were put.
+
+    `start` is the index of the first one, `versions` are their model versions, and `version` is that of the chunk: the
+    lowest of them. `times_sampled` counts its draws, this one included. `uid` identifies it in the store.
+    """
+
+    uid: int
+    worker: str
+    session: int
+    start: int
+    version: int
+    versions: tuple[int, ...]
+    times_sampled: int
+    fragments: list[Any]
+
+    @classmethod
+    def of(cls, item: StorageItem) -> Chunk:
+        """The chunk that a group of the store is."""
+        tags: Any = item.tags
+        return cls(
+            uid=item.uid,
+            worker=tags["worker"],
+            session=tags["session"],
+            start=tags["start"],
+            version=tags["version"],
+            versions=tuple(rollout["version"] for rollout in item.item),
+            times_sampled=item.times_sampled,
+            fragments=[rollout["data"] for rollout in item.item],
+        )
+
+    def rollout(self) -> dict[str, Any]:
+        """The chunk as one rollout of a selection."""
+        names = ("uid", "worker", "session", "start", "version", "versions", "times_sampled", "fragments")
+        return {"status": Status.ARCHIVED.value, **{name: getattr(self, name) for name in names}}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """The chunks of one `fetch`, in the order drawn. A later selection has a higher `number`."""
+
+    number: int
+    chunks: tuple[Chunk, ...]
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self.chunks)
+
+    @classmethod
+    def of(cls, item: StorageItem) -> Selection:
+        """The selection that a group of the store is."""
+        chunks = (Chunk(**{name: value for name, value in r.items() if name != "status"}) for r in item.item)
+        return cls(item.uid, tuple(chunks))
+
+
+def chunk_rollouts(fragments: Sequence[StorageItem]) -> list[dict[str, Any]]:
+    """The group of a chunk. The model steps are what the store computes its staleness from."""
+    return [
+        row.item[0]
+        | {
+            "status": Status.COMPLETED.value,
+            "response_model_steps": [row.item[0]["version"]],
+            "seq_staleness": 0,
+        }
+        for row in fragments
+    ]
+
+
+def check_number(number: Any, what: str, least: int = 0) -> int:
+    """A whole number of at least `least`, below 2**53."""
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number < MAX_STEP:
+        raise InputError(f"{what} must be a whole number of at least {least}, below 2**53, got {number!r:.100}")
+    return number
+
+
+def fragment_error(fragment: Fragment, kind: Problem, expected: int) -> FragmentError:
+    """The error for a fragment that doesn't follow the ones before it."""
+    return FragmentError(
+        _describe(fragment, kind, expected),
+        kind=kind,
+        worker=fragment.worker,
+        index=fragment.index,
+        session=fragment.session,
+        expected=expected,
+    )
+
+
+def _describe(fragment: Fragment, kind: Problem, expected: int) -> str:
+    place = f"fragment {fragment.index} of worker {fragment.worker!r} in session {fragment.session}"
+    if kind == "session":
+        return f"{place}: that session is over, the store is in session {expected}; start the worker in that one"
+    if kind == "duplicate":
+        return (
+            f"{place} is there already: the next one is {expected}; after a put that was repeated this is no harm, and "
+            f"for a worker that started anew call forget({fragment.worker!r})"
+        )
+    return (
+        f"{place} leaves a gap: the next one is {expected}; put that first, or call forget({fragment.worker!r}) to "
+        "start its next chunk here, or choose on_problem='drop'"
+    )

@@ -1,0 +1,300 @@
+"""What the store holds besides chunks, and the steps that change it, each of them one transaction.
+
+Of every worker there are its fragments that are in no chunk yet, and a *cursor*, a tiny group that says at which index
+its next chunk starts and of how many fragments it will be. The fragment that is expected next follows from them. A
+chunk is made in two steps, because a put stores one group:
+
+1. Put the chunk, in place of the cursor and of its fragments but the last.
+2. Put the next cursor, in place of the last fragment.
+
+So a fragment without a cursor is the last of a chunk that was made, and says where the next cursor belongs; and
+whoever finds all fragments of a chunk together with their cursor makes the chunk. Both steps name the groups that they
+replace, so of several processes that try the same, one succeeds and the others get a ConflictError. A process may die
+between any two steps: whoever comes next goes on from there.
+
+A put that was delayed for long may leave groups behind that are below the cursor. They are passed over, and leave with
+the next chunk.
+
+The model's *state*, its session and version, is the highest of some tiny groups. A higher one replaces those that its
+writer has seen, so it never goes back.
+
+All of these groups are ARCHIVED: they are never drawn, and neither `len` nor the capacity counts them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from replaybuf.buffer import ReplayBuffer
+from replaybuf.chunks.data import DROPPED, Fragment, chunk_rollouts
+from replaybuf.errors import ConflictError
+from replaybuf.rollout import Status
+from replaybuf.storage.base import StorageItem, Tags
+
+# Every conflict, and every read that was disturbed, means that somebody else got on.
+_ATTEMPTS = 1000
+
+_MARK = {"status": Status.ARCHIVED.value}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The session and version that the model is at; `uids` are the groups that say so."""
+
+    session: int
+    version: int
+    uids: tuple[int, ...] = ()
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.session, self.version
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a worker is: its next chunk, of `size` fragments, starts at `start`, and `fragments` of it are there.
+
+    `cursors` are the uids of the groups that say so, `made` is the last fragment of a chunk whose cursor isn't written
+    yet, and `left` are groups that a delayed put left behind.
+    """
+
+    start: int
+    size: int
+    cursors: tuple[int, ...] = ()
+    fragments: tuple[StorageItem, ...] = ()
+    made: StorageItem | None = None
+    left: tuple[int, ...] = ()
+
+    @property
+    def next(self) -> int:
+        """The index of the fragment that is expected next."""
+        return self.start + len(self.fragments)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.fragments) >= self.size
+
+    @property
+    def uids(self) -> tuple[int, ...]:
+        """All groups of the worker that matter."""
+        made = () if self.made is None else (self.made.uid,)
+        return (*self.cursors, *(row.uid for row in self.fragments), *made)
+
+
+@dataclass(slots=True)
+class Rows:
+    """The groups of one worker as they are read."""
+
+    cursors: list[StorageItem] = field(default_factory=list)
+    fragments: dict[int, StorageItem] = field(default_factory=dict)
+
+    def progress(self, size: int) -> Progress | None:
+        """What they come to; None when there are none."""
+        if not self.cursors and not self.fragments:
+            return None
+        start = max((_tag(row, "start") for row in self.cursors), default=None)
+        above = sorted(index for index in self.fragments if start is None or index >= start)
+        if start is None or (above and above[0] != start):
+            last = self.fragments[above[-1]]
+            left = [self.fragments[index].uid for index in self.fragments if index != above[-1]]
+            return Progress(above[-1] + 1, size, tuple(row.uid for row in self.cursors), (), last, tuple(left))
+        fragments: list[StorageItem] = []
+        while (index := start + len(fragments)) in self.fragments:
+            fragments.append(self.fragments[index])
+        left = [row.uid for index, row in self.fragments.items() if not start <= index < start + len(fragments)]
+        at_start = [row for row in self.cursors if _tag(row, "start") == start]
+        cursors = tuple(row.uid for row in self.cursors)
+        return Progress(start, _tag(at_start[0], "size"), cursors, tuple(fragments), None, tuple(left))
+
+
+class Ledger:
+    """The groups beside the chunks of the task `name`; `size` fragments make a chunk."""
+
+    def __init__(self, buffer: ReplayBuffer, name: str, size: int) -> None:
+        self.buffer = buffer
+        self.name = name
+        self.size = size
+        # Tasks.
+        self.fragments = f"{name}.fragments"
+        self.cursors = f"{name}.cursors"
+        self.state_task = f"{name}.state"
+        self.prepared = f"{name}.prepared"
+
+    # The model
+
+    async def state(self) -> State | None:
+        """The session and version that the model is at; None before the first fragment."""
+        rows = await self._read(
+            {"task_name": self.state_task}, still_there=False
+        )  # the highest is never replaced alone
+        if not rows:
+            return None
+        session, version = max((_tag(row, "session"), _tag(row, "version")) for row in rows)
+        return State(session, version, tuple(row.uid for row in rows))
+
+    async def move(self, session: int, version: int) -> State:
+        """Move on to this session and version, unless the model is there or beyond; where it is."""
+        for _ in range(_ATTEMPTS):
+            state = await self.state()
+            if state is not None and state.position >= (session, version):
+                return state
+            tags: Tags = {"session": session, "version": version}
+            await self._try_put(self.state_task, tags=tags, replaces=state.uids if state else ())
+        raise ConflictError(f"the state of {self.name} changes all the time; nothing was stored")
+
+    async def clear(self, state: State, max_staleness: int | None) -> int:
+        """Remove what is of an older session, and the chunks that are too stale; how many chunks."""
+        older = {"tags.session": {"$lt": state.session}}
+        # The fragments first: then no chunk can be made of them any more.
+        beside = [self.fragments, self.cursors, self.prepared]
+        await self.buffer.delete({"task_name": {"$in": beside}, **older})
+        gone = await self.buffer.delete({"task_name": self.name, **older})
+        threshold = None if max_staleness is None else max_staleness + 1
+        expired = await self.buffer.refresh_staleness(
+            task_stale_thresholds={self.name: threshold},
+            current_train_step=state.version + 1,
+            expired_groups_retryable_by_task={self.name: False},
+            statuses=[Status.COMPLETED],
+        )
+        return gone + expired[self.name]
+
+    # Workers
+
+    async def progress(self, worker: str, session: int) -> Progress | None:
+        """Where a worker is; None when nothing is known of it."""
+        tasks = {"$in": [self.fragments, self.cursors]}
+        rows = Rows()
+        for row in await self._read({"task_name": tasks, "tags.worker": worker, "tags.session": session}):
+            if row.task_name == self.cursors:
+                rows.cursors.append(row)
+            else:
+                rows.fragments[_tag(row, "index")] = row
+        return rows.progress(self.size)
+
+    async def all_there(self, uids: Iterable[int]) -> bool:
+        """Whether these groups are all in the store: then nobody has gone on from them."""
+        listed = list(uids)
+        return await self.buffer.count_where({"uid": {"$in": listed}}) == len(listed)
+
+    async def begin(self, worker: str, session: int, index: int, instead: Progress | None = None) -> Progress | None:
+        """Let the next chunk of a worker start at this index, in place of all that is known of it.
+
+        None when that isn't so any more.
+        """
+        tags: Tags = {"worker": worker, "session": session, "start": index, "size": self.size}
+        replaces = (*instead.uids, *instead.left) if instead else ()
+        uid = await self._try_put(self.cursors, tags=tags, replaces=replaces)
+        return None if uid is None else Progress(index, self.size, (uid,))
+
+    async def store(self, fragment: Fragment, *, last: bool) -> int:
+        """Store a fragment; the `last` one of a chunk is marked, to be found when nobody made the chunk."""
+        tags: Tags = {**fragment.tags, "last": last}
+        uid = await self.buffer.put([fragment.rollout()], self.fragments, tags=tags, key=fragment.key)
+        assert uid is not None  # the group isn't empty, and has no threshold
+        return uid
+
+    async def settle(self, worker: str, session: int, max_staleness: int | None) -> Progress | None:
+        """Make the chunk of a worker if all its fragments are there; where the worker is then."""
+        for _ in range(_ATTEMPTS):
+            progress = await self.progress(worker, session)
+            if progress is None:
+                return None
+            if progress.complete:
+                progress = await self._make(worker, session, progress, max_staleness)
+            if progress is not None and progress.made is not None:
+                progress = await self.begin(worker, session, progress.start, progress)
+            if progress is not None:
+                return progress
+        raise ConflictError(f"the fragments of worker {worker!r} change all the time")
+
+    async def unmade(self) -> list[tuple[str, int]]:
+        """The workers, with their sessions, of whom the last fragment of a chunk is there, but not in it."""
+        rows = self.buffer.find({"task_name": self.fragments, "tags.last": True})
+        return sorted({(_tag(row, "worker"), _tag(row, "session")) async for row in rows})
+
+    async def _make(self, worker: str, session: int, progress: Progress, max_staleness: int | None) -> Progress | None:
+        """Put a chunk in place of its cursor and fragments but the last; a stale or damaged one only leaves.
+
+        Where the worker is then, or None when somebody else was faster, or the session is over.
+        """
+        version = min(_tag(row, "version") for row in progress.fragments)
+        state = await self.state() or State(session, version)
+        if state.session > session:  # whoever began it hasn't removed this yet
+            await self.clear(state, max_staleness)
+            return None
+        problem = ""
+        if any(not row.item for row in progress.fragments):
+            problem = "damaged"
+        elif max_staleness is not None and version < state.version - max_staleness:
+            problem = "stale"
+        if problem:
+            begun = await self.begin(worker, session, progress.next, progress)
+            if begun is not None:
+                await self.drop(problem)
+            return begun
+        *others, last = progress.fragments
+        uid = await self._try_put(
+            self.name,
+            chunk_rollouts(progress.fragments),
+            tags={"worker": worker, "session": session, "start": progress.start, "version": version},
+            replaces=(*progress.cursors, *(row.uid for row in others)),
+            # Made twice, by an accident that takes a put delayed for the life of a chunk, it is still there once.
+            key=f"{session}/{progress.start}/{worker}",
+            priority=float(version),
+            current_train_step=state.version + 1,
+        )
+        return None if uid is None else Progress(progress.next, self.size, made=last, left=progress.left)
+
+    # Counting
+
+    async def drop(self, problem: str) -> None:
+        """Count a fragment or chunk that isn't stored, in the store: as a put that has expired before it began."""
+        rollout = {"status": Status.COMPLETED.value, "seq_staleness": 1}
+        task = f"{self.name}.dropped.{problem}"
+        await self.buffer.put([rollout], task, stale_threshold=1, expired_groups_retryable=False)
+
+    async def dropped(self) -> dict[str, int]:
+        """How many of each kind were counted by anyone, and as stale also the chunks that left for it."""
+        counts = {kind: await self.buffer.dropped(f"{self.name}.dropped.{kind}") for kind in DROPPED}
+        counts["stale"] += await self.buffer.dropped(self.name)
+        return counts
+
+    # The store
+
+    async def _try_put(
+        self,
+        task_name: str,
+        rollouts: list[dict[str, Any]] | None = None,
+        *,
+        replaces: tuple[int, ...],
+        **options: Any,
+    ) -> int | None:
+        """Put a group in place of others; None when one of them is gone: somebody else was faster."""
+        group = [dict(_MARK)] if rollouts is None else rollouts
+        try:
+            return await self.buffer.put(group, task_name, replaces=replaces, **options)
+        except ConflictError:
+            return None
+
+    async def _read(self, query: Mapping[str, Any], *, still_there: bool = True) -> list[StorageItem]:
+        """All groups that match, as they were at one moment.
+
+        `find` reads one group after the other. When afterwards there are no others, and then all that were read are
+        still there, these are the ones that there were in between, because groups like these never change. Without
+        `still_there` some of them may have left.
+        """
+        began = time.monotonic()
+        for _ in range(_ATTEMPTS):
+            rows = [row async for row in self.buffer.find(query)]
+            uids = [row.uid for row in rows]
+            others = {"$and": [query, {"uid": {"$not_in": uids}}]}
+            if await self.buffer.count_where(others) == 0 and (not still_there or await self.all_there(uids)):
+                return rows
+        raise ConflictError(f"{query} changed all the time for {time.monotonic() - began:.1f} s")
+
+
+def _tag(row: StorageItem, name: str) -> Any:
+    return (row.tags or {})[name]
