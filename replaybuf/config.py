@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ImportString, ValidationError
@@ -25,8 +26,28 @@ from replaybuf.storage.memory import MemoryStorage
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.driver import redact
 
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
 
-class ReplayBufferConfig(BaseModel):
+
+class _Readable(ModelMetaclass):
+    """Makes the errors of whoever calls the class ConfigErrors of one line.
+
+    A config inside of another pydantic model is validated without this call: there pydantic names the place.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args: Any, **values: Any) -> Any:  # noqa: N805
+            try:
+                return super().__call__(*args, **values)
+            except ValidationError as error:
+                raise ConfigError(f"{cls.__name__}: {_problems(cls, error)}") from None
+
+
+class ReplayBufferConfig(BaseModel, metaclass=_Readable):
     """Where groups are kept, in what order they are drawn, and how many, how often and how fast.
 
     `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` and `pandas://` for buffers that live
@@ -126,11 +147,6 @@ class ReplayBufferConfig(BaseModel):
         """The config in a mapping, such as a section of a training config. Raises ConfigError."""
         try:
             return cls(**values)
-        except ValidationError as error:
-            problems = "; ".join(
-                f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)
-            )
-            raise ConfigError(f"{cls.__name__}: {problems} (fields: {', '.join(cls.model_fields)})") from None
         except TypeError as error:
             raise ConfigError(f"{cls.__name__}: {error}") from None
 
@@ -158,10 +174,21 @@ class ReplayBufferConfig(BaseModel):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """The config in environment variables: REPLAYBUF_URL, REPLAYBUF_POLICY, ... Raises ConfigError."""
+        """The config in environment variables: REPLAYBUF_URL, REPLAYBUF_POLICY, ... Raises ConfigError.
+
+        Other variables that begin so are left alone, unless their name is nearly that of a field.
+        """
         environ = os.environ if environ is None else environ
         names = {name: cls.env_prefix + name.upper() for name in cls.model_fields}
-        return cls.from_mapping({name: environ[key] for name, key in names.items() if key in environ})
+        for key in environ:
+            name = key.removeprefix(cls.env_prefix).lower()
+            if name != key.lower() and name not in names and (near := _nearest(name, names)):
+                raise ConfigError(f"the environment variable {key} is unknown; did you mean {names[near]}?")
+        values = {name: environ[key] for name, key in names.items() if key in environ}
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(f"{cls.__name__}: {_problems(cls, error, names.__getitem__)}") from None
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         return [(name, redact(value) if name == "url" else value) for name, value in super().__repr_args__()]
@@ -180,6 +207,32 @@ class AsyncReplayBufferConfig(ReplayBufferConfig):
     url: str = "sqlite:///:memory:"
     policy: str | ReplayPolicy | type[ReplayPolicy] = "staleness"
 
+
+def _problems(config: type[BaseModel], error: ValidationError, called: Callable[[str], str] = lambda name: name) -> str:
+    """What is wrong, on one line, without the values: there may be a password in them."""
+    lines: dict[str, list[str]] = {}
+    unknown = False
+    for one in error.errors(include_input=False, include_url=False):
+        name = str(one["loc"][0]) if one["loc"] else ""
+        known = name in config.model_fields
+        unknown |= not known
+        if one["type"] == "missing":
+            lines[f"{called(name)} is missing"] = []
+        elif known:
+            lines.setdefault(called(name), []).append(one["msg"].removeprefix("Value error, "))
+        else:
+            near = _nearest(name, config.model_fields)
+            lines[f"{name} is no field" + (f"; did you mean {near}?" if near else "")] = []
+    text = "; ".join(f"{start}: {' / '.join(dict.fromkeys(rest))}" if rest else start for start, rest in lines.items())
+    return f"{text} (fields: {', '.join(config.model_fields)})" if unknown else text
+
+
+def _nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant. (The command line has variables of its own, which are no typos.)"""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=_SIMILAR)), None)
+
+
+_SIMILAR = 0.8
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 

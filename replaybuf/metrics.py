@@ -12,7 +12,7 @@ from typing import Any
 
 from replaybuf.rollout import Status
 from replaybuf.storage.base import StorageBackend
-from replaybuf.tally import Tally
+from replaybuf.tally import LaneName, Tallies, Tally
 from replaybuf.waits import Waited, Waits
 
 _LEVELS = (Tally.SIZE, Tally.LEASED)
@@ -20,6 +20,8 @@ _LEVELS = (Tally.SIZE, Tally.LEASED)
 TOTALS = tuple(str(name) for name in Tally if name not in _LEVELS)
 #: What they also give as a rate.
 RATES = ("put", "sampled_new", "sampled_again", "taken")
+#: The fields whose distribution they give.
+DISTRIBUTIONS = ("staleness", "times_sampled")
 
 
 class Meter:
@@ -34,30 +36,43 @@ class Meter:
         tallies = await storage.tallies()
         now = time.monotonic()
         elapsed = max(now - self._time, 1e-9)
-        tasks: dict[str, dict[str, Any]] = {}
-        for task in sorted({task for task, _, _ in tallies}):
-            of_task = {(status, name): n for (owner, status, name), n in tallies.items() if owner == task}
-            totals = {name: sum(n for (_, tally), n in of_task.items() if tally == name) for name in TOTALS}
-            before = self._totals.get(task, {} if self._totals else totals)
-            tasks[task] = {
-                "buffered": {str(s): of_task.get((s, Tally.SIZE), 0) for s in Status if s != Status.ARCHIVED},
-                "leased": sum(n for (_, tally), n in of_task.items() if tally == Tally.LEASED),
-                "archived": of_task.get((Status.ARCHIVED, Tally.SIZE), 0),
-                **totals,
-                **{f"{name}_per_second": (totals[name] - before.get(name, 0)) / elapsed for name in RATES},
-            }
-            self._totals[task] = totals
+        tasks = of_tasks(tallies)
+        for task, numbers in tasks.items():
+            before = self._totals.get(task, {} if self._totals else numbers)
+            self._totals[task] = {name: numbers[name] for name in RATES}
+            numbers |= {f"{name}_per_second": (numbers[name] - before.get(name, 0)) / elapsed for name in RATES}
         self._time = now
         if distributions:
-            for field in ("staleness", "times_sampled"):
-                for (task, status), counts in (await storage.histogram(field)).items():
-                    if task in tasks and status == Status.COMPLETED:
-                        tasks[task][field] = describe(counts)
+            for field in DISTRIBUTIONS:
+                add_distributions(tasks, field, await storage.histogram(field))
         return {
             "seconds": elapsed,
             "tasks": tasks,
             "waits": {"groups": _waited(waits.for_groups), "room": _waited(waits.for_room)},
         }
+
+
+def of_tasks(tallies: Tallies) -> dict[str, dict[str, Any]]:
+    """The groups that there are now, and the totals since the beginning, by task."""
+    tasks: dict[str, dict[str, Any]] = {}
+    for task in sorted({task for task, _, _ in tallies}):
+        of_task = {(status, name): n for (owner, status, name), n in tallies.items() if owner == task}
+        tasks[task] = {
+            "buffered": {str(s): of_task.get((s, Tally.SIZE), 0) for s in Status if s != Status.ARCHIVED},
+            "leased": sum(n for (_, tally), n in of_task.items() if tally == Tally.LEASED),
+            "archived": of_task.get((Status.ARCHIVED, Tally.SIZE), 0),
+            **{name: sum(n for (_, tally), n in of_task.items() if tally == name) for name in TOTALS},
+        }
+    return tasks
+
+
+def add_distributions(
+    tasks: Mapping[str, dict[str, Any]], field: str, histogram: Mapping[LaneName, Mapping[int, int]]
+) -> None:
+    """Add the distribution of a field among the completed groups of each task."""
+    for (task, status), counts in histogram.items():
+        if task in tasks and status == Status.COMPLETED:
+            tasks[task][field] = describe(counts)
 
 
 def describe(counts: Mapping[int, int]) -> dict[str, Any]:

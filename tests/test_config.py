@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from replaybuf import (
     AsyncReplayBufferConfig,
@@ -22,10 +23,11 @@ from replaybuf import (
 )
 from replaybuf.storage.sql import driver
 from replaybuf.storage.sql.driver import parse_url, public_url, redact
+from tests.cli.test_help import commands
 
 
 def test_unknown_keys_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"polcy.*fields: url, name, policy"):
+    with pytest.raises(ConfigError, match=r"polcy is no field; did you mean policy\? \(fields: url, name, policy"):
         ReplayBufferConfig.from_mapping({"url": "sqlite://", "polcy": "fifo"})
 
 
@@ -69,8 +71,60 @@ def test_the_environment() -> None:
 
 
 def test_an_environment_without_a_url_names_it() -> None:
-    with pytest.raises(ConfigError, match="url"):
+    with pytest.raises(ConfigError, match="REPLAYBUF_URL is missing"):
         ReplayBufferConfig.from_env({})
+
+
+def test_a_wrong_value_in_the_environment_names_the_variable() -> None:
+    with pytest.raises(ConfigError, match="REPLAYBUF_CAPACITY: Input should be a valid integer"):
+        ReplayBufferConfig.from_env({"REPLAYBUF_URL": "memory://", "REPLAYBUF_CAPACITY": "many"})
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [("REPLAYBUF_POLCY", "REPLAYBUF_POLICY"), ("REPLAYBUF_SAMPLE_PER_INSERT", "REPLAYBUF_SAMPLES_PER_INSERT")],
+)
+def test_a_misspelt_variable_is_not_passed_over(typo: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"{typo} is unknown; did you mean {meant}?"):
+        ReplayBufferConfig.from_env({"REPLAYBUF_URL": "memory://", typo: "1"})
+
+
+def test_variables_of_the_command_line_are_no_typos() -> None:
+    variables = {parameter.envvar for _, command in commands() for parameter in command.params if parameter.envvar}
+    assert "REPLAYBUF_TIMEOUT" in variables
+    environ = dict.fromkeys(variables, "1") | {"REPLAYBUF_URL": "memory://"}
+    assert ReplayBufferConfig.from_env(environ).url == "memory://"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "ReplayBufferConfig: url is missing"),
+        ({"url": "memory://", "max_time_sampled": 2}, "max_time_sampled is no field; did you mean max_times_sampled?"),
+        ({"url": "memory://", "on_full": "wait"}, "on_full: Input should be 'evict', 'block' or 'reject'"),
+        ({"url": "memory://", "rollout_type": "nowhere:X"}, "No module named 'nowhere'"),
+    ],
+)
+def test_the_constructor_says_on_one_line_what_is_wrong(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ReplayBufferConfig(**values)
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_in_another_pydantic_model_the_place_is_named() -> None:
+    class Training(BaseModel):
+        replay_buffer: ReplayBufferConfig
+
+    with pytest.raises(ValidationError) as caught:
+        Training.model_validate({"replay_buffer": {"url": "postgresql://u:s3cret@h/d", "capacity": "x"}})
+    assert [error["loc"] for error in caught.value.errors()] == [("replay_buffer", "capacity")]
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_config_can_be_pickled() -> None:
+    config = ReplayBufferConfig(url="memory://", policy="lifo")
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
 def test_sync_is_fifo_and_async_is_most_stale_first() -> None:
@@ -84,7 +138,9 @@ def test_a_policy_may_be_a_name_a_class_or_an_instance() -> None:
 
 
 def test_an_unknown_policy_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="unknown policy 'lru'; there are fifo, lifo, prioritized, stale"):
+    with pytest.raises(
+        ConfigError, match="unknown policy 'lru'; there are fifo, lifo, prioritized, staleness, uniform"
+    ):
         ReplayBufferConfig(url="memory://", policy="lru").build()
 
 
@@ -199,9 +255,10 @@ def test_passwords_are_never_shown(url: str) -> None:
     config = ReplayBufferConfig(url=url)
     for text in (repr(config), str(config), redact(url), public_url(parse_url(url))):
         assert "s3c" not in text
-    with pytest.raises(ValidationError) as caught:
-        ReplayBufferConfig(url=url, lock_timeout=-1)
+    with pytest.raises(ConfigError) as caught:
+        ReplayBufferConfig(url=url, lock_timeout=-1, zzz=url)
     assert "s3c" not in str(caught.value)
+    assert caught.value.__suppress_context__
 
 
 def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import replaybuf
+import replaybuf.testing
 from replaybuf.query import parse
+from replaybuf.storage.memory import MemoryStorage
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -53,6 +56,22 @@ def test_the_guide_runs_as_it_stands(tmp_path: Path) -> None:
     )
     assert done.stderr == ""
     assert "step 10: mean reward" in done.stdout
+
+
+def test_the_training_config_of_the_readme_works(tmp_path: Path) -> None:
+    text = re.search(r"```yaml\n(.*?)```", README, re.DOTALL).group(1)
+    (tmp_path / "train.yaml").write_text(re.sub("url: .*", "url: memory://", text))
+    config = replaybuf.ReplayBufferConfig.from_file(tmp_path / "train.yaml", section="replay_buffer")
+    assert config.build().storage.rules.limits.archive_seconds == 7 * 86_400
+
+
+def test_the_examples_of_the_backend_docs_run() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/backends.md").read_text("utf-8"), re.DOTALL)
+    namespace: dict[str, Any] = {"MyStorage": MemoryStorage}
+    for block in blocks:
+        exec(block, namespace)
+    assert namespace["buffer"].policy.name == "prioritized"
+    assert issubclass(namespace["TestMyStorage"], replaybuf.testing.StorageContract)
 
 
 def test_the_error_in_the_query_docs_is_the_real_one() -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import Connection, column, select, table
+from sqlalchemy import ColumnElement, Connection, column, select, table, true
 
+from replaybuf.cli import units
+from replaybuf.errors import InputError
 from replaybuf.policy import Order
 from replaybuf.query import Node
 from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Scope
+from replaybuf.storage.sql.lease import store_clock
 from replaybuf.storage.sql.select import find_uids
-from replaybuf.storage.sql.tables import group
+from replaybuf.storage.sql.tables import group, lane
 
 GROUPS = table(
     "groups",
@@ -23,6 +27,7 @@ GROUPS = table(
         column(name)
         for name in (
             "uid",
+            "buffer",
             "task_name",
             "status",
             "staleness",
@@ -30,6 +35,9 @@ GROUPS = table(
             "priority",
             "times_sampled",
             "created_at",
+            "leased_until",
+            "archived_at",
+            "deliveries",
             "rollouts",
             "prompt_tokens",
             "response_tokens",
@@ -73,8 +81,18 @@ STATUS_STYLES = {
     "archived": "dim",
 }
 
-#: All buffers of the database, leased groups too.
-EVERYWHERE = Scope(None)
+
+@dataclass(frozen=True, slots=True)
+class Looking(Scope):
+    """What those who only look see of one buffer, or of all: leased groups too."""
+
+    @property
+    def lanes(self) -> ColumnElement[bool]:
+        return true() if self.buffer is None else lane.c.buffer == self.buffer
+
+
+#: All buffers of the database.
+EVERYWHERE = Looking(None)
 
 _CHUNK = 1000
 
@@ -83,9 +101,26 @@ def status_style(row: Mapping[str, Any]) -> str:
     return STATUS_STYLES.get(str(row.get("status")), "")
 
 
-def find_groups(connection: Connection, query: Node, order: Order, limit: int | None) -> list[dict[str, Any]]:
+def buffers_of(connection: Connection) -> list[str]:
+    """The names of the buffers in the database."""
+    return list(connection.execute(select(lane.c.buffer).distinct().order_by(lane.c.buffer)).scalars())
+
+
+def look_at(connection: Connection, buffer: str | None) -> Looking:
+    """One buffer, or all. Raises InputError where there are others, but not this one."""
+    if buffer is None:
+        return EVERYWHERE
+    there = buffers_of(connection)
+    if there and buffer not in there:
+        raise InputError(f"there is no buffer {buffer!r} in this database; there are {', '.join(there)}")
+    return Looking(buffer)
+
+
+def find_groups(
+    connection: Connection, scope: Looking, query: Node, order: Order, limit: int | None
+) -> list[dict[str, Any]]:
     """The metadata of the groups that match, in order."""
-    uids = [uid for uid, _ in find_uids(connection, EVERYWHERE, query, order, limit)]
+    uids = [uid for uid, _ in find_uids(connection, scope, query, order, limit)]
     found: dict[int, dict[str, Any]] = {}
     for start in range(0, len(uids), _CHUNK):
         chosen = select(group.c.uid).where(uid_in(connection, uids[start : start + _CHUNK]))
@@ -108,15 +143,28 @@ def tidy(row: Mapping[Any, Any]) -> dict[str, Any]:
             values[name] = int(value) if value == value.to_integral_value() else float(value)
     if isinstance(values.get("tags"), str):
         values["tags"] = json.loads(values["tags"])
-    for name in ("created_at", "oldest", "newest"):
+    for name in ("created_at", "leased_until", "archived_at", "oldest", "newest"):
         if isinstance(values.get(name), str):
             values[name] = datetime.fromisoformat(values[name]).replace(tzinfo=UTC)
     return values
 
 
+def now_of(connection: Connection) -> datetime:
+    """The present time by the store's clock, by which leases end."""
+    return datetime.fromtimestamp(store_clock(connection), UTC)
+
+
 def age_of(moment: datetime | None, now: datetime) -> float | None:
     """Seconds since a moment."""
     return None if moment is None else (now - moment).total_seconds()
+
+
+def lease_text(until: datetime | None, now: datetime) -> str:
+    """When a lease ends: in 45s; or that it is over, and its groups come back when they are drawn."""
+    if until is None:
+        return "-"
+    left = (until - now).total_seconds()
+    return f"in {units.age(left)}" if left > 0 else f"over {units.age(-left)} ago"
 
 
 def tags_text(tags: Mapping[str, Any] | None) -> str:

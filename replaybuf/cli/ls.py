@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 from sqlalchemy import Connection, select
 
 from replaybuf.cli import units
-from replaybuf.cli.groups import EVERYWHERE, age_of, find_groups, status_style, tags_text
-from replaybuf.cli.options import Url, listing, option
+from replaybuf.cli.groups import (
+    Looking,
+    age_of,
+    buffers_of,
+    find_groups,
+    lease_text,
+    look_at,
+    now_of,
+    status_style,
+    tags_text,
+)
+from replaybuf.cli.options import Buffer, Url, listing, option
 from replaybuf.cli.output import Column, Output
 from replaybuf.cli.reading import read
 from replaybuf.policy import parse_order
@@ -30,6 +40,7 @@ def ls(
         str | None,
         option("--where", metavar="QUERY", help='A query: {"reward": {"$gte": 0.9}, "tags.level": 3}.'),
     ] = None,
+    buffer: Buffer = None,
     task: Annotated[str | None, option("--task", metavar="NAME", help="Only groups of this task.")] = None,
     status: Annotated[
         str | None, option("--status", metavar="STATUS", help="Only groups of this status: completed, expired, ...")
@@ -44,6 +55,7 @@ def ls(
 
     Fields of queries and orders are uid, task_name, status, staleness, priority, times_sampled, created_at (seconds
     since the epoch), reward (the mean of the group) and, in queries, tags.NAME. Without an order the oldest come first.
+    Leased and archived groups are listed, too: "leased" says when the lease ends.
 
     \b
     Examples:
@@ -53,25 +65,29 @@ def ls(
     """
     query, order = _query(where, task, status), parse_order(order_by)
 
-    def find(connection: Connection) -> tuple[list[dict[str, Any]], int]:
-        found = find_groups(connection, query, order, limit or None)
+    def find(connection: Connection) -> tuple[list[dict[str, Any]], int, datetime, bool]:
+        scope = look_at(connection, buffer)
+        found = find_groups(connection, scope, query, order, limit or None)
         more = output.for_people and len(found) == limit
-        return found, count_groups(connection, EVERYWHERE, query, None) if more else len(found)
+        matching = count_groups(connection, scope, query, None) if more else len(found)
+        several = buffer is None and len(buffers_of(connection)) > 1
+        return found, matching, now_of(connection), several
 
-    rows, matching = read(url, find)
+    rows, matching, now, several = read(url, find)
     if not rows and output.for_people:
-        output.note(_nothing(url, task) if where or task or status else "the buffer is empty")
+        output.note(_nothing(url, buffer, task) if where or task or status else "the buffer is empty")
         return
-    output.rows(rows, _columns(rows))
+    output.rows(rows, _columns(rows, now, several))
     if matching > len(rows):
         output.note(f"{len(rows):,} of {matching:,} groups; --limit 0 shows all")
 
 
-def _nothing(url: str, task: str | None) -> str:
+def _nothing(url: str, buffer: str | None, task: str | None) -> str:
     """Why nothing was found: where there is no such task, the tasks that there are."""
     if task is None:
         return "no such groups"
-    tasks = read(url, lambda connection: connection.execute(select(lane.c.task_name).distinct()).scalars().all())
+    known = select(lane.c.task_name).where(Looking(buffer).lanes).distinct()
+    tasks = read(url, lambda connection: connection.execute(known).scalars().all())
     if task in tasks or not tasks:
         return "no such groups"
     more = f" and {len(tasks) - _TASKS_NAMED} more" if len(tasks) > _TASKS_NAMED else ""
@@ -99,22 +115,31 @@ def _read_json(where: str) -> dict[str, Any]:
     return query
 
 
-def _columns(rows: list[dict[str, Any]]) -> list[Column]:
-    now = datetime.now(UTC)
+def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[Column]:
     columns = {
         "uid": Column("uid", lambda r: str(r["uid"])),
+        "buffer": Column("buffer", lambda r: r["buffer"], right=False, text=True),
         "task_name": Column("task", lambda r: r["task_name"], right=False, text=True),
         "status": Column("status", lambda r: r["status"], right=False, style=status_style),
+        "leased_until": Column("leased", lambda r: lease_text(r["leased_until"], now)),
+        "deliveries": Column("deliveries", lambda r: units.number(r["deliveries"]), spare=True),
         "staleness": Column("stale", lambda r: units.number(r["staleness"])),
         "reward": Column("reward", lambda r: units.number(r["reward"], 3)),
-        "priority": Column("priority", lambda r: f"{r['priority']:g}"),
-        "times_sampled": Column("sampled", lambda r: units.number(r["times_sampled"])),
-        "rollouts": Column("rollouts", lambda r: units.number(r["rollouts"])),
-        "response_tokens": Column("tokens", lambda r: units.short(r["response_tokens"])),
+        "priority": Column("priority", lambda r: f"{r['priority']:g}", spare=True),
+        "times_sampled": Column("sampled", lambda r: units.number(r["times_sampled"]), spare=True),
+        "rollouts": Column("rollouts", lambda r: units.number(r["rollouts"]), spare=True),
+        "response_tokens": Column("tokens", lambda r: units.short(r["response_tokens"]), spare=True),
         "created_at": Column("age", lambda r: units.age(age_of(r["created_at"], now))),
+        "archived_at": Column("archived", lambda r: units.age(age_of(r["archived_at"], now)), spare=True),
         "tags": Column("tags", lambda r: tags_text(r["tags"]), right=False, text=True),
         "prompt": Column("prompt", lambda r: r["error"] or r["prompt"] or "", right=False, text=True),
     }
     # What many buffers don't use is shown only where it says something.
-    unused = {"priority": 1.0, "times_sampled": 0, "tags": None}
-    return [c for name, c in columns.items() if name not in unused or any(r[name] != unused[name] for r in rows)]
+    unused: dict[str, Any] = {"priority": 1.0, "times_sampled": 0, "deliveries": 0}
+    unused |= dict.fromkeys(("leased_until", "archived_at", "tags"))
+    chosen = {
+        name: c for name, c in columns.items() if name not in unused or any(r[name] != unused[name] for r in rows)
+    }
+    if not several:
+        del chosen["buffer"]
+    return list(chosen.values())

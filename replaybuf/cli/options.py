@@ -31,6 +31,10 @@ def option(*names: str, help: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help, envvar=variable, **settings)
 
 
+Buffer = Annotated[
+    str | None, option("--buffer", metavar="NAME", help="Only this buffer of the database; all unless given.")
+]
+
 _FORMATS: dict[str, tuple[Format, Any]] = {
     "as_json": ("json", Annotated[bool, option("--json", help="Print JSON.")]),
     "as_nl": ("nl", Annotated[bool, option("--nl", help="Print one JSON object a line.")]),

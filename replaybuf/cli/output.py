@@ -36,12 +36,16 @@ _WIDE = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its header, and the text for a row. `text` columns give way when the table is too wide."""
+    """A column of a table: its header, and the text for a row.
+
+    When the table is too wide, `text` columns give way; then `spare` ones are left out, the last first.
+    """
 
     header: str
     show: Callable[[Row], str]
     right: bool = True
     text: bool = False
+    spare: bool = False
     style: Callable[[Row], str] | None = None
 
 
@@ -105,16 +109,64 @@ def console(width: int | None = None) -> Console:
 
 
 def print_table(rows: Sequence[Row], columns: Sequence[Column], *, footer: bool = False) -> None:
-    """Print a table; with `footer` the last row is a total."""
-    from rich import box
+    """Print a table, or where it is wider than the terminal, the rows below each other.
+
+    With `footer` the last row is a total.
+    """
     from rich.cells import cell_len
+
+    width = console().width
+    columns = list(columns)
+    left_out: list[str] = []
+    while True:
+        cells = [[escape(column.show(row)) for column in columns] for row in rows]
+        headers = [escape(column.header) for column in columns]
+        natural = [max(map(cell_len, texts)) for texts in zip(headers, *cells, strict=True)]
+        gap, widths = fit(natural, [column.text for column in columns], width)
+        if sum(widths) + gap * (len(widths) - 1) <= width:
+            _print_table(rows, columns, cells, gap, widths, footer)
+            break
+        spare = next((column for column in reversed(columns) if column.spare), None)
+        if spare is None:
+            _print_records(headers, cells)
+            break
+        columns.remove(spare)
+        left_out.append(spare.header)
+    if left_out:
+        sys.stdout.flush()
+        typer.echo(f"too narrow for: {', '.join(reversed(left_out))}", err=True)
+
+
+def _print_records(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Print a line for each field."""
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[escape(column.show(row)) for column in columns] for row in rows]
+    out = console()
+    for i, texts in enumerate(cells, 1):
+        start = f"─[ {i} ]"
+        out.print(Text(start + "─" * max(0, out.width - len(start)), style="dim"), no_wrap=True)
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(style="bold", max_width=max(_SHORTEST_TEXT, out.width // 2))
+        grid.add_column(overflow="fold")
+        for header, text in zip(headers, texts, strict=True):
+            grid.add_row(Text(header), Text(text))
+        out.print(grid)
+
+
+def _print_table(
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    cells: Sequence[Sequence[str]],
+    gap: int,
+    widths: Sequence[int],
+    footer: bool,
+) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     headers = [escape(column.header) for column in columns]
-    natural = [max(map(cell_len, texts)) for texts in zip(headers, *cells, strict=True)]
-    gap, widths = fit(natural, [column.text for column in columns], console().width)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for column, header, width in zip(columns, headers, widths, strict=True):
         justify: Literal["left", "right"] = "right" if column.right else "left"
@@ -127,7 +179,7 @@ def print_table(rows: Sequence[Row], columns: Sequence[Column], *, footer: bool 
             style="bold" if total else None,
             end_section=footer and i == len(rows) - 2,
         )
-    # Where even that is too wide, the terminal wraps the lines and no column is lost.
+    # The table adds a gap at its right edge.
     out = console(max(console().width, sum(widths) + gap * len(widths)))
     if out.is_terminal:
         out.print(table)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -11,9 +12,19 @@ from sqlalchemy import Connection
 from replaybuf.cli import units
 from replaybuf.cli.conversation import fields_of, print_conversation
 from replaybuf.cli.escape import escape
-from replaybuf.cli.groups import EVERYWHERE, age_of, find_groups, find_rollouts, status_style, tags_text
+from replaybuf.cli.groups import (
+    EVERYWHERE,
+    age_of,
+    buffers_of,
+    find_groups,
+    find_rollouts,
+    lease_text,
+    now_of,
+    status_style,
+    tags_text,
+)
 from replaybuf.cli.options import Url, listing, option, url_and
-from replaybuf.cli.output import Column, Output, Row, console, iso, print_table, write
+from replaybuf.cli.output import Column, Output, console, iso, print_table, write
 from replaybuf.cli.reading import open_reader, read
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.query import LogicNode, ScalarNode
@@ -47,14 +58,18 @@ def show(
     wanted = _read_uid(number)
     where = open_reader(url).where
 
-    def find(connection: Connection) -> tuple[dict[str, Any], list[dict[str, Any]], GroupRow | None]:
-        groups = find_groups(connection, ScalarNode("uid", "$eq", wanted), (), 1)
+    def find(connection: Connection) -> _Found:
+        groups = find_groups(connection, EVERYWHERE, ScalarNode("uid", "$eq", wanted), (), 1)
         if not groups:
             raise InputError(f"there is no group {wanted} in {where}: it was taken or deleted, or never was")
         stored = read_groups(connection, EVERYWHERE, [wanted], LogicNode("$and", ())) if full else []
-        return groups[0], find_rollouts(connection, wanted), stored[0] if stored else None
+        several = len(buffers_of(connection)) > 1
+        return _Found(
+            groups[0], find_rollouts(connection, wanted), stored[0] if stored else None, now_of(connection), several
+        )
 
-    group, rollouts, stored = read(url, find)
+    found = read(url, find)
+    group, rollouts, stored = found.group, found.rollouts, found.stored
     decoded = _decode(stored) if stored else None
     if decoded is not None and not output.for_people:
         rollouts = [{**row, **fields_of(rollout)} for row, rollout in zip(rollouts, decoded, strict=True)]
@@ -63,12 +78,23 @@ def show(
     elif not output.for_people:
         output.rows(rollouts, [])
     else:
-        _print_group(group, with_prompt=decoded is None)
+        _print_group(found, with_prompt=decoded is None)
         if decoded is None:
             write("\n")
             print_table(rollouts, _columns())
         else:
             print_conversation(rollouts, decoded)
+
+
+@dataclass(slots=True)
+class _Found:
+    """A group, its rollouts, its payload if asked for; the time then, and whether there are other buffers."""
+
+    group: dict[str, Any]
+    rollouts: list[dict[str, Any]]
+    stored: GroupRow | None
+    now: datetime
+    several: bool
 
 
 def _read_uid(text: str) -> int:
@@ -89,18 +115,27 @@ def _decode(stored: GroupRow) -> list[Any]:
         raise DecodeError(f"group {stored.uid}: {error} (without --full its metadata can be shown)") from error
 
 
-def _print_group(group: Row, *, with_prompt: bool) -> None:
+def _print_group(found: _Found, *, with_prompt: bool) -> None:
     from rich.text import Text
 
-    age = units.age(age_of(group["created_at"], datetime.now(UTC)))
+    group, now = found.group, found.now
+
+    def ago(moment: datetime | None) -> str | None:
+        return None if moment is None else f"{iso(moment)} ({units.age(age_of(moment, now))} ago)"
+
+    until = group["leased_until"]
     facts = {
+        "buffer": group["buffer"] if found.several else None,
         "status": group["status"],
+        "leased": None if until is None else f"until {iso(until)} ({lease_text(until, now)})",
+        "deliveries": group["deliveries"] and units.number(group["deliveries"]),
         "task": group["task_name"],
         "staleness": units.number(group["staleness"]),
         "reward": units.number(group["reward"], 3),
         "priority": f"{group['priority']:g}",
         "times sampled": units.number(group["times_sampled"]),
-        "created": f"{iso(group['created_at'])} ({age} ago)",
+        "created": ago(group["created_at"]),
+        "archived": ago(group["archived_at"]),
         "rollouts": units.number(group["rollouts"]),
         "tokens": f"{units.number(group['prompt_tokens'])} prompt, {units.number(group['response_tokens'])} response",
         "finished by": group["finish_reasons"],

@@ -36,10 +36,13 @@ def sql(
     The database itself refuses to write: a SQLite file is opened read-only, PostgreSQL runs a read-only transaction
     that the statement can't leave. All rows are fetched before the first is printed, so that the run is never held up.
 
-    The views for people are "groups" (a row per group: uid, task_name, status, staleness, priority, times_sampled,
-    created_at, reward, rollouts, prompt_tokens, response_tokens, finish_reasons, prompt, response, tags, key, error,
-    bytes) and "rollouts" (a row per rollout: uid, position, rollout_id, status, staleness, oldest_model_step, reward,
-    prompt_tokens, response_tokens, finish_reason, prompt, response).
+    The views for people are "groups" (a row per group: uid, buffer, task_name, status, staleness, priority,
+    times_sampled, created_at, leased_until, archived_at, deliveries, reward, rollouts, prompt_tokens, response_tokens,
+    finish_reasons, prompt, response, tags, key, error, bytes) and "rollouts" (a row per rollout: uid, position, buffer,
+    task_name, rollout_id, status, staleness, oldest_model_step, reward, prompt_tokens, response_tokens, finish_reason,
+    prompt, response). Leased groups have a leased_until, and those of all named buffers are there.
+
+    On a terminal that is too narrow for the table, each row is printed with a line for each field.
 
     \b
     Examples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,61 +11,75 @@ from sqlalchemy import Connection, func, select, table, text
 from sqlalchemy.sql.expression import column
 
 from replaybuf.cli import units
-from replaybuf.cli.groups import GROUPS, age_of, status_style, tidy
-from replaybuf.cli.options import Url, listing
+from replaybuf.cli.groups import GROUPS, age_of, buffers_of, look_at, now_of, status_style, tidy
+from replaybuf.cli.options import Buffer, Url, listing
 from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.cli.reading import read, read_url
+from replaybuf.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
 from replaybuf.rollout import Status
 from replaybuf.storage.sql.driver import public_url
+from replaybuf.storage.sql.lanes import Scope
 from replaybuf.storage.sql.schema import current_revision
-from replaybuf.storage.sql.tables import garbage, lane, tally
-from replaybuf.tally import Tally
+from replaybuf.storage.sql.select import read_histogram
+from replaybuf.storage.sql.tables import garbage
+from replaybuf.storage.sql.tally import read_tallies
 
 _TOTAL = "total"
 _STATUSES = [*map(str, Status)]
+_ALWAYS = ("put", "sampled_new", "taken")
 
 
 @dataclass(slots=True)
 class Stats:
-    """A row for each task and status, and what is known of the whole database."""
+    """A row for each buffer, task and status; the metrics of each buffer; what is known of the whole database."""
 
     rows: list[dict[str, Any]]
+    buffers: dict[str, dict[str, Any]]
     database: dict[str, Any]
+    now: datetime
+    several: bool
 
 
 @listing
-def stats(url: Url, output: Output) -> None:
-    """Show how many groups there are of each task and status.
+def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
+    """Show how many groups there are of each task and status, and what went in and out since the beginning.
 
-    Reward, staleness and age are those of the groups: the mean reward, the mean and the largest staleness in train
-    steps, the time since the oldest and the newest was put. "dropped" counts the groups that expired and were not
-    retryable. "tokens" are those of the responses, "size" that of the payloads.
+    "groups" can be drawn, "leased" ones are with a consumer. Rollouts, tokens (of the responses) and size (of the
+    payloads) are those of both. Reward, staleness and age are those of groups: the mean reward, the mean and the
+    largest staleness in train steps, the time since the oldest and the newest was put.
 
-    With --json the facts about the whole database are there too; --nl and --csv give the rows of the table.
+    The second table counts groups and draws since the beginning, whichever process caused them, under the names that
+    buffer.metrics() gives them; those that never happened are left out.
+
+    With --json all of it is there, for each buffer what buffer.metrics() gives; --nl and --csv give the rows of the
+    first table.
 
     \b
     Examples:
       replaybuf stats run.db
-      replaybuf stats postgresql://rl@db/run7 --json
+      replaybuf stats postgresql://rl@db/run7 --json | jq .buffers.default.tasks.math.put
       watch -n 5 replaybuf stats run.db
     """
-    found = read(url, collect)
+    found = read(url, lambda connection: collect(connection, buffer))
     found.database = {"url": public_url(read_url(url)), **found.database}
     if output.format == "json":
-        output.value({"database": found.database, "groups": found.rows})
+        output.value({"database": found.database, "groups": found.rows, "buffers": found.buffers})
     elif not output.for_people:
         output.rows(found.rows, [])
     else:
         _print(found)
 
 
-def collect(connection: Connection) -> Stats:
-    """The statistics, from one state of the database."""
+def collect(connection: Connection, buffer: str | None) -> Stats:
+    """The statistics of a buffer, or of all, from one state of the database."""
+    scope = look_at(connection, buffer)
     g = GROUPS.c
     grouped = select(
+        g.buffer,
         g.task_name,
         g.status,
-        func.count().label("groups"),
+        (func.count() - func.count(g.leased_until)).label("groups"),
+        func.count(g.leased_until).label("leased"),
         func.sum(g.rollouts).label("rollouts"),
         func.avg(g.reward).label("reward"),
         func.avg(g.staleness).label("staleness"),
@@ -75,43 +89,24 @@ def collect(connection: Connection) -> Stats:
         func.sum(g.bytes).label("bytes"),
         func.min(g.created_at).label("oldest"),
         func.max(g.created_at).label("newest"),
-    ).group_by(g.task_name, g.status)
-    lanes = {(row["task_name"], row["status"]): _lane(row) for row in connection.execute(grouped).mappings()}
-    counted = (
-        select(lane.c.task_name, lane.c.status, func.sum(tally.c.amount))
-        .join(tally, tally.c.lane == lane.c.id)
-        .where(tally.c.name == str(Tally.DROPPED))
-        .group_by(lane.c.task_name, lane.c.status)
-    )
-    for task_name, status, dropped in connection.execute(counted):
-        row = lanes.setdefault((task_name, status), _empty_lane(task_name, status))
-        row["dropped"] = int(dropped)
-    rows = sorted(lanes.values(), key=lambda row: (row["task_name"], _STATUSES.index(row["status"])))
-    return Stats(rows, _database(connection))
+    ).group_by(g.buffer, g.task_name, g.status)
+    if scope.buffer is not None:
+        grouped = grouped.where(g.buffer == scope.buffer)
+    rows = [tidy(row) for row in connection.execute(grouped).mappings()]
+    for row in rows:
+        row["staleness"] = float(row["staleness"])
+    rows.sort(key=lambda row: (row["buffer"], row["task_name"], _STATUSES.index(row["status"])))
+    there = buffers_of(connection)
+    buffers = {name: {"tasks": _tasks(connection, Scope(name))} for name in there if buffer in (None, name)}
+    return Stats(rows, buffers, _database(connection), now_of(connection), several=len(buffers) > 1)
 
 
-def _lane(row: Any) -> dict[str, Any]:
-    values = tidy(row)
-    values["staleness"] = float(values["staleness"])
-    return _empty_lane(values["task_name"], values["status"]) | values
-
-
-def _empty_lane(task_name: str, status: str) -> dict[str, Any]:
-    return {
-        "task_name": task_name,
-        "status": status,
-        "groups": 0,
-        "dropped": 0,
-        "rollouts": 0,
-        "reward": None,
-        "staleness": None,
-        "max_staleness": None,
-        "prompt_tokens": 0,
-        "response_tokens": 0,
-        "bytes": 0,
-        "oldest": None,
-        "newest": None,
-    }
+def _tasks(connection: Connection, scope: Scope) -> dict[str, dict[str, Any]]:
+    """What `buffer.metrics()` says of the tasks, without rates."""
+    tasks = of_tasks(read_tallies(connection, scope))
+    for field in DISTRIBUTIONS:
+        add_distributions(tasks, field, read_histogram(connection, scope, field))
+    return tasks
 
 
 def _database(connection: Connection) -> dict[str, Any]:
@@ -136,32 +131,39 @@ def _database_bytes(connection: Connection) -> int:
 
 
 def _print(found: Stats) -> None:
-    now = datetime.now(UTC)
     rows = found.rows
     if rows:
-        several = len(rows) > 1
-        print_table([*rows, _total(rows)] if several else rows, _columns(rows, now), footer=several)
+        total = len(rows) > 1
+        print_table([*rows, _total(rows)] if total else rows, _columns(found), footer=total)
+    totals = [
+        {"buffer": name, "task_name": task, **numbers}
+        for name, metrics in found.buffers.items()
+        for task, numbers in metrics["tasks"].items()
+        if any(numbers[total] for total in TOTALS)
+    ]
+    if totals:
+        write(["\nsince the beginning\n"] if rows else ["since the beginning\n"])
+        print_table(totals, _columns_of_totals(totals, found.several))
     database = found.database
     size = units.size(database["database_bytes"])
     waiting = units.number(database["unswept_payloads"])
     lines = [] if rows else ["The buffer is empty."]
     lines.append(f"database {size}, {waiting} unswept payloads, schema {database['schema']}")
-    write(f"{line}\n" for line in lines)
+    write(["\n", *(f"{line}\n" for line in lines)] if rows or totals else (f"{line}\n" for line in lines))
 
 
 def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    counts = ("groups", "dropped", "rollouts", "prompt_tokens", "response_tokens", "bytes")
+    counts = ("groups", "leased", "rollouts", "prompt_tokens", "response_tokens", "bytes")
     total: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in counts}
-    known = [row for row in rows if row["groups"]]
     for name in ("reward", "staleness"):
         total[name] = None  # a mean over tasks says nothing
-    total["max_staleness"] = max((row["max_staleness"] for row in known), default=None)
-    total["oldest"] = min((row["oldest"] for row in known), default=None)
-    total["newest"] = max((row["newest"] for row in known), default=None)
-    return {"task_name": _TOTAL, "status": "", **total}
+    total["max_staleness"] = max(row["max_staleness"] for row in rows)
+    total["oldest"] = min(row["oldest"] for row in rows)
+    total["newest"] = max(row["newest"] for row in rows)
+    return {"buffer": "", "task_name": _TOTAL, "status": "", **total}
 
 
-def _columns(rows: list[dict[str, Any]], now: datetime) -> list[Column]:
+def _columns(found: Stats) -> list[Column]:
     def mean(row: Row, name: str, digits: int) -> str:
         return units.number(row[name], digits) if row["status"] else ""
 
@@ -169,16 +171,26 @@ def _columns(rows: list[dict[str, Any]], now: datetime) -> list[Column]:
         Column("task", lambda r: r["task_name"], right=False, text=True),
         Column("status", lambda r: r["status"], right=False, style=status_style),
         Column("groups", lambda r: units.number(r["groups"])),
-        Column("dropped", lambda r: units.number(r["dropped"])),
-        Column("rollouts", lambda r: units.number(r["rollouts"])),
+        Column("leased", lambda r: units.number(r["leased"])),
+        Column("rollouts", lambda r: units.number(r["rollouts"]), spare=True),
         Column("reward", lambda r: mean(r, "reward", 3)),
         Column("stale", lambda r: mean(r, "staleness", 1)),
         Column("max", lambda r: units.number(r["max_staleness"])),
-        Column("tokens", lambda r: units.short(r["response_tokens"])),
-        Column("size", lambda r: units.size(r["bytes"])),
-        Column("oldest", lambda r: units.age(age_of(r["oldest"], now))),
-        Column("newest", lambda r: units.age(age_of(r["newest"], now))),
+        Column("tokens", lambda r: units.short(r["response_tokens"]), spare=True),
+        Column("size", lambda r: units.size(r["bytes"]), spare=True),
+        Column("oldest", lambda r: units.age(age_of(r["oldest"], found.now))),
+        Column("newest", lambda r: units.age(age_of(r["newest"], found.now)), spare=True),
     ]
-    if not any(row["dropped"] for row in rows):
-        columns = [column for column in columns if column.header != "dropped"]
-    return columns
+    if not any(row["leased"] for row in found.rows):
+        columns = [column for column in columns if column.header != "leased"]
+    return [*_buffer_column(found.several), *columns]
+
+
+def _columns_of_totals(rows: list[dict[str, Any]], several: bool) -> list[Column]:
+    names = [name for name in TOTALS if name in _ALWAYS or any(row[name] for row in rows)]
+    counts = [Column(name, lambda r, name=name: units.number(r[name])) for name in names]  # type: ignore[misc]
+    return [*_buffer_column(several), Column("task", lambda r: r["task_name"], right=False, text=True), *counts]
+
+
+def _buffer_column(several: bool) -> list[Column]:
+    return [Column("buffer", lambda r: r["buffer"], right=False, text=True)] if several else []

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from replaybuf.cli import app
-from tests.cli.example import fill, fill_hostile
+from tests.cli.example import fill, fill_busy, fill_hostile
 from tests.postgres import new_database
 
 BACKENDS = ("sqlite", "postgres")
@@ -41,6 +41,14 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """The URL of the example buffer, which tests only read."""
     for url in _new_url(request.param, request, tmp_path_factory.mktemp("filled")):
         asyncio.run(fill(url))
+        yield url
+
+
+@pytest.fixture(scope="session", params=BACKENDS)
+def busy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a database with two buffers, leased groups and an archive, which tests only read."""
+    for url in _new_url(request.param, request, tmp_path_factory.mktemp("busy")):
+        asyncio.run(fill_busy(url))
         yield url
 
 

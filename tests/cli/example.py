@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -34,6 +35,19 @@ async def fill(url: str) -> None:
             )
         await buffer.take_batch({"math": 2})
         await buffer.refresh_staleness(task_stale_thresholds={"math": 4, "code": 3}, current_train_step=43)
+
+
+async def fill_busy(url: str) -> None:
+    """Two buffers; in one a group is archived, one is leased for an hour, and the lease of another is over."""
+    async with ReplayBufferConfig(url=url, policy="fifo", archive=10).build() as buffer:
+        for n in range(5):
+            await buffer.put([rollout("math", n, 0, random.Random(n))], "math")
+        await buffer.take_batch({"math": 1})
+        await buffer.lease_batch({"math": 1}, seconds=3600, heartbeat=False)
+        await buffer.lease_batch({"math": 1}, seconds=0.3, heartbeat=False)
+    async with ReplayBufferConfig(url=url, name="eval").build() as buffer:
+        await buffer.put([rollout("math", 9, 0, random.Random(9))], "math")
+    await asyncio.sleep(0.3)
 
 
 async def fill_hostile(url: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from replaybuf.cli import output
 from tests.cli.conftest import run, run_json
 
 
@@ -65,12 +66,16 @@ def test_both_databases_give_the_same_types(filled: str) -> None:
     assert size > 5000
     assert row == {
         "uid": 15,
+        "buffer": "default",
         "task_name": "math",
         "status": "completed",
         "staleness": 1,
         "reward": 0.75,
         "priority": 1.0,
         "times_sampled": 0,
+        "leased_until": None,
+        "archived_at": None,
+        "deliveries": 0,
         "rollouts": 4,
         "prompt_tokens": 160,
         "response_tokens": row["response_tokens"],
@@ -128,3 +133,37 @@ def test_a_wrong_query_says_what_is_wrong_with_it(file: Path, args: Any, message
     stderr = run("ls", file, *args, code=1).stderr
     assert stderr.startswith("Error: ")
     assert message in stderr
+
+
+def test_leases_are_shown_with_the_time_that_is_left(busy: str) -> None:
+    header, _, *lines = run("ls", busy, "--buffer", "default").stdout.splitlines()
+    assert header.split()[:6] == ["uid", "task", "status", "leased", "deliveries", "stale"]
+    assert "  -           0  " in lines[0]
+    assert "  in 1.0h           1  " in lines[1] or "  in 60m           1  " in lines[1]
+    assert " ago           1  " in lines[2]
+    assert "  over " in lines[2]
+    assert [row["leased_until"] is not None for row in run_json("ls", busy, "--buffer", "default")] == [
+        *(False, True, True),
+        *(False, False),
+    ]
+
+
+def test_leases_are_not_shown_where_there_are_none(filled: str) -> None:
+    assert not {"leased", "deliveries", "archived", "buffer"} & set(run("ls", filled).stdout.split())
+
+
+def test_one_buffer_of_several(busy: str) -> None:
+    assert len(uids(busy)) == 6
+    assert len(uids(busy, "--buffer", "eval")) == 1
+    assert run("ls", busy).stdout.split()[1] == "buffer"
+    assert run("ls", busy, "--buffer", "eval").stdout.split()[1] == "task"
+    assert run("ls", busy, "--limit", 1, "--buffer", "default").stderr == "1 of 5 groups; --limit 0 shows all\n"
+    assert run("ls", busy, "--buffer", "eval", "--task", "x").stderr == "no such groups; there are the tasks math\n"
+
+
+def test_on_a_narrow_terminal_texts_give_way(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_WIDE", 80)
+    shown = run("ls", busy)
+    assert len(shown.stdout.splitlines()) == 2 + 6
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+    assert shown.stderr.startswith("too narrow for: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -77,3 +78,21 @@ def test_the_variable_leaves_only_the_uid_to_give(file: Path) -> None:
 def test_without_a_uid_there_is_a_usage_error(file: Path) -> None:
     assert "UID" in run("show", file, code=2).stderr
     assert "UID" in run("show", code=2, env={"REPLAYBUF_URL": str(file)}).stderr
+
+
+def test_a_leased_group_says_so(busy: str) -> None:
+    leased, over = [row["uid"] for row in run_json("ls", busy) if row["leased_until"]]
+    shown = run("show", busy, leased).stdout
+    assert re.search(r"(?m)^  buffer        default$", shown)
+    assert re.search(r"(?m)^  leased        until \S+Z \(in (1.0h|60m)\)$", shown)
+    assert re.search(r"(?m)^  deliveries    1$", shown)
+    assert re.search(r"(?m)^  leased        until \S+Z \(over \d+s ago\)$", run("show", busy, over).stdout)
+
+
+def test_an_archived_group_says_so(busy: str) -> None:
+    [uid] = [row["uid"] for row in run_json("ls", busy, "--status", "archived")]
+    assert re.search(r"(?m)^  archived      \S+Z \(\d+s ago\)$", run("show", busy, uid).stdout)
+
+
+def test_of_one_buffer_its_name_is_not_shown(filled: str) -> None:
+    assert not re.search(r"(?m)^  (buffer|leased|deliveries|archived) ", run("show", filled, 15).stdout)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from replaybuf.cli import output
 from tests.cli.conftest import run, run_json
 
 WRITES = [
@@ -182,3 +183,34 @@ def test_an_empty_statement_is_a_usage_error(file: Path) -> None:
 
 def test_any_database_can_be_asked(empty: str) -> None:
     assert json.loads(run("sql", empty, "SELECT 1 AS a", "--nl").stdout) == {"a": 1}
+
+
+def test_where_the_terminal_is_too_narrow_a_field_has_a_line(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_WIDE", 80)
+    lines = run("sql", filled, "SELECT * FROM groups ORDER BY uid DESC LIMIT 2").stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert [line for line in lines if line.startswith("─[")] == ["─[ 1 ]" + "─" * 74, "─[ 2 ]" + "─" * 74]
+    assert [line.split() for line in lines if line.startswith("uid ")] == [["uid", "15"], ["uid", "14"]]
+    assert "status           completed" in [line.rstrip() for line in lines]
+
+
+def test_a_long_text_goes_on_below_itself(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_WIDE", 60)
+    columns = ", ".join(f"'{n}' AS column_number_{n}" for n in range(9))
+    shown = run("sql", filled, f"SELECT {columns}, '{'word ' * 30}' AS long").stdout.splitlines()
+    assert shown[10].startswith("long             word word")
+    assert all(line.startswith(" " * 17 + "word") for line in shown[11:])
+
+
+def test_a_narrow_table_stays_one(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_WIDE", 40)
+    shown = run("sql", filled, f"SELECT 1 AS a, '{'x' * 100}' AS b").stdout.splitlines()
+    assert shown[0].split() == ["a", "b"]
+    assert shown[2].endswith("…")
+
+
+def test_all_columns_of_the_views_are_in_the_help(filled: str) -> None:
+    told = run("sql", "--help").stdout
+    for view in ("groups", "rollouts"):
+        [row] = run_json("sql", filled, f"SELECT * FROM {view} LIMIT 1")
+        assert [name for name in row if name not in told and name != "timestamp_id"] == []

@@ -7,11 +7,16 @@ import csv
 import io
 import json
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBufferConfig
+from replaybuf import ReplayBufferConfig, Status, Tally
+from replaybuf.cli import output
+from replaybuf.metrics import RATES
+from replaybuf.storage.sql.schema import HEAD
 from tests.cli.conftest import run, run_json
+from tests.cli.example import fill_busy
 
 
 def test_counts_by_task_and_status(filled: str) -> None:
@@ -24,19 +29,80 @@ def test_counts_by_task_and_status(filled: str) -> None:
     }
 
 
-def test_counts_what_was_dropped(filled: str) -> None:
-    assert sum(row["dropped"] for row in run_json("stats", filled)["groups"]) == 1
+def test_counts_since_the_beginning(filled: str) -> None:
+    tasks = run_json("stats", filled)["buffers"]["default"]["tasks"]
+    assert {task: (n["put"], n["taken"], n["dropped"], n["expired"]) for task, n in tasks.items()} == {
+        "code": (5, 0, 1, 1),
+        "math": (11, 2, 0, 1),
+    }
+    shown = run("stats", filled).stdout.partition("since the beginning\n")[2].splitlines()
+    assert [line.split() for line in (shown[0], *shown[2:4])] == [
+        ["task", "put", "sampled_new", "taken", "expired", "dropped"],
+        ["code", "5", "0", "0", "1", "1"],
+        ["math", "11", "2", "2", "1", "0"],
+    ]
+
+
+def test_json_has_what_metrics_gives(empty: str) -> None:
+    async def metrics() -> dict[str, Any]:
+        await fill_busy(empty)
+        async with ReplayBufferConfig(url=empty).build() as buffer:
+            await buffer.take_batch({"math": 10})  # brings back the group whose lease is over
+            return await buffer.metrics()
+
+    tasks = asyncio.run(metrics())["tasks"]
+    for numbers in tasks.values():
+        for name in RATES:
+            del numbers[f"{name}_per_second"]
+    assert run_json("stats", empty)["buffers"]["default"]["tasks"] == json.loads(json.dumps(tasks))
+
+
+def test_leased_groups_are_counted_apart(busy: str) -> None:
+    rows = run_json("stats", busy, "--buffer", "default")["groups"]
+    assert {(row["status"], row["groups"], row["leased"], row["rollouts"]) for row in rows} == {
+        ("completed", 2, 2, 4),
+        ("archived", 1, 0, 1),
+    }
+    header, _, *lines = run("stats", busy, "--buffer", "default").stdout.splitlines()
+    assert header.split()[:4] == ["task", "status", "groups", "leased"]
+    assert lines[0].split()[:4] == ["math", "completed", "2", "2"]
+
+
+def test_several_buffers_have_a_column(busy: str) -> None:
+    rows = run_json("stats", busy)["groups"]
+    assert {(row["buffer"], row["status"]) for row in rows} == {
+        ("default", "completed"),
+        ("default", "archived"),
+        ("eval", "completed"),
+    }
+    assert run("stats", busy).stdout.split()[0] == "buffer"
+    assert {row["buffer"] for row in run_json("stats", busy, "--buffer", "eval")["groups"]} == {"eval"}
+    assert "buffer" not in run("stats", busy, "--buffer", "eval").stdout
+
+
+@pytest.mark.parametrize("command", ["stats", "ls"])
+def test_a_buffer_that_is_not_there_is_an_error(busy: str, command: str) -> None:
+    stderr = run(command, busy, "--buffer", "evil", code=1).stderr
+    assert stderr == "Error: there is no buffer 'evil' in this database; there are default, eval\n"
 
 
 def test_a_task_of_which_all_was_dropped_is_there(empty: str) -> None:
     async def drop() -> None:
         async with ReplayBufferConfig(url=empty).build() as buffer:
-            await buffer.storage.drop("math", 3)
+            await buffer.storage.count_lost("math", Status.EXPIRED, Tally.DROPPED)
 
     asyncio.run(drop())
-    [row] = run_json("stats", empty)["groups"]
-    assert (row["task_name"], row["status"], row["groups"], row["dropped"]) == ("math", "expired", 0, 3)
+    assert run_json("stats", empty)["groups"] == []
+    assert run_json("stats", empty)["buffers"]["default"]["tasks"]["math"]["dropped"] == 1
     assert "math" in run("stats", empty).stdout
+
+
+def test_on_a_narrow_terminal_the_least_is_left_out(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_WIDE", 80)
+    shown = run("stats", busy)
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+    assert shown.stderr.startswith("too narrow for: ")
+    assert {"oldest", "leased", "stale"} <= set(shown.stdout.splitlines()[0].split())
 
 
 def test_both_databases_say_the_same(filled: str) -> None:
@@ -58,7 +124,7 @@ def test_ages_are_times_in_utc(filled: str) -> None:
 
 def test_json_tells_of_the_whole_database(filled: str) -> None:
     database = run_json("stats", filled)["database"]
-    assert database["schema"] == "0002"
+    assert database["schema"] == HEAD
     assert database["unswept_payloads"] <= 3
     assert database["database_bytes"] > 100_000
 
@@ -73,7 +139,7 @@ def test_lines_and_csv_hold_the_rows(filled: str) -> None:
 
 def test_the_table_has_a_total(filled: str) -> None:
     [total] = [line.split() for line in run("stats", filled).stdout.splitlines() if line.startswith("total")]
-    assert total[1:4] == ["13", "1", "52"]
+    assert total[1:3] == ["13", "52"]
 
 
 def test_an_empty_buffer_is_no_error(empty: str) -> None:

@@ -85,16 +85,21 @@ def unhold(connection: Connection, scope: Scope, lease: Leased, uids: Sequence[i
 
 def end_leases(connection: Connection, scope: Scope) -> int:
     """Give back what was leased for a time that is over; how many groups."""
-    if not any_overdue(connection):
+    if not any_overdue(connection, scope):
         return 0
     rows = _leased_rows(connection, scope, group.c.leased_until <= store_clock(connection))
     reason = "its consumer was silent for too long"
     return _return(connection, scope, rows, Tally.LEASE_EXPIRED, counts=True, reason=reason)
 
 
-def any_overdue(connection: Connection) -> bool:
-    """Whether anything is leased for a time that is over."""
-    overdue = select(group.c.uid).where(group.c.leased_until <= store_clock(connection)).limit(1)
+def any_overdue(connection: Connection, scope: Scope) -> bool:
+    """Whether anything of the buffer is leased for a time that is over."""
+    overdue = (
+        select(group.c.uid)
+        .select_from(group.join(lane, lane.c.id == group.c.lane))
+        .where(group.c.leased_until <= store_clock(connection), lane.c.buffer == scope.buffer)
+        .limit(1)
+    )
     return connection.execute(overdue).first() is not None
 
 

@@ -93,7 +93,7 @@ class Sweeper:
     async def look_after_groups(self) -> None:
         """End leases whose time is over, and prune the archive."""
         scope, now = self._scope, time.time()
-        if await self._database.read(any_overdue):
+        if await self._database.read(lambda connection: any_overdue(connection, scope)):
             returned = await self._database.write(lambda connection: end_leases(connection, scope))
             if returned:
                 self._changed()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, exists, func, select, text, update
+from sqlalchemy import Connection, delete, exists, func, or_, select, text, update
 
 from replaybuf.storage.sql.lanes import Scope
 from replaybuf.storage.sql.tables import counter, garbage, group, lane, payload, tally, uid_sequence
@@ -15,14 +15,16 @@ def make_room(connection: Connection, scope: Scope) -> None:
     check_empty(int(connection.execute(select(func.count()).where(group.c.lane.in_(ours))).scalar_one()))
     connection.execute(delete(tally).where(tally.c.lane.in_(ours)))
     connection.execute(delete(lane).where(lane.c.buffer == scope.buffer))
-    connection.execute(delete(payload).where(payload.c.uid.in_(select(garbage.c.uid))))
-    connection.execute(delete(garbage))
+    # What was taken from other buffers may yet be given back to them: the sweep knows when it may go.
+    if not connection.execute(select(exists().where(lane.c.buffer != scope.buffer))).scalar():
+        connection.execute(delete(payload).where(payload.c.uid.in_(select(garbage.c.uid))))
+        connection.execute(delete(garbage))
 
 
 def free_shift(connection: Connection, last: int) -> int:
     """What to add to the uids of a snapshot, up to `last`: 0 unless other buffers of the database have such groups."""
-    taken = connection.execute(select(exists().where(payload.c.uid <= last))).scalar()
-    return last_uid(connection) if taken else 0
+    taken = or_(exists().where(payload.c.uid <= last), exists().where(garbage.c.uid <= last))
+    return last_uid(connection) if connection.execute(select(taken)).scalar() else 0
 
 
 def last_uid(connection: Connection) -> int:

@@ -1,0 +1,317 @@
+"""Several named buffers in one database: none sees, counts, evicts or moves the groups of another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import (
+    ConfigError,
+    ConflictError,
+    FullError,
+    InputError,
+    LeaseLostError,
+    NotEmptyError,
+    ReplayBuffer,
+    ReplayBufferConfig,
+    Status,
+)
+from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
+
+
+class Buffers:
+    """Opens buffers of one database, and closes them after the test."""
+
+    def __init__(self, url: str, stack: AsyncExitStack) -> None:
+        self.url = url
+        self._stack = stack
+
+    async def open(self, name: str = "default", **options: Any) -> ReplayBuffer:
+        return await self._stack.enter_async_context(build(self.url, name=name, **options))
+
+
+@pytest.fixture
+async def buffers(shared_url: str) -> AsyncIterator[Buffers]:
+    async with AsyncExitStack() as stack:
+        yield Buffers(shared_url, stack)
+
+
+async def numbers_in(buffer: ReplayBuffer) -> list[int]:
+    """The numbers of all groups, in order."""
+    return [int(item.item[0].rollout_id) async for item in buffer.find({})]
+
+
+async def uids_in(buffer: ReplayBuffer) -> list[int]:
+    return [item.uid async for item in buffer.find({})]
+
+
+async def totals(buffer: ReplayBuffer) -> dict[str, int]:
+    """What was counted of the task, without what never happened."""
+    numbers = (await buffer.metrics(distributions=False))["tasks"].get(TASK, {})
+    return {name: n for name, n in numbers.items() if isinstance(n, int) and n}
+
+
+async def test_what_is_put_into_one_is_not_in_the_other(buffers: Buffers) -> None:
+    ours, theirs = await buffers.open(), await buffers.open("eval")
+    await fill(ours, 3)
+    assert (len(ours), len(theirs)) == (3, 0)
+    assert await theirs.count(TASK, Status.COMPLETED) == 0
+    assert await theirs.get(10, TASK) == []
+    assert await theirs.is_ready({TASK: 1}) is False
+    assert await totals(theirs) == {}
+    assert sorted(await take_all(ours)) == [0, 1, 2]
+
+
+async def test_uids_are_shared_so_none_is_used_twice(buffers: Buffers) -> None:
+    ours, theirs = await buffers.open(), await buffers.open("eval")
+    uids = [await buffer.put(group(n), TASK) for n in range(4) for buffer in (ours, theirs)]
+    assert len(set(uids)) == 8
+
+
+async def test_the_same_name_is_the_same_buffer(buffers: Buffers) -> None:
+    first, second = await buffers.open("eval"), await buffers.open("eval")
+    await fill(first, 2)
+    assert sorted(await take_all(second)) == [0, 1]
+
+
+async def test_a_wait_is_not_ended_by_a_put_into_the_other(buffers: Buffers) -> None:
+    ours, theirs = await buffers.open(), await buffers.open("eval")
+    waiting = asyncio.create_task(theirs.take_batch({TASK: 1}, timeout=30))
+    await fill(ours, 3)
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    await theirs.put(group(9), TASK)
+    batch, _ = await waiting
+    assert numbers_of(batch[TASK]) == [9]
+    assert len(ours) == 3
+
+
+async def test_queries_find_change_and_delete_their_own(buffers: Buffers) -> None:
+    ours, theirs = await buffers.open(), await buffers.open("eval")
+    await fill(ours, 2)
+    await fill(theirs, 3, first=10)
+    foreign = await uids_in(theirs)
+    assert sorted(await numbers_in(ours)) == [0, 1]
+    assert await ours.count_where({}) == 2
+    assert await ours.count_where({"uid": {"$in": foreign}}) == 0
+    assert await ours.update({}, status="aborted", priority=7) == 2
+    assert await ours.update_priorities(dict.fromkeys(foreign, 5.0)) == 0
+    assert {item.priority async for item in theirs.find({})} == {1.0}
+    assert await theirs.count(TASK, Status.COMPLETED) == 3
+    assert await ours.delete({}) == 2
+    assert (len(ours), len(theirs)) == (0, 3)
+
+
+async def test_a_refresh_moves_its_own_groups(buffers: Buffers) -> None:
+    ours, theirs = await buffers.open(), await buffers.open("eval")
+    for buffer in (ours, theirs):
+        await buffer.put(group(1), TASK, model_step=1, current_train_step=2)
+    assert await ours.refresh_staleness(task_stale_thresholds={TASK: 4}, current_train_step=9) == {TASK: 1}
+    assert [(item.status, item.staleness) async for item in theirs.find({})] == [(Status.COMPLETED, 0)]
+    assert [(item.status, item.staleness) async for item in ours.find({})] == [(Status.EXPIRED, 7)]
+
+
+async def test_a_key_stands_for_a_group_in_each(buffers: Buffers) -> None:
+    ours, theirs = await buffers.open(), await buffers.open("eval")
+    for number, buffer in enumerate((ours, theirs, ours)):
+        await buffer.put(group(number), TASK, key="prompt-1")
+    assert (await numbers_in(ours), await numbers_in(theirs)) == ([2], [1])
+    assert (await totals(ours))["replaced"] == 1
+    assert "replaced" not in await totals(theirs)
+
+
+async def test_a_group_of_the_other_cannot_be_replaced(buffers: Buffers) -> None:
+    ours, theirs = await buffers.open(), await buffers.open("eval")
+    foreign = await theirs.put(group(1), TASK)
+    assert foreign is not None
+    with pytest.raises(ConflictError):
+        await ours.put(group(2), TASK, replaces=[foreign])
+    assert (len(ours), len(theirs)) == (0, 1)
+
+
+async def test_capacity_is_that_of_one_buffer(buffers: Buffers) -> None:
+    ours, theirs = await buffers.open(capacity=2), await buffers.open("eval")
+    blocked = await buffers.open("queue", capacity=1, on_full="reject")
+    for number in range(4):
+        for buffer in (ours, theirs):
+            await buffer.put(group(number), TASK)
+    await blocked.put(group(0), TASK)
+    with pytest.raises(FullError):
+        await blocked.put(group(1), TASK)
+    assert await numbers_in(ours) == [2, 3]
+    assert await numbers_in(theirs) == [0, 1, 2, 3]
+    assert (await totals(ours))["evicted"] == 2
+    assert "evicted" not in await totals(theirs)
+
+
+async def test_rates_are_those_of_one_buffer(buffers: Buffers) -> None:
+    ours = await buffers.open(samples_per_insert=1, error_buffer=2, put_timeout=0)
+    theirs = await buffers.open("eval")
+    await fill(theirs, 10)
+    await take_all(theirs)
+    await fill(ours, 2)
+    with pytest.raises(FullError):
+        await ours.put(group(2), TASK)
+
+
+async def test_leases_are_held_and_ended_by_their_own(buffers: Buffers) -> None:
+    ours, theirs = await buffers.open(), await buffers.open("eval")
+    await fill(ours, 2)
+    await fill(theirs, 2, first=10)
+    mine = await ours.lease_batch({TASK: 2}, seconds=60, heartbeat=False)
+    assert (len(ours), len(theirs)) == (0, 2)
+    assert (await totals(ours))["leased"] == 2
+    assert "leased" not in await totals(theirs)
+    other = await theirs.lease_batch({TASK: 2}, seconds=60, heartbeat=False)
+    assert other.token > mine.token
+    # A token and uids are no way into another buffer.
+    assert await theirs.storage.give_back(mine._leased, sorted(mine.open), counts=False) == 0
+    await mine.acknowledge()
+    assert await other.give_back() == 2
+    assert (len(ours), len(theirs)) == (0, 2)
+
+
+async def test_the_end_of_a_lease_is_noticed_by_its_own_buffer(buffers: Buffers) -> None:
+    ours, theirs = await buffers.open(), await buffers.open("eval")
+    await fill(theirs, 1)
+    lease = await theirs.lease_batch({TASK: 1}, seconds=0.2, heartbeat=False)
+
+    async def back() -> bool:
+        return len(theirs) == 1
+
+    await until(back)
+    with pytest.raises(LeaseLostError):
+        await lease.acknowledge()
+    assert (await totals(theirs))["lease_expired"] == 1
+    assert await totals(ours) == {}
+
+
+async def test_an_archive_is_that_of_one_buffer(buffers: Buffers) -> None:
+    ours, theirs = await buffers.open(archive=1), await buffers.open("eval", archive=100)
+    for buffer in (ours, theirs):
+        await fill(buffer, 3)
+        await take_all(buffer)
+
+    async def pruned() -> bool:
+        return (await totals(ours))["archived"] == 1
+
+    await until(pruned)
+    assert (await totals(theirs))["archived"] == 3
+
+
+@pytest.mark.parametrize("policy", ["uniform", "prioritized"])
+async def test_random_draws_are_those_of_the_buffer_alone(shared_url: str, tmp_path: Path, policy: str) -> None:
+    """With the same seed and the same uids: what the other one draws in between doesn't matter."""
+    drawn: list[list[int]] = []
+    for url, others in ((f"sqlite:///{tmp_path}/alone.db", False), (shared_url, True)):
+        async with build(url, policy=policy, seed=1) as ours, build(url, name="b", policy=policy, seed=2) as theirs:
+            for number in range(12):
+                await ours.put(group(number), TASK, priority=1 + number)
+            await fill(theirs, 12)
+            drawn.append([])
+            for _ in range(6):
+                drawn[-1] += numbers_of(await ours.get(1, TASK))
+                if others:
+                    await theirs.get(2, TASK)
+    assert drawn[0] == drawn[1]
+
+
+async def test_a_snapshot_holds_one_buffer(buffers: Buffers, tmp_path: Path) -> None:
+    ours, theirs = await buffers.open(), await buffers.open("eval")
+    await fill(ours, 2)
+    await fill(theirs, 3, first=10)
+    await theirs.save(tmp_path / "copy")
+    alone = build(f"sqlite:///{tmp_path}/alone.db")
+    async with alone:
+        await alone.resume(tmp_path / "copy")
+        assert sorted(await numbers_in(alone)) == [10, 11, 12]
+        assert (await totals(alone))["put"] == 3
+
+
+@pytest.mark.parametrize("way", ["resume", "state dict"])
+async def test_groups_come_into_a_database_that_has_others(buffers: Buffers, tmp_path: Path, way: str) -> None:
+    async with build(f"sqlite:///{tmp_path}/source.db", policy="staleness", max_times_sampled=2) as source:
+        for number in range(4):
+            await source.put(group(number), TASK, key=f"key-{number}", priority=number)
+        await source.get(1, TASK)
+        await source.delete({"uid": 2})
+        await source.save(tmp_path / "copy")
+        state = source.state_dict()
+    ours = await buffers.open()
+    await fill(ours, 3, first=100)
+    await ours.put(group(103), TASK, key="key-3")
+    before = await uids_in(ours)
+    theirs = await buffers.open("eval", policy="staleness", max_times_sampled=2)
+    if way == "resume":
+        await theirs.resume(tmp_path / "copy")
+    else:
+        theirs.load_state_dict(state)
+    # Other uids, in the same order; all else is as it was.
+    uids = await uids_in(theirs)
+    assert not set(uids) & set(before)
+    assert await numbers_in(theirs) == [0, 2, 3]
+    found = [(item.priority, item.key, item.times_sampled) async for item in theirs.find({})]
+    assert found == [(0.0, "key-0", 1), (2.0, "key-2", 0), (3.0, "key-3", 0)]
+    numbers = await totals(theirs)
+    assert {name: numbers[name] for name in ("put", "sampled_new", "deleted")} == {
+        "put": 4,
+        "sampled_new": 1,
+        "deleted": 1,
+    }
+    # Nothing of the other one has changed, and both go on.
+    assert await uids_in(ours) == before
+    later = await theirs.put(group(9), TASK, key="key-3")
+    assert later is not None
+    assert later > max(*uids, *before)
+    assert await numbers_in(theirs) == [0, 2, 9]
+    assert len(ours) == 4
+    assert sorted(set(await take_all(theirs))) == [0, 2, 9]
+    assert sorted(await take_all(ours)) == [100, 101, 102, 103]
+
+
+async def test_into_a_buffer_with_groups_nothing_is_loaded(buffers: Buffers, tmp_path: Path) -> None:
+    ours, theirs = await buffers.open(), await buffers.open("eval")
+    await fill(ours, 2)
+    await fill(theirs, 1)
+    await ours.save(tmp_path / "copy")
+    with pytest.raises(NotEmptyError):
+        await theirs.resume(tmp_path / "copy")
+    with pytest.raises(NotEmptyError):
+        theirs.load_state_dict(ours.state_dict())
+    assert (len(ours), len(theirs)) == (2, 1)
+
+
+async def test_a_resume_leaves_what_the_other_has_in_hand(buffers: Buffers, tmp_path: Path) -> None:
+    """A take that is undone after a resume of another buffer still has its payloads."""
+    ours, theirs = await buffers.open(), await buffers.open("eval")
+    await fill(ours, 2)
+    await ours.save(tmp_path / "copy")
+    drawn = await _take_and_undo(ours, theirs, tmp_path / "copy")
+    assert drawn == [0, 1]
+
+
+async def _take_and_undo(ours: ReplayBuffer, theirs: ReplayBuffer, copy: Path) -> list[int]:
+    from replaybuf.storage.base import Draw
+    from replaybuf.storage.sql.drawing import Drawing
+
+    state: Any = ours.storage._state()  # type: ignore[attr-defined]
+    drawing = Drawing(state, ours.storage.codec, Draw({TASK: 2}))
+    taken = await state.thread.run(drawing.run)
+    assert len(ours) == 0
+    await theirs.resume(copy)
+    await state.thread.run(lambda: drawing.undo(taken))
+    return sorted(await take_all(ours))
+
+
+async def test_a_name_is_checked(shared_url: str) -> None:
+    for name in ("", "x" * 201, "a\x00b"):
+        with pytest.raises((ConfigError, InputError)):
+            ReplayBufferConfig(url=shared_url, name=name).build()
+    async with build(shared_url, name="é' \"; --") as buffer:
+        await fill(buffer, 1)
+        assert len(buffer) == 1
