@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, select
+from sqlalchemy import Connection, Select, select
 
 from replaybuf.rollout import Status
-from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope
-from replaybuf.storage.sql.leaving import discard
+from replaybuf.storage.sql.leaving import remove
 from replaybuf.storage.sql.tables import group, lane
 from replaybuf.storage.sql.tally import Counts, add_counts, read_sizes
 from replaybuf.tally import Tally
@@ -35,8 +34,7 @@ def prune(connection: Connection, scope: Scope, now: float, limit: int) -> int:
         counts[(archive.id, Tally.PRUNED)] += len(found)
         gone += found
     if gone:
-        connection.execute(delete(group).where(uid_in(connection, gone)))
-        discard(connection, gone, now)
+        remove(connection, gone, now)
         add_counts(connection, counts)
     return len(gone)
 

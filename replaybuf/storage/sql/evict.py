@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete
+from sqlalchemy import Connection, and_, func, select
 
 from replaybuf.policy import in_order
 from replaybuf.race import IDLE, KEYS
 from replaybuf.rollout import Status
-from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.lanes import Lane, Scope, lanes_of_tasks
-from replaybuf.storage.sql.leaving import discard
+from replaybuf.storage.sql.lanes import Lane, Scope
+from replaybuf.storage.sql.leaving import remove
 from replaybuf.storage.sql.races import check_races, pass_time
 from replaybuf.storage.sql.source import Source
-from replaybuf.storage.sql.tables import group
-from replaybuf.storage.sql.tally import Counts, add_counts, read_sizes
+from replaybuf.storage.sql.tables import lane, tally
+from replaybuf.storage.sql.tally import Counts
 from replaybuf.tally import Tally
 
 
@@ -30,26 +28,35 @@ class _Candidate:
     priority: float
 
 
-def evict(connection: Connection, scope: Scope, tasks: Iterable[str], now: float) -> None:
-    """Remove what is beyond the capacity of these tasks."""
+def evict(connection: Connection, scope: Scope, tasks: Iterable[str], counts: Counts, now: float) -> None:
+    """Remove what is beyond the capacity of these tasks; `counts` has what this transaction has yet to count."""
     limits = scope.rules.limits
     if limits.capacity is None or limits.on_full != "evict":
         return
-    lanes = [one for one in lanes_of_tasks(connection, scope, tasks) if one.status != Status.ARCHIVED]
-    sizes = read_sizes(connection, lanes)
-    counts: Counts = Counter()
+    lanes, sizes = _lanes_with_sizes(connection, scope, tasks)
     gone: list[int] = []
     for task in sorted({one.task_name for one in lanes}):
-        here = [one for one in lanes if one.task_name == task and sizes.get(one.id, 0) > 0]
-        excess = sum(sizes[one.id] for one in here) - limits.capacity
+        size = {one.id: sizes[one.id] + counts[(one.id, Tally.SIZE)] for one in lanes if one.task_name == task}
+        here = [one for one in lanes if size.get(one.id, 0) > 0]
+        excess = sum(size.values()) - limits.capacity
         for candidate in _first(connection, scope, here, excess) if excess > 0 else ():
             gone.append(candidate.uid)
             counts[(candidate.home.id, Tally.EVICTED)] += 1
             counts[(candidate.home.id, Tally.SIZE)] -= 1
-    if gone:
-        connection.execute(delete(group).where(uid_in(connection, gone)))
-        discard(connection, gone, now)
-        add_counts(connection, counts)
+    remove(connection, gone, now)
+
+
+def _lanes_with_sizes(connection: Connection, scope: Scope, tasks: Iterable[str]) -> tuple[list[Lane], dict[int, int]]:
+    """The lanes of these tasks that the capacity is for, and how many groups each has."""
+    size = func.coalesce(func.sum(tally.c.amount), 0).label("size")
+    query = (
+        select(lane, size)
+        .outerjoin(tally, and_(tally.c.lane == lane.c.id, tally.c.name == str(Tally.SIZE)))
+        .where(scope.lanes, lane.c.task_name.in_(sorted(tasks)), lane.c.status != str(Status.ARCHIVED))
+        .group_by(lane.c.id)
+    )
+    rows = connection.execute(query).all()
+    return [Lane.of(row) for row in rows], {row.id: int(row.size) for row in rows}
 
 
 def _first(connection: Connection, scope: Scope, lanes: Sequence[Lane], count: int) -> list[_Candidate]:

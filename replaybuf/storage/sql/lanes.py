@@ -65,12 +65,6 @@ def find_lanes(
     return {found.name: found for found in map(Lane.of, connection.execute(query))}
 
 
-def lanes_of_tasks(connection: Connection, scope: Scope, tasks: Iterable[str]) -> list[Lane]:
-    """All lanes of these tasks, without those of leased groups."""
-    query = _of_buffer(scope, False).where(lane.c.task_name.in_(sorted(tasks))).order_by(lane.c.id)
-    return [Lane.of(row) for row in connection.execute(query)]
-
-
 def _of_buffer(scope: Scope, leased: bool) -> Select[Any]:
     return select(lane).where(lane.c.buffer == scope.buffer, lane.c.leased == leased)
 

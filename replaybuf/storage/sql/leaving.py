@@ -11,6 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from replaybuf.race import PRIORITIZED, UNIFORM
 from replaybuf.rollout import Status
+from replaybuf.storage.sql.bulk import insert_rows
 from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, need_lane
 from replaybuf.storage.sql.races import enter_races
@@ -74,8 +75,7 @@ def _leave(
         archived = pinned(home) | {"lane": archive.id, "archived_at": now} | dict(values)
         connection.execute(update(group).where(uid_in(connection, uids)).values(archived))
         return
-    connection.execute(delete(group).where(uid_in(connection, uids)))
-    discard(connection, uids, now)
+    remove(connection, uids, now)
 
 
 def pinned(home: Lane) -> dict[str, Any]:
@@ -88,10 +88,18 @@ def pinned(home: Lane) -> dict[str, Any]:
     }
 
 
-def discard(connection: Connection, uids: Sequence[int], now: float) -> None:
-    """Leave the payloads of removed groups to the sweep."""
-    if uids:
-        connection.execute(insert(garbage), [{"uid": uid, "removed_at": now} for uid in uids])
+def remove(connection: Connection, uids: Sequence[int], now: float) -> None:
+    """Remove groups, and leave their payloads to the sweep."""
+    if not uids:
+        return
+    chosen = delete(group).where(uid_in(connection, uids))
+    if connection.dialect.name == "postgresql":
+        gone = chosen.returning(group.c.uid).cte("gone")
+        removed = select(gone.c.uid, literal(now, garbage.c.removed_at.type))
+        connection.execute(insert(garbage).from_select(["uid", "removed_at"], removed))
+    else:
+        connection.execute(chosen)
+        insert_rows(connection, garbage, [(uid, now) for uid in uids])
 
 
 def set_aside(connection: Connection, scope: Scope, home: Lane, reasons: Mapping[int, str]) -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Table, delete, func, insert, select, text, update
+from sqlalchemy import Connection, delete, func, insert, select, text, update
 
 from replaybuf.errors import ConflictError, FullError, ReplayBufError
 from replaybuf.race import PRIORITIZED, UNIFORM
 from replaybuf.rollout import Status
 from replaybuf.storage.base import NewGroup
+from replaybuf.storage.sql.bulk import insert_rows
 from replaybuf.storage.sql.evict import evict
-from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, need_lanes, start_steps
-from replaybuf.storage.sql.leaving import discard
+from replaybuf.storage.sql.leaving import remove
 from replaybuf.storage.sql.races import new_keys
 from replaybuf.storage.sql.rows import EncodedGroup, dump_json, scoped_key
 from replaybuf.storage.sql.tables import counter, group, info, lane, payload, uid_sequence
@@ -86,27 +85,12 @@ def _store(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup],
     rows = [(uid, one, _key_of(scope, one.group)) for uid, one in zip(uids, groups, strict=True)]
     if any(key is not None for _, _, key in rows):
         rows = _replace_same_keys(connection, scope, rows, lanes, counts, now)
-    insert_rows(connection, group, [group_row(scope, uid, one, key, lanes) for uid, one, key in rows])
+    drawn = _draw_keys(scope, lanes, rows)
+    insert_rows(connection, group, [group_row(uid, one, key, lanes, drawn.get(uid, {})) for uid, one, key in rows])
     insert_rows(connection, payload, [payload_row(uid, one) for uid, one, _ in rows])
+    evict(connection, scope, {task for task, _ in lanes}, counts, now)
     add_counts(connection, counts)
-    if scope.rules.limits.capacity is not None:
-        evict(connection, scope, {one.group.task_name for one in groups}, now)
     return uids
-
-
-def insert_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Insert rows, each a tuple in the order of the table's columns, JSON as text.
-
-    The statement is SQLAlchemy's, but compiled once and given to the driver with the rows as they are: half the time of
-    an insert of dicts.
-    """
-    if rows:
-        connection.exec_driver_sql(_insert_statement(connection.dialect, table), list(rows))
-
-
-@lru_cache
-def _insert_statement(dialect: Dialect, table: Table) -> str:
-    return str(insert(table).compile(dialect=dialect, column_keys=[column.key for column in table.columns]))
 
 
 def reserve_uids(connection: Connection, count: int) -> list[int]:
@@ -185,13 +169,28 @@ def _remove_replaced(connection: Connection, scope: Scope, rows: Sequence[Any], 
         counts[(home, Tally.LEASED if row.leased else Tally.SIZE)] -= 1
         counts[(home, Tally.REPLACED)] += 1
     uids = [row.uid for row in rows]
-    connection.execute(delete(group).where(uid_in(connection, uids)))
-    discard(connection, uids, now)
+    remove(connection, uids, now)
     add_counts(connection, counts)
 
 
+def _draw_keys(
+    scope: Scope, lanes: Mapping[LaneName, Lane], rows: Sequence[tuple[int, EncodedGroup, str | None]]
+) -> dict[int, dict[str, float]]:
+    """The keys of new groups in the races of their lanes."""
+    drawn: dict[int, dict[str, float]] = {}
+    for name, home in lanes.items():
+        if home.clocks:
+            members = [one for one in rows if (one[1].group.task_name, one[1].group.status) == name]
+            drawn |= new_keys(scope, home, [(uid, encoded.group.priority) for uid, encoded, _ in members])
+    return drawn
+
+
 def group_row(
-    scope: Scope, uid: int, encoded: EncodedGroup, key: str | None, lanes: Mapping[LaneName, Lane]
+    uid: int,
+    encoded: EncodedGroup,
+    key: str | None,
+    lanes: Mapping[LaneName, Lane],
+    keys: Mapping[str, float],
 ) -> tuple[Any, ...]:
     """A new group as a row of `rb_group`."""
     new, oldest = encoded.group, encoded.oldest_step
@@ -203,7 +202,6 @@ def group_row(
         and home.step == new.train_step
         and new.staleness == new.train_step - oldest - 1
     )
-    keys = new_keys(scope, home, uid, new.priority) if home.clocks else {}
     return (
         uid,
         home.id,

@@ -57,11 +57,13 @@ def enter_races(connection: Connection, scope: Scope, home: Lane, uids: Sequence
             _set_keys(connection, scope, home, key, members)
 
 
-def new_keys(scope: Scope, home: Lane, uid: int, priority: float) -> dict[str, float]:
-    """The keys of a group that comes into the lane."""
-    keys = {}
+def new_keys(scope: Scope, home: Lane, members: Sequence[tuple[int, float]]) -> dict[int, dict[str, float]]:
+    """The keys by uid of groups, each given as (uid, priority), that come into the lane."""
+    keys: dict[int, dict[str, float]] = {uid: {} for uid, _ in members}
     for name, clock in home.clocks.items():
-        [keys[name]] = draw_keys(scope.rules.seed_of(name), clock, [(uid, weight_of(name, priority))])
+        entries = [(uid, weight_of(name, priority)) for uid, priority in members]
+        for (uid, _), key in zip(members, draw_keys(scope.rules.seed_of(name), clock, entries), strict=True):
+            keys[uid][name] = key
     return keys
 
 

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, case, delete, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, case, or_, select, update
 
 from replaybuf.rollout import Status
 from replaybuf.staleness import ExpiryRule
 from replaybuf.storage.base import Refresh
 from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, find_lanes, need_lane
-from replaybuf.storage.sql.leaving import discard
+from replaybuf.storage.sql.leaving import remove
 from replaybuf.storage.sql.races import enter_races
 from replaybuf.storage.sql.tables import group, lane, unsettled
 from replaybuf.storage.sql.tally import Counts, add_counts
@@ -100,8 +100,7 @@ def _store_expired(
     else:
         for start in range(0, len(expired), _CHUNK):
             uids = [uid for uid, _ in expired[start : start + _CHUNK]]
-            connection.execute(delete(group).where(uid_in(connection, uids)))
-            discard(connection, uids, now)
+            remove(connection, uids, now)
     add_counts(connection, counts)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Select, bindparam, func, select, update
 
 from replaybuf.policy import Order
 from replaybuf.query import Node, compile_sql
@@ -14,7 +14,7 @@ from replaybuf.rollout import Status
 from replaybuf.storage.base import Changes, Unset
 from replaybuf.storage.sql.fields import FIELDS, uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, need_lane
-from replaybuf.storage.sql.leaving import discard, pinned
+from replaybuf.storage.sql.leaving import pinned, remove
 from replaybuf.storage.sql.races import enter_races
 from replaybuf.storage.sql.rows import GroupRow
 from replaybuf.storage.sql.tables import group, lane, payload
@@ -79,8 +79,7 @@ def delete_groups(connection: Connection, scope: Scope, query: Node, now: float)
     """Remove the groups that match; how many."""
     counts: Counts = Counter()
     for uids, lanes in _locked(connection, scope, query):
-        connection.execute(delete(group).where(uid_in(connection, uids)))
-        discard(connection, uids, now)
+        remove(connection, uids, now)
         for lane_id in lanes:
             counts[(lane_id, Tally.SIZE)] -= 1
             counts[(lane_id, Tally.DELETED)] += 1

@@ -13,8 +13,9 @@ from replaybuf.errors import DecodeError
 from replaybuf.race import KEYS, PRIORITIZED, UNIFORM, Clock
 from replaybuf.rollout import Status
 from replaybuf.storage.base import NewGroup
+from replaybuf.storage.sql.bulk import insert_rows
 from replaybuf.storage.sql.lanes import CLOCKS, Lane, Scope, need_lanes
-from replaybuf.storage.sql.put import group_row, insert_rows, payload_row
+from replaybuf.storage.sql.put import group_row, payload_row
 from replaybuf.storage.sql.races import new_keys
 from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, describe, scoped_key
 from replaybuf.storage.sql.tables import group, lane, payload
@@ -66,7 +67,7 @@ def _given_back(
     sampled = Tally.SAMPLED_AGAIN if times else Tally.SAMPLED_NEW
     for name, by in ((Tally.LEASED, -1), (sampled, -1), (Tally.SIZE, 1)):
         tallies[(item.task_name, item.status, name)] += by
-    return StoredGroup(item, stored.payload, new_keys(scope, home, item.uid, item.priority))
+    return StoredGroup(item, stored.payload, new_keys(scope, home, [(item.uid, item.priority)])[item.uid])
 
 
 def load_state(connection: Connection, scope: Scope, codec: Codec, state: dict[str, Any]) -> None:
@@ -85,7 +86,7 @@ def load_state(connection: Connection, scope: Scope, codec: Codec, state: dict[s
         (one.item.uid + shift, encoded, scoped_key(scope.buffer, one.item.task_name, one.item.key))
         for one, encoded in rows
     ]
-    insert_rows(connection, group, [group_row(scope, uid, encoded, key, lanes) for uid, encoded, key in keyed])
+    insert_rows(connection, group, [group_row(uid, encoded, key, lanes, {}) for uid, encoded, key in keyed])
     insert_rows(connection, payload, [payload_row(uid, encoded) for uid, encoded, _ in keyed])
     for one in loaded.groups:
         connection.execute(update(group).where(group.c.uid == one.item.uid + shift).values(_rest(one)))
