@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, case, or_, select, update
+from sqlalchemy import BigInteger, Connection, and_, bindparam, case, func, or_, select, update
+from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
 
 from replaybuf.policy import Order
 from replaybuf.race import IDLE, KEYS, PRIORITIZED, Clock, draw_keys, weight_of
@@ -119,15 +120,28 @@ def _clock_values(race: str, clock: Clock) -> dict[Any, float]:
 def _set_keys(
     connection: Connection, scope: Scope, home: Lane, race: str, members: Sequence[tuple[int, float]]
 ) -> None:
-    seed, clock, statement = scope.rules.seed_of(race), home.clocks[race], _SET_KEY[race]
+    seed, clock = scope.rules.seed_of(race), home.clocks[race]
     for start in range(0, len(members), _CHUNK):
         chunk = members[start : start + _CHUNK]
+        uids = [uid for uid, _ in chunk]
         keys = draw_keys(seed, clock, [(uid, weight_of(race, priority)) for uid, priority in chunk])
-        rows = [{"of_uid": uid, "new_key": key} for (uid, _), key in zip(chunk, keys, strict=True)]
-        connection.execute(statement, rows)
+        if connection.dialect.name == "postgresql":
+            connection.execute(_SET_KEYS[race], {"uids": uids, "keys": keys})
+        else:
+            rows = [{"of_uid": uid, "new_key": key} for uid, key in zip(uids, keys, strict=True)]
+            connection.execute(_SET_KEY[race], rows)
 
 
 _SET_KEY: Mapping[str, Any] = {
     race: update(group).where(group.c.uid == bindparam("of_uid")).values({group.c[race]: bindparam("new_key")})
     for race in KEYS
+}
+
+# PostgreSQL takes all of them as two arrays, in one statement.
+_drawn = select(
+    func.unnest(bindparam("uids", type_=ARRAY(BigInteger))).label("uid"),
+    func.unnest(bindparam("keys", type_=ARRAY(DOUBLE_PRECISION))).label("key"),
+).subquery("drawn")
+_SET_KEYS: Mapping[str, Any] = {
+    race: update(group).where(group.c.uid == _drawn.c.uid).values({group.c[race]: _drawn.c.key}) for race in KEYS
 }
