@@ -235,6 +235,7 @@ class ReplayBuffer:
         priority / sum of priorities for prioritized draws and 1/N otherwise; a group of priority 0 is drawn with 1/N0
         after all others, N0 being the number of such groups. This reads the priorities of all groups of the task.
         """
+        beta = check_exponent(beta)
         draw = self._draw(sizes, group_status, where, beta)
         drawn = await self.waits.draw(draw, check_timeout(timeout), self.storage.take)
         _raise_weights(drawn, beta)
@@ -264,6 +265,7 @@ class ReplayBuffer:
 
         `await` instead of `async with` gives a Lease to be settled by hand.
         """
+        beta = check_exponent(beta)
         draw = self._draw(sizes, group_status, where, beta)
         patience, duration = check_timeout(timeout), check_seconds(seconds, "seconds")
 
@@ -281,7 +283,6 @@ class ReplayBuffer:
         chosen = check_status(status)
         if chosen == Status.ARCHIVED:
             raise InputError("archived groups are never drawn; read them with find({'status': 'archived'})")
-        check_exponent(beta)
         node = None if where is None else parse(where)
         return Draw(check_sizes(sizes), chosen, node, probabilities=beta is not None)
 

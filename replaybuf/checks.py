@@ -7,6 +7,7 @@ import operator
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ MAX_STEP = 2**53
 _MANY = 2**53
 _HIGHEST = sys.float_info.max
 _LONGEST_TIME = 10**9
+_MAX_REASON = 2000
 
 
 def check_task_name(name: Any, what: str = "task_name") -> str:
@@ -79,11 +81,12 @@ def check_tags(tags: Any) -> Tags | None:
 def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, int) and -_INT64 <= value < _INT64:
-        return int(value)
-    if isinstance(value, float) and math.isfinite(value):
+    number = _number(value)
+    if isinstance(number, int) and -_INT64 <= number < _INT64:
+        return number
+    if isinstance(number, float) and math.isfinite(number):
         # PostgreSQL's JSON would compare shortened decimals of floats that are large whole numbers.
-        return int(value) if _EXACT <= abs(value) < _INT64 and value.is_integer() else float(value)
+        return int(number) if _EXACT <= abs(number) < _INT64 and number.is_integer() else number
     if isinstance(value, str) and _storable(value):
         return str(value)
     raise InputError(
@@ -93,8 +96,9 @@ def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
 
 def check_priority(priority: Any) -> float:
     """A priority: a finite number that isn't negative."""
-    if not isinstance(priority, bool) and isinstance(priority, (int, float)) and 0 <= priority <= _HIGHEST:
-        return float(priority)
+    number = _number(priority)
+    if number is not None and 0 <= number <= _HIGHEST:
+        return float(number)
     raise InputError(f"priority must be a finite number of at least 0, got {priority!r:.100}")
 
 
@@ -108,24 +112,29 @@ def check_priorities(priorities: Any) -> dict[int, float]:
 
 def check_uids(uids: Any, what: str) -> tuple[int, ...]:
     """Several uids."""
-    numbers = tuple(map(_whole, check_list(uids, what)))
+    numbers = tuple(map(whole, check_list(uids, what)))
     for number in numbers:
         if number is None or not 0 <= number < _INT64:
             raise InputError(f"{what} must be uids of groups, which are whole numbers; got {uids!r:.100}")
     return tuple(number for number in numbers if number is not None)
 
 
-def check_exponent(beta: Any) -> None:
+def check_exponent(beta: Any) -> float | None:
     """The exponent of importance weights, or None."""
-    if beta is not None and (isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 <= beta <= 100):
+    if beta is None:
+        return None
+    number = _number(beta)
+    if number is None or not 0 <= number <= 100:
         raise InputError(f"beta must be a number from 0 to 1 (at most 100), or None, got {beta!r:.100}")
+    return float(number)
 
 
 def check_seconds(seconds: Any, what: str) -> float:
     """A positive, finite time."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= _LONGEST_TIME:
+    number = _number(seconds)
+    if number is None or not 0 < number <= _LONGEST_TIME:
         raise InputError(f"{what} must be a number of seconds above 0 (at most {_LONGEST_TIME}), got {seconds!r:.100}")
-    return float(seconds)
+    return float(number)
 
 
 def check_status(status: Any) -> Status:
@@ -140,25 +149,28 @@ def check_sizes(sizes: Any) -> dict[str, int]:
     """Numbers of groups by task; negative ones count as 0."""
     if not isinstance(sizes, Mapping):
         raise InputError(f"expected a dict of task names and sizes, got {type(sizes).__name__}")
+    checked: dict[str, int] = {}
     for name, size in sizes.items():
-        check_task_name(name)
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise InputError(f"the size of task {name!r} must be a whole number, got {size!r}")
-    return {name: min(max(0, size), _MANY) for name, size in sizes.items()}
+        number = whole(size)
+        if number is None:
+            raise InputError(f"the size of task {check_task_name(name)!r} must be a whole number, got {size!r:.100}")
+        checked[check_task_name(name)] = min(max(0, number), _MANY)
+    return checked
 
 
 def check_limit(limit: Any) -> int | None:
     """A limit of `find`: a number of groups, or None."""
     if limit is None:
         return None
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+    number = whole(limit)
+    if number is None or number < 0:
         raise InputError(f"limit must be a number of groups of at least 0, or None, got {limit!r:.100}")
-    return min(limit, _MANY)
+    return min(number, _MANY)
 
 
 def check_step(step: Any, what: str) -> int:
     """A training step."""
-    number = _whole(step)
+    number = whole(step)
     if number is None or abs(number) >= MAX_STEP:
         raise InputError(f"{what} must be a whole number (a training step), got {step!r:.100}")
     return number
@@ -168,7 +180,7 @@ def check_threshold(threshold: Any, what: str) -> int | None:
     """A number of training steps of at least 1, or None for no limit."""
     if threshold is None:
         return None
-    number = _whole(threshold)
+    number = whole(threshold)
     if number is None or number <= 0:
         raise InputError(
             f"{what} must be positive, a whole number of training steps; got {threshold!r:.100}; "
@@ -177,7 +189,8 @@ def check_threshold(threshold: Any, what: str) -> int | None:
     return min(number, MAX_STEP)
 
 
-def _whole(number: Any) -> int | None:
+def whole(number: Any) -> int | None:
+    """A whole number, of Python's or numpy's; None for anything else."""
     if type(number) is int:
         return number
     if isinstance(number, bool):
@@ -186,6 +199,17 @@ def _whole(number: Any) -> int | None:
         return operator.index(number)
     except TypeError:
         return None
+
+
+def _number(value: Any) -> int | float | None:
+    """A number, of Python's or numpy's."""
+    if type(value) is float or type(value) is int:
+        return value
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else None
 
 
 def check_by_task(values: Any, what: str) -> dict[str, Any]:
@@ -199,9 +223,12 @@ def check_by_task(values: Any, what: str) -> dict[str, Any]:
 
 def check_list(values: Any, what: str) -> list[Any]:
     """Several values; a lone text is none."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InputError(f"{what} must be a list, got {values!r:.100}")
-    return list(values)
+    if not isinstance(values, str) and isinstance(values, Iterable):
+        try:
+            return list(values)
+        except TypeError:  # an array without dimensions
+            pass
+    raise InputError(f"{what} must be a list, got {values!r:.100}")
 
 
 def check_folder(path: Any) -> Path:
@@ -220,6 +247,14 @@ def check_timeout(timeout: Any) -> float:
     """A timeout in seconds; None is for ever."""
     if timeout is None:
         return math.inf
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+    number = _number(timeout)
+    if number is None or not number >= 0:
         raise InputError(f"timeout must be a number of seconds of at least 0, or None for ever, got {timeout!r:.100}")
-    return float(timeout) if timeout <= _HIGHEST else math.inf
+    return float(number) if number <= _HIGHEST else math.inf
+
+
+def check_reason(reason: Any) -> str | None:
+    """Why groups are given back, as every database can store it, or None."""
+    if reason is not None and not isinstance(reason, str):
+        raise InputError(f"failed must be a text that says why, or None, got {reason!r:.100}")
+    return None if reason is None else reason.encode("utf-8", "replace").decode().replace("\x00", "?")[:_MAX_REASON]

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any
 
+from replaybuf.checks import check_reason, check_seconds, check_uids
 from replaybuf.errors import ClosedError, InputError, LeaseLostError, ReplayBufError
 from replaybuf.storage.base import Leased, StorageBackend, StorageItem
 
@@ -78,14 +79,14 @@ class Lease:
 
         `failed` says why their consumer could not use them, which counts towards `max_deliveries`.
         """
-        chosen = self._chosen(uids)
-        count = await self._storage.give_back(self._leased, chosen, counts=failed is not None, reason=failed or "")
+        chosen, reason = self._chosen(uids), check_reason(failed)
+        count = await self._storage.give_back(self._leased, chosen, counts=reason is not None, reason=reason or "")
         self._settle(chosen)
         return count
 
     async def extend(self, seconds: float | None = None) -> None:
         """Let the lease be over in `seconds` (default: its own time) from now. Raises LeaseLostError."""
-        await self._extend(self._seconds if seconds is None else seconds)
+        await self._extend(self._seconds if seconds is None else check_seconds(seconds, "seconds"))
 
     async def _extend(self, seconds: float) -> None:
         leased, chosen = self._leased, sorted(self._open)
@@ -94,7 +95,7 @@ class Lease:
             self._leased = Leased(leased.token, until, leased.items)
 
     def _chosen(self, uids: Iterable[int] | None) -> list[int]:
-        chosen = sorted(self._open if uids is None else set(uids))
+        chosen = sorted(self._open if uids is None else set(check_uids(uids, "uids")))
         if unknown := [uid for uid in chosen if uid not in self._open]:
             raise InputError(f"group {unknown[0]} is not open in this lease: settled before, or of another lease")
         return chosen

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, TypeVar
 
+from replaybuf.checks import whole
 from replaybuf.errors import ConfigError, QueryError
 from replaybuf.query import FIELDS
 from replaybuf.race import KEYS, PRIORITIZED, UNIFORM
@@ -118,9 +119,10 @@ POLICIES: dict[str, type[ReplayPolicy]] = {
 
 def check_seed(seed: object) -> int:
     """A seed: a whole number of 64 bits."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+    number = whole(seed)
+    if number is None or not 0 <= number < 2**64:
         raise ConfigError(f"seed must be a whole number of at least 0, below 2**64, got {seed!r:.100}")
-    return seed
+    return number
 
 
 def resolve_policy(policy: str | ReplayPolicy | type[ReplayPolicy], seed: int | None = None) -> ReplayPolicy:

@@ -66,7 +66,11 @@ class Waits:
             if drawn is not None:
                 return drawn
             # Someone else was faster, or holds some of the groups at this moment.
-            await asyncio.sleep(min(_RETRY_SECONDS, max(0.0, deadline - time.monotonic())))
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                await self.until_ready(draw, deadline, timeout)
+                raise NotReadyError(f"after {timeout:g} s: others hold some of the groups; nothing was taken")
+            await asyncio.sleep(min(_RETRY_SECONDS, remaining))
 
     async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> None:
         """Wait until all that the draw asks for is there. Raises NotReadyError, saying what is missing."""

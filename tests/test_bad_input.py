@@ -26,8 +26,10 @@ from replaybuf import (
     AccessError,
     ClosedError,
     ConfigError,
+    ConflictError,
     EncodeError,
     InputError,
+    Lease,
     LockedError,
     MissingDriverError,
     MissingSnapshotError,
@@ -87,6 +89,19 @@ Call = Callable[[ReplayBuffer], Coroutine[Any, Any, Any]]
 
 def put(items: Any = None, task_name: Any = TASK, **options: Any) -> Call:
     return lambda buffer: buffer.put(rollouts() if items is None else items, task_name, **options)
+
+
+async def leased(
+    buffer: ReplayBuffer, use: Callable[[Lease], Coroutine[Any, Any, Any]] | None = None, **options: Any
+) -> None:
+    """Lease a group, use the lease, and leave everything as it was."""
+    lease = await buffer.lease_batch({TASK: 1}, **options)
+    try:
+        if use is not None:
+            await use(lease)
+    finally:
+        await lease.give_back()
+        await buffer.update({"task_name": TASK}, status="completed")  # deliveries start anew
 
 
 def find(query: Any = None, **options: Any) -> Call:
@@ -222,6 +237,20 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "save: under a file": (lambda b: b.save("/etc/passwd/x"), SnapshotError, "can't make the folder"),
     "resume: nothing": (lambda b: b.resume("/no/such/folder"), MissingSnapshotError, "no snapshot in /no/such/folder"),
     "load: nothing": (load({}), SnapshotMismatchError, "expected a dict"),
+    "lease: NaN seconds": (lambda b: leased(b, seconds=math.nan), InputError, "seconds must be"),
+    "lease: infinite numpy seconds": (lambda b: leased(b, seconds=np.float32("inf")), InputError, "seconds must be"),
+    "extend: NaN": (lambda b: leased(b, lambda lease: lease.extend(math.nan)), InputError, "seconds must be"),
+    "extend: text": (lambda b: leased(b, lambda lease: lease.extend("5")), InputError, "seconds must be"),
+    "acknowledge: no list": (
+        lambda b: leased(b, lambda lease: lease.acknowledge(3)),
+        InputError,
+        "uids must be a list",
+    ),
+    "acknowledge: text": (lambda b: leased(b, lambda lease: lease.acknowledge("3")), InputError, "uids must be a list"),
+    "give back: lists": (lambda b: leased(b, lambda lease: lease.give_back([[3]])), InputError, "uids must be uids"),
+    "give back: reason": (lambda b: leased(b, lambda lease: lease.give_back(failed=3)), InputError, "failed must be"),
+    "replaces: an array without dimensions": (put(rollouts(), replaces=np.array(3)), InputError, "must be a list"),
+    "replaces: many": (put(rollouts(), replaces=range(5, 10**5)), ConflictError, "group 5, "),
     "load: None": (load(None), SnapshotMismatchError, "expected a dict"),
     "load: policy": (load({"policy": "lifo", "storage": {}}), SnapshotMismatchError, "'lifo'.*'fifo'"),
 }
@@ -254,6 +283,16 @@ GOOD_AT_THE_EDGE: dict[str, Call] = {
     "negative size": lambda b: b.get(-5, TASK),
     "no sizes": lambda b: b.take_batch({}, timeout=1),
     "numpy threshold": refresh({"other": np.int64(4)}, np.int32(3)),
+    "numpy size and timeout": lambda b: b.take_batch({TASK: np.int64(0)}, timeout=np.float32(0.5)),
+    "numpy limit": find(limit=np.uint8(3)),
+    "numpy beta": lambda b: b.sample({TASK: 0}, beta=np.float32(0.5)),
+    "numpy seconds": lambda b: leased(b, seconds=np.float32(0.5)),
+    "numpy priority": lambda b: b.update({"uid": 10**9}, priority=np.int64(2)),
+    "numpy priorities": lambda b: b.update_priorities({np.int64(10**9): np.float32(0.5)}),
+    "numpy tags": lambda b: b.update({"uid": 10**9}, tags={"a": np.float32(0.5), "b": np.int8(1)}),
+    "extend by a numpy time": lambda b: leased(b, lambda lease: lease.extend(np.float32(5))),
+    "numpy uids of a lease": lambda b: leased(b, lambda lease: lease.give_back(np.array(sorted(lease.open)))),
+    "a reason that no database stores": lambda b: leased(b, lambda lease: lease.give_back(failed="\0\ud800" * 9999)),
 }
 
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 import sqlalchemy
 
@@ -23,6 +24,7 @@ from replaybuf import ClosedError, NotReadyError, ReplayBuffer
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.sweep import sweep
+from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
 
 ROUNDS = 40
@@ -130,6 +132,20 @@ async def test_a_batch_that_times_out_takes_nothing(buffer: ReplayBuffer) -> Non
     with pytest.raises(NotReadyError, match="3 of 4"):
         await buffer.take_batch({TASK: 4}, timeout=0.05)
     assert await take_all(buffer) == [0, 1, 2]
+
+
+async def test_a_batch_whose_groups_are_locked_times_out(postgres_url: str) -> None:
+    """Those that another transaction holds are there, but can't be drawn."""
+    with new_database(postgres_url) as url:
+        async with build(url) as buffer:
+            await fill(buffer, 3)
+            other = await asyncpg.connect(url)
+            async with other.transaction():
+                await other.execute("SELECT FROM rb_group LIMIT 1 FOR UPDATE")
+                with pytest.raises(NotReadyError, match="others hold some"):
+                    await asyncio.wait_for(buffer.take_batch({TASK: 3}, timeout=0.1), 10)
+            await other.close()
+            assert (await buffer.take_batch({TASK: 3}, timeout=10))[1] == {TASK: 3}
 
 
 async def test_many_takes_cancelled_at_once_lose_nothing(buffer: ReplayBuffer) -> None:

@@ -203,9 +203,9 @@ class ChunkBuffer:
         rank may call it: a version that the store is already at, or beyond, changes nothing. Raises InputError when
         the session is over, or isn't known yet.
         """
-        check_number(version, "version")
+        version = check_number(version, "version")
         if session is not None:
-            check_number(session, "session")
+            session = check_number(session, "session")
         state = await self._ledger.state()
         if session is None and state is None:
             raise InputError(f"no fragment of {self.name} was put yet, so its session isn't known: give session=")
@@ -244,7 +244,7 @@ class ChunkBuffer:
         Raises NotReadyError (a TimeoutError) after `timeout` seconds (None: never), saying what was missing; then
         nothing was drawn. Raises InputError for more chunks than `max_chunks`.
         """
-        check_number(n, "n", least=1)
+        n = check_number(n, "n", least=1)
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
         for worker, session in await self._ledger.unmade():  # someone died just then

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from replaybuf.checks import MAX_STEP, check_task_name
+from replaybuf.checks import MAX_STEP, check_task_name, whole
 from replaybuf.errors import FragmentError, InputError
 from replaybuf.rollout import Status
 from replaybuf.storage.base import StorageItem, Tags
@@ -34,7 +34,7 @@ class Fragment:
         if len(self.worker) > _MAX_WORKER:
             raise InputError(f"worker has {len(self.worker)} characters; the limit is {_MAX_WORKER}")
         for name in ("index", "session", "version"):
-            check_number(getattr(self, name), name)
+            object.__setattr__(self, name, check_number(getattr(self, name), name))
 
     @property
     def key(self) -> str:
@@ -121,9 +121,10 @@ def chunk_rollouts(fragments: Sequence[StorageItem]) -> list[dict[str, Any]]:
 
 def check_number(number: Any, what: str, least: int = 0) -> int:
     """A whole number of at least `least`, below 2**53."""
-    if isinstance(number, bool) or not isinstance(number, int) or not least <= number < MAX_STEP:
+    checked = whole(number)
+    if checked is None or not least <= checked < MAX_STEP:
         raise InputError(f"{what} must be a whole number of at least {least}, below 2**53, got {number!r:.100}")
-    return number
+    return checked
 
 
 def fragment_error(fragment: Fragment, kind: Problem, expected: int) -> FragmentError:

@@ -14,6 +14,7 @@ from replaybuf.rollout import Status
 from replaybuf.storage.base import NewGroup
 from replaybuf.storage.sql.bulk import insert_rows
 from replaybuf.storage.sql.evict import evict
+from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, need_lanes, start_steps
 from replaybuf.storage.sql.leaving import remove
 from replaybuf.storage.sql.races import new_keys
@@ -55,7 +56,7 @@ def _refused(
 def _put_one(connection: Connection, scope: Scope, encoded: EncodedGroup, now: float) -> Outcome:
     """Store a group that takes the place of others, if it can."""
     new, limits = encoded.group, scope.rules.limits
-    named = group.c.uid.in_(new.replaces)
+    named = uid_in(connection, new.replaces)
     found = {row.uid: row for row in _lock(connection, scope, named) if not row.leased}
     if missing := [uid for uid in new.replaces if uid not in found]:
         return ConflictError(f"group {missing[0]}, which was to be replaced, is not in the buffer; nothing was stored")
@@ -155,7 +156,7 @@ def _lock(connection: Connection, scope: Scope, condition: Any) -> list[Any]:
         .where(lane.c.buffer == scope.buffer, condition)
     )
     if connection.dialect.name == "postgresql":
-        found = found.with_for_update(of=group)
+        found = found.order_by(group.c.uid).with_for_update(of=group)
     return list(connection.execute(found))
 
 
