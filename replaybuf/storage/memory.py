@@ -13,11 +13,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from replaybuf.codec import Codec
-from replaybuf.errors import DecodeError, LeaseLostError
+from replaybuf.errors import DecodeError
 from replaybuf.policy import Order
 from replaybuf.query import LogicNode, Node, SetNode, predicate
 from replaybuf.query.python import Predicate
@@ -28,6 +28,7 @@ from replaybuf.staleness import find_expired, group_staleness, refresh_group, re
 from replaybuf.storage.base import Changes, Draw, Leased, NewGroup, Refresh, StorageBackend, StorageItem, Unset
 from replaybuf.storage.groups import Groups
 from replaybuf.storage.items import Items, in_lane
+from replaybuf.storage.loans import Loans
 from replaybuf.storage.state import State, StoredGroup, check_empty, pack_state, unpack_state
 from replaybuf.summary import Marks
 from replaybuf.tally import LaneName, Tally
@@ -35,15 +36,6 @@ from replaybuf.tally import LaneName, Tally
 Drawn = dict[str, list[StorageItem]]
 
 _ALL = LogicNode("$and", ())
-
-
-@dataclass(slots=True)
-class _Held:
-    """A leased group."""
-
-    item: StorageItem
-    token: int
-    until: float
 
 
 class MemoryStorage(StorageBackend):
@@ -56,7 +48,7 @@ class MemoryStorage(StorageBackend):
         self.rules = rules or Rules()
         self._lock = threading.RLock()
         self._groups = Groups(self.new_table(), self.rules)
-        self._leased: dict[int, _Held] = {}
+        self._loans = Loans(self._groups)
         self._next_uid = 1
         self._waiting: set[asyncio.Future[None]] = set()
         self._version = 0
@@ -77,7 +69,7 @@ class MemoryStorage(StorageBackend):
         replaced = groups.replaced_by(group)
         groups.check_room(group, replaced)
         groups.remove(replaced, Tally.REPLACED)
-        self._replace_leased(group)
+        self._loans.replace(group)
         uid = self._new_uid()
         item = StorageItem(
             uid=uid,
@@ -98,14 +90,6 @@ class MemoryStorage(StorageBackend):
         groups.evict(group.task_name)
         self._notify()
         return uid
-
-    def _replace_leased(self, group: NewGroup) -> None:
-        """A leased group of the same key is replaced, too: it won't come back."""
-        for uid, held in list(self._leased.items()):
-            if group.key is not None and (held.item.task_name, held.item.key) == (group.task_name, group.key):
-                del self._leased[uid], self._groups.payloads[uid]
-                self._groups.count(held.item, Tally.LEASED, -1)
-                self._groups.count(held.item, Tally.REPLACED)
 
     # Drawing
 
@@ -175,74 +159,31 @@ class MemoryStorage(StorageBackend):
             if drawn is None:
                 return None
             token, until = self._new_uid(), time.time() + seconds
-            for item in _all(drawn):
-                self._groups.sample(item)
-                item.deliveries += 1
-                self._leased[item.uid] = _Held(
-                    replace(item, item=[], tags=dict(item.tags) if item.tags else None), token, until
-                )
-                self._groups.take_out(item)
-                self._groups.count(item, Tally.LEASED)
+            self._loans.lend(_all(drawn), token, until)
             self._notify()
             return Leased(token, until, drawn)
 
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
         with self._lock:
-            for held in self._held(lease, uids):
-                del self._leased[held.item.uid]
-                self._groups.count(held.item, Tally.LEASED, -1)
-                self._groups.add(replace(held.item, deliveries=0))
-                self._groups.consume(held.item.uid)
+            self._loans.acknowledge(lease, uids)
             self._notify()
 
     async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
         with self._lock:
-            mine = [held for uid in uids if (held := self._leased.get(uid)) and held.token == lease.token]
-            for held in mine:
-                self._return(held, counts, reason, Tally.RETURNED)
             self._notify()
-            return len(mine)
+            return self._loans.give_back(lease, uids, counts=counts, reason=reason)
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
         with self._lock:
-            held = self._held(lease, uids)
+            held = self._loans.held(lease, uids)
             until = time.time() + seconds
-            for one in held:
-                one.until = until
+            for loan in held:
+                loan.until = until
             return until
 
-    def _held(self, lease: Leased, uids: Sequence[int]) -> list[_Held]:
-        """The groups of a lease, without those that were replaced while nobody else could have them."""
-        self._end_leases()
-        mine = [held for uid in uids if (held := self._leased.get(uid)) and held.token == lease.token]
-        if len(mine) < len(uids) and time.time() >= lease.until:
-            raise LeaseLostError(
-                f"{len(uids) - len(mine)} of the {len(uids)} groups of this lease were given back or passed to others "
-                "when its time was over; nothing was changed"
-            )
-        return mine
-
     def _end_leases(self) -> None:
-        now = time.time()
-        for held in [held for held in self._leased.values() if held.until <= now]:
-            self._return(held, True, "its consumer was silent for too long", Tally.LEASE_EXPIRED)
+        if self._loans.end_overdue():
             self._notify()
-
-    def _return(self, held: _Held, counts: bool, reason: str, why: Tally) -> None:
-        item, groups = held.item, self._groups
-        del self._leased[item.uid]
-        groups.count(item, Tally.LEASED, -1)
-        groups.count(item, why)
-        item.times_sampled -= 1
-        groups.count(item, Tally.SAMPLED_AGAIN if item.times_sampled else Tally.SAMPLED_NEW, -1)
-        limit = self.rules.limits.max_deliveries
-        if not counts:
-            item.deliveries -= 1
-        elif limit and item.deliveries >= limit:
-            groups.count(item, Tally.SET_ASIDE)
-            item.status = Status.FAILED
-            item.error = f"delivered {item.deliveries} times without acknowledgement; the last time {reason}"
-        groups.add(item)
 
     # Reading
 
@@ -318,10 +259,7 @@ class MemoryStorage(StorageBackend):
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         with self._lock:
-            leased = [held.item for uid in priorities if (held := self._leased.get(uid))]
-            for item in leased:
-                item.priority = priorities[item.uid]
-            return len(leased) + self._groups.set_priorities(priorities)
+            return self._loans.set_priorities(priorities) + self._groups.set_priorities(priorities)
 
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
         with self._lock:
@@ -373,7 +311,7 @@ class MemoryStorage(StorageBackend):
             if self._version != since:
                 return
             self._waiting.add(waiting)
-            lease_ends = min((held.until for held in self._leased.values()), default=float("inf")) - time.time()
+            lease_ends = self._loans.next_end() - time.time()
         try:
             async with asyncio.timeout(min(timeout, max(0.0, lease_ends))):
                 await waiting
@@ -395,18 +333,13 @@ class MemoryStorage(StorageBackend):
 
     def state_dict(self) -> dict[str, Any]:
         with self._lock:
-            here, tallies = self._groups, self._groups.tallies.copy()
+            here = self._groups
             groups = [
                 StoredGroup(here.item(uid), here.payloads[uid], here.races.keys_of(uid), here.archived_at.get(uid))
                 for uid in here.table.select(_ALL)
             ]
-            for held in self._leased.values():
-                times = held.item.times_sampled - 1
-                item = replace(held.item, times_sampled=times, deliveries=held.item.deliveries - 1)
-                sampled = Tally.SAMPLED_AGAIN if times else Tally.SAMPLED_NEW
-                for name, by in ((Tally.LEASED, -1), (sampled, -1), (Tally.SIZE, 1)):
-                    tallies[(item.task_name, item.status, name)] += by
-                groups.append(StoredGroup(item, here.payloads[item.uid], here.races.new_keys(item)))
+            leased, tallies = self._loans.undone()
+            groups += [StoredGroup(item, here.payloads[item.uid], here.races.new_keys(item)) for item in leased]
             return pack_state(State(groups, self._next_uid, tallies, here.races.clocks))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
