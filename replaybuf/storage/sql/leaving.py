@@ -144,9 +144,9 @@ def unconsume(connection: Connection, scope: Scope, rows: Sequence[GroupRow]) ->
         # A sweep that holds some of these rows has deleted the payloads when the lock is ours.
         uids = literal(sorted(row.uid for row in rows), postgresql.ARRAY(garbage.c.uid.type))
         connection.execute(select(garbage.c.uid).where(garbage.c.uid == any_(uids)).with_for_update())
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.uid):
         if scope.rules.limits.keeps(row.status, row.times_sampled + 1):
-            counts += _unsample(connection, row)
+            counts.update(_unsample(connection, row))  # += would drop what is negative
         else:
             counts[(row.lane, Tally.TAKEN)] -= 1
             counts[(row.lane, sampled(row.times_sampled))] -= 1

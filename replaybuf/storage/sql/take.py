@@ -39,7 +39,8 @@ def draw_groups(
     if draw.whole and len(rows) < sum(draw.sizes.values()):
         return None
     policy = scope.rules.sampler
-    for members in by_lane(rows).values():
+    # By their numbers, as everywhere: whoever locks the rows of several lanes does so in the same order.
+    for _, members in sorted(by_lane(rows).items()):
         home = members[0].home
         if draw.probabilities:
             _add_probabilities(connection, scope, home, members)
