@@ -163,6 +163,21 @@ async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_
         assert +Counter(await buffer.storage.tallies()) == before
 
 
+@pytest.mark.parametrize("times", [1, 0])
+async def test_an_undone_draw_joins_a_race_that_began_in_the_meantime(shared_url: str, times: int) -> None:
+    async with (
+        build(shared_url, max_times_sampled=times) as buffer,
+        build(shared_url, policy="uniform", max_times_sampled=times) as other,
+    ):
+        await fill(buffer, 2)
+        state = storage_of(buffer)._state()
+        drawing = Drawing(state, buffer.storage.codec, Draw({TASK: 1}))
+        taken = await state.thread.run(drawing.run)
+        assert len(await other.get(1, TASK)) == 1
+        await state.thread.run(lambda: drawing.undo(taken))
+        assert len(await other.get(2, TASK)) == (1 if times else 2)
+
+
 @pytest.mark.parametrize("change", ["priority", "key", "replaces"])
 async def test_a_group_that_moves_while_its_lock_is_waited_for_is_found(postgres_url: str, change: str) -> None:
     with new_database(postgres_url) as url:
