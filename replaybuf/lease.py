@@ -170,7 +170,8 @@ class Leasing:
                 return
             # A consumer that was stopped says nothing against the groups; one that failed may have failed by them.
             failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
-            with contextlib.suppress(ReplayBufError):  # then they come back when the time is over
+            # Then they come back when the time is over: also when the event loop was closed in the middle of the block.
+            with contextlib.suppress(ReplayBufError, RuntimeError):
                 await lease.give_back(failed=failed)
         finally:
             lease.stop()

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ import asyncpg
 import pytest
 import sqlalchemy
 
-from replaybuf import ClosedError, NotReadyError, ReplayBuffer
+from replaybuf import ClosedError, NotReadyError, ReplayBuffer, Status
+from replaybuf.storage.base import Draw
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.database import Database
+from replaybuf.storage.sql.drawing import Drawing
 from replaybuf.storage.sql.sweep import sweep
 from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
@@ -146,6 +149,57 @@ async def test_a_batch_whose_groups_are_locked_times_out(postgres_url: str) -> N
                     await asyncio.wait_for(buffer.take_batch({TASK: 3}, timeout=0.1), 10)
             await other.close()
             assert (await buffer.take_batch({TASK: 3}, timeout=10))[1] == {TASK: 3}
+
+
+async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_for_nothing(sql_url: str) -> None:
+    async with build(sql_url, max_times_sampled=2) as buffer:
+        await fill(buffer, 4)
+        assert len(await buffer.get(2, TASK)) == 2
+        before = +Counter(await buffer.storage.tallies())
+        state = storage_of(buffer)._state()
+        drawing = Drawing(state, buffer.storage.codec, Draw({TASK: 4}))
+        taken = await state.thread.run(drawing.run)
+        await state.thread.run(lambda: drawing.undo(taken))
+        assert +Counter(await buffer.storage.tallies()) == before
+
+
+@pytest.mark.parametrize("times", [1, 0])
+async def test_an_undone_draw_joins_a_race_that_began_in_the_meantime(shared_url: str, times: int) -> None:
+    async with (
+        build(shared_url, max_times_sampled=times) as buffer,
+        build(shared_url, policy="uniform", max_times_sampled=times) as other,
+    ):
+        await fill(buffer, 2)
+        state = storage_of(buffer)._state()
+        drawing = Drawing(state, buffer.storage.codec, Draw({TASK: 1}))
+        taken = await state.thread.run(drawing.run)
+        assert len(await other.get(1, TASK)) == 1
+        await state.thread.run(lambda: drawing.undo(taken))
+        assert len(await other.get(2, TASK)) == (1 if times else 2)
+
+
+@pytest.mark.parametrize("change", ["priority", "key", "replaces"])
+async def test_a_group_that_moves_while_its_lock_is_waited_for_is_found(postgres_url: str, change: str) -> None:
+    with new_database(postgres_url) as url:
+        async with build(url) as buffer:
+            await buffer.put(group(1, status=Status.FAILED), TASK)
+            uid = await buffer.put(group(2), TASK, key="a")
+            assert uid is not None
+            other = await asyncpg.connect(url)
+            async with other.transaction():
+                moved = "UPDATE rb_group SET lane = (SELECT id FROM rb_lane WHERE status = 'failed') WHERE uid = $1"
+                await other.execute(moved, uid)
+                calls = {
+                    "priority": lambda: buffer.update_priorities({uid: 2.0}),
+                    "key": lambda: buffer.put(group(3), TASK, key="a"),
+                    "replaces": lambda: buffer.put(group(3), TASK, replaces=[uid]),
+                }
+                task = asyncio.create_task(calls[change]())
+                await asyncio.sleep(0.2)
+                assert not task.done()
+            await other.close()
+            assert await task == (1 if change == "priority" else 3)
+            assert [item.priority async for item in buffer.find({})] == [1.0, 2.0 if change == "priority" else 1.0]
 
 
 async def test_many_takes_cancelled_at_once_lose_nothing(buffer: ReplayBuffer) -> None:

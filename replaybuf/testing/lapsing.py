@@ -42,6 +42,15 @@ class LeaseTimeLaws(Harness):
         batch, _ = await asyncio.wait_for(buffer.take_batch({"math": 1}, timeout=None), SOON)
         assert ids(batch["math"]) == [0]
 
+    async def test_those_who_wait_hear_of_what_a_draw_brings_back(self, buffer: ReplayBuffer) -> None:
+        """It ends leases when it finds too little, and may leave some of what comes back to others."""
+        await fill(buffer, 2)
+        lease = await lease_of(buffer, 2, SHORT)
+        before = buffer.storage.version()
+        await past(lease.until)
+        assert ids(await buffer.get(1, "math")) == [0]
+        assert buffer.storage.version() != before
+
     async def test_a_late_acknowledgement_is_refused(self, buffer: ReplayBuffer) -> None:
         """When another has the groups by then: LeaseLostError, and they stay with the other."""
         await fill(buffer, 2)

@@ -316,7 +316,11 @@ class _Open:
         return encode_group(self._codec, new)
 
     async def write(
-        self, function: Callable[[Connection, Scope], T], *, alone: bool = False, announce: bool = True
+        self,
+        function: Callable[[Connection, Scope], T],
+        *,
+        alone: bool = False,
+        announce: Callable[[], bool] = lambda: True,
     ) -> T:
         """Run `function(connection, scope)` in a write transaction, and tell those who wait (database's thread)."""
         while True:
@@ -325,7 +329,7 @@ class _Open:
             except RaceNotRunError as need:
                 await self._begin_races(need)
                 continue
-            if announce:
+            if announce():
                 self.watch.committed()
             return result
 

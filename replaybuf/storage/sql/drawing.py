@@ -27,7 +27,9 @@ class Store(Protocol):
 
     scope: Scope
 
-    async def write(self, function: Callable[[Connection, Scope], Any], *, announce: bool = True) -> Any: ...
+    async def write(
+        self, function: Callable[[Connection, Scope], Any], *, announce: Callable[[], bool] = lambda: True
+    ) -> Any: ...
 
     async def compute(self, function: Callable[[Any], Any], argument: Any) -> Any: ...
 
@@ -52,13 +54,12 @@ class Drawing:
         self._tasks = list(draw.sizes)
         self._seconds = seconds
         self._set_aside: set[int] = set()
+        self._news = False
 
     async def run(self) -> Taken | None:
         """Draw, until every group that was drawn could be decoded (database's thread)."""
         while True:
-            # Only who waits for room has to hear of groups that leave.
-            announce = self._store.scope.rules.limits.slows_puts
-            taken: Taken | None = await self._store.write(self._transaction, announce=announce)
+            taken: Taken | None = await self._store.write(self._transaction, announce=lambda: self._news)
             if taken is None:
                 return None
             try:
@@ -79,7 +80,9 @@ class Drawing:
             await self._give_back(taken, {})
 
     def _transaction(self, connection: Connection, scope: Scope) -> Taken | None:
-        rows = draw_groups(connection, scope, self._codec, self._draw, self._set_aside)
+        rows, ended = draw_groups(connection, scope, self._codec, self._draw, self._set_aside)
+        # Of groups that leave, only who waits for room has to hear.
+        self._news = ended or scope.rules.limits.slows_puts
         if rows is None:
             return None
         taken = Taken(rows, {})

@@ -231,5 +231,8 @@ def _translate_postgres(error: BaseException, where: str, lock_timeout: float) -
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether PostgreSQL rolled a transaction back for another's sake, so that it can be run again."""
-    return getattr(_driver_error(error), "sqlstate", None) in {"40001", "40P01"}
+    """Whether PostgreSQL rolled a transaction back for another's sake, so that it can be run again.
+
+    (Of two that insert the same key, the second finds the first one's group when it looks again.)
+    """
+    return getattr(_driver_error(error), "sqlstate", None) in {"40001", "40P01", "23505"}

@@ -87,7 +87,8 @@ def end_leases(connection: Connection, scope: Scope) -> int:
     """Give back what was leased for a time that is over; how many groups."""
     if not any_overdue(connection, scope):
         return 0
-    rows = _leased_rows(connection, scope, group.c.leased_until <= store_clock(connection))
+    overdue = group.c.leased_until <= store_clock(connection)
+    rows = _leased_rows(connection, scope, overdue, skip_locked=True)  # others end those that they have locked
     reason = "its consumer was silent for too long"
     return _return(connection, scope, rows, Tally.LEASE_EXPIRED, counts=True, reason=reason)
 
@@ -109,15 +110,16 @@ def return_all(connection: Connection, scope: Scope) -> int:
     return _return(connection, scope, rows, None, counts=False, reason="")
 
 
-def _leased_rows(connection: Connection, scope: Scope, *conditions: Any) -> list[GroupRow]:
+def _leased_rows(connection: Connection, scope: Scope, *conditions: Any, skip_locked: bool = False) -> list[GroupRow]:
     query = (
         select(group, lane.c.task_name, lane.c.status, lane.c.step)
         .select_from(group.join(lane, lane.c.id == group.c.lane))
         .where(lane.c.buffer == scope.buffer, *conditions)
+        .order_by(group.c.uid)
     )
     if connection.dialect.name == "postgresql":
-        query = query.with_for_update(of=group)
-    return sorted((GroupRow.of(row) for row in connection.execute(query).mappings()), key=lambda row: row.uid)
+        query = query.with_for_update(of=group, skip_locked=skip_locked)
+    return [GroupRow.of(row) for row in connection.execute(query).mappings()]
 
 
 def _held(

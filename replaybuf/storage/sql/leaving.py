@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, any_, case, delete, insert, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from replaybuf.race import PRIORITIZED, UNIFORM
+from replaybuf.race import KEYS
 from replaybuf.rollout import Status
 from replaybuf.storage.sql.bulk import insert_rows
 from replaybuf.storage.sql.fields import uid_in
@@ -144,18 +144,26 @@ def unconsume(connection: Connection, scope: Scope, rows: Sequence[GroupRow]) ->
         # A sweep that holds some of these rows has deleted the payloads when the lock is ours.
         uids = literal(sorted(row.uid for row in rows), postgresql.ARRAY(garbage.c.uid.type))
         connection.execute(select(garbage.c.uid).where(garbage.c.uid == any_(uids)).with_for_update())
-    for row in rows:
+    restored: list[GroupRow] = []
+    for row in sorted(rows, key=lambda row: row.uid):
         if scope.rules.limits.keeps(row.status, row.times_sampled + 1):
-            counts += _unsample(connection, row)
+            counts.update(_unsample(connection, row))  # += would drop what is negative
         else:
+            back = _restore(connection, scope, row)
+            restored += [row] if back else []
             counts[(row.lane, Tally.TAKEN)] -= 1
             counts[(row.lane, sampled(row.times_sampled))] -= 1
-            counts[(row.lane, Tally.SIZE if _restore(connection, scope, row) else Tally.REPLACED)] += 1
+            counts[(row.lane, Tally.SIZE if back else Tally.REPLACED)] += 1
     add_counts(connection, counts)
+    for members in by_lane(restored).values():
+        # Races may have begun in the lane since the draw.
+        home = need_lane(connection, scope, members[0].home.name)
+        keyless = [row.uid for row in members if any(row.columns[race] is None for race in home.clocks)]
+        enter_races(connection, scope, home, keyless)
 
 
 def _unsample(connection: Connection, row: GroupRow) -> Counts:
-    keys = {UNIFORM: row.columns[UNIFORM], PRIORITIZED: row.columns[PRIORITIZED]}
+    keys = {race: row.columns[race] for race in KEYS if row.columns[race] is not None}
     back = update(group).where(group.c.uid == row.uid, group.c.times_sampled > row.times_sampled)
     there = connection.execute(back.values(times_sampled=group.c.times_sampled - 1, **keys)).rowcount
     counts: Counts = Counter()

@@ -19,6 +19,7 @@ from replaybuf.storage.sql.lanes import Lane, Scope, need_lanes, start_steps
 from replaybuf.storage.sql.leaving import remove
 from replaybuf.storage.sql.races import new_keys
 from replaybuf.storage.sql.rows import EncodedGroup, dump_json, scoped_key
+from replaybuf.storage.sql.select import lock_groups
 from replaybuf.storage.sql.tables import counter, group, info, lane, payload, uid_sequence
 from replaybuf.storage.sql.tally import Counts, add_counts, lock_tasks, read_levels
 from replaybuf.tally import LaneName, Tally
@@ -150,14 +151,13 @@ def _replace_same_keys(
 
 def _lock(connection: Connection, scope: Scope, condition: Any) -> list[Any]:
     """The stored groups that are to be replaced, leased ones too, with their lanes."""
+    locked = [uid for uid, _ in lock_groups(connection, condition)]
     found = (
         select(group.c.uid, group.c.lane, lane.c.task_name, lane.c.status, lane.c.leased)
         .select_from(group.join(lane, lane.c.id == group.c.lane))
-        .where(lane.c.buffer == scope.buffer, condition)
+        .where(lane.c.buffer == scope.buffer, uid_in(connection, locked))
     )
-    if connection.dialect.name == "postgresql":
-        found = found.order_by(group.c.uid).with_for_update(of=group)
-    return list(connection.execute(found))
+    return list(connection.execute(found)) if locked else []
 
 
 def _remove_replaced(connection: Connection, scope: Scope, rows: Sequence[Any], now: float) -> None:

@@ -101,7 +101,7 @@ def pass_time(
     """Groups came first in the races of several lanes, after these times: it passed in all of them."""
     elapsed = max((wait for wait in waits if wait < IDLE), default=0.0)
     idle = max((wait / IDLE - 1.0 for wait in waits if wait >= IDLE), default=0.0)
-    for home in lanes:
+    for home in sorted(lanes, key=lambda home: home.id):
         clock = home.clocks[race]
         clock.time += elapsed
         clock.idle_time += idle

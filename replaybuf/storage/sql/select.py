@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, func, select, update
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, func, select, update
 
 from replaybuf.policy import Order
 from replaybuf.query import Node, compile_sql
@@ -98,7 +98,7 @@ def update_groups(connection: Connection, scope: Scope, query: Node, changes: Ch
     for uids, lanes in _locked(connection, scope, query):
         if values:
             connection.execute(update(group).where(uid_in(connection, uids)).values(values))
-        homes = _lanes_by_id(connection, lanes)
+        homes = _lanes_by_id(connection, scope, lanes)
         for lane_id, members in _grouped(uids, lanes).items():
             home = homes[lane_id]
             if not isinstance(changes.status, Unset):
@@ -113,19 +113,12 @@ def update_priorities(connection: Connection, scope: Scope, priorities: Mapping[
     """Set the priorities of groups, leased ones too; how many of them are there."""
     if not priorities:
         return 0
-    found = (
-        select(group.c.uid, group.c.lane)
-        .select_from(group.join(lane, lane.c.id == group.c.lane))
-        .where(lane.c.buffer == scope.buffer, uid_in(connection, sorted(priorities)))
-        .order_by(group.c.uid)
-    )
-    if connection.dialect.name == "postgresql":
-        found = found.with_for_update(of=group)
-    rows = connection.execute(found).all()
+    locked = lock_groups(connection, uid_in(connection, sorted(priorities)))
+    homes = _lanes_by_id(connection, scope, [lane_id for _, lane_id in locked])
+    rows = [(uid, lane_id) for uid, lane_id in locked if lane_id in homes]
     if not rows:
         return 0
     connection.execute(_SET_PRIORITY, [{"of_uid": uid, "new_priority": priorities[uid]} for uid, _ in rows])
-    homes = _lanes_by_id(connection, [lane_id for _, lane_id in rows])
     for lane_id, members in _grouped(*zip(*rows, strict=True)).items():
         enter_races(connection, scope, homes[lane_id], members)
     return len(rows)
@@ -148,8 +141,19 @@ def _move(connection: Connection, scope: Scope, home: Lane, uids: Sequence[int],
         enter_races(connection, scope, target, uids)
 
 
-def _lanes_by_id(connection: Connection, ids: Sequence[int]) -> dict[int, Lane]:
-    rows = connection.execute(select(lane).where(lane.c.id.in_(sorted(set(ids)))))
+def lock_groups(connection: Connection, condition: ColumnElement[bool]) -> list[tuple[int, int]]:
+    """The groups of any buffer that meet a condition on them alone, locked, and their lanes, leased ones too.
+
+    Without a join: PostgreSQL would leave out a group that moved to another lane while its lock was waited for.
+    """
+    found = select(group.c.uid, group.c.lane).where(condition).order_by(group.c.uid)
+    if connection.dialect.name == "postgresql":
+        found = found.with_for_update()
+    return [(uid, lane_id) for uid, lane_id in connection.execute(found)]
+
+
+def _lanes_by_id(connection: Connection, scope: Scope, ids: Sequence[int]) -> dict[int, Lane]:
+    rows = connection.execute(select(lane).where(lane.c.buffer == scope.buffer, lane.c.id.in_(sorted(set(ids)))))
     return {row.id: Lane.of(row) for row in rows}
 
 
@@ -165,7 +169,7 @@ def _locked(connection: Connection, scope: Scope, query: Node) -> Iterator[tuple
     """The groups that match, locked, in chunks: their uids, and their lanes."""
     statement = _matching(connection, scope, query, group.c.uid, group.c.lane)
     if connection.dialect.name == "postgresql":
-        statement = statement.with_for_update(of=group)
+        statement = statement.order_by(group.c.uid).with_for_update(of=group)
     rows = connection.execute(statement).all()
     for start in range(0, len(rows), _CHUNK):
         chunk = rows[start : start + _CHUNK]

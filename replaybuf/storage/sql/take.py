@@ -27,19 +27,22 @@ from replaybuf.storage.sql.tally import lock_tasks, read_levels
 
 def draw_groups(
     connection: Connection, scope: Scope, codec: Codec, draw: Draw, skip: set[int]
-) -> list[GroupRow] | None:
+) -> tuple[list[GroupRow] | None, bool]:
     """The first groups of each task whose payload is undamaged, in order; damaged ones are set aside.
 
     None, with `draw.whole`, unless there are as many as wanted. They are still in their lanes, and locked. `skip` has
-    the uids of those that were set aside, so that a draw of FAILED groups doesn't meet them again and again.
+    the uids of those that were set aside, so that a draw of FAILED groups doesn't meet them again and again. Also
+    whether leases were ended for it: others may wait for what came back.
     """
     rows = _draw_once(connection, scope, codec, draw, skip)
-    if len(rows) < sum(draw.sizes.values()) and end_leases(connection, scope):
+    ended = len(rows) < sum(draw.sizes.values()) and end_leases(connection, scope) > 0
+    if ended:
         rows = _draw_once(connection, scope, codec, draw, skip)
     if draw.whole and len(rows) < sum(draw.sizes.values()):
-        return None
+        return None, ended
     policy = scope.rules.sampler
-    for members in by_lane(rows).values():
+    # By their numbers, as everywhere: whoever locks the rows of several lanes does so in the same order.
+    for _, members in sorted(by_lane(rows).items()):
         home = members[0].home
         if draw.probabilities:
             _add_probabilities(connection, scope, home, members)
@@ -48,7 +51,7 @@ def draw_groups(
             advance(connection, home, policy.race, keys, [row.columns["priority"] for row in members])
             if draw.where is not None and policy.race in home.clocks:
                 skip_arrived(connection, scope, home, policy.race)
-    return rows
+    return rows, ended
 
 
 def _draw_once(connection: Connection, scope: Scope, codec: Codec, draw: Draw, skip: set[int]) -> list[GroupRow]:
