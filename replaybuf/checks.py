@@ -125,7 +125,7 @@ def check_exponent(beta: Any) -> float | None:
         return None
     number = _number(beta)
     if number is None or not 0 <= number <= 100:
-        raise InputError(f"beta must be a number from 0 to 1 (at most 100), or None, got {beta!r:.100}")
+        raise InputError(f"beta must be a number of at least 0 (usually at most 1), or None, got {beta!r:.100}")
     return float(number)
 
 

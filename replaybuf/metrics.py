@@ -1,7 +1,8 @@
 """Metrics: what goes in and out of a buffer, as plain dicts with stable names.
 
 What was put now is kept apart from what is replayed: `put` and `sampled_new` count groups for the first time,
-`sampled_again` those that were drawn before.
+`sampled_again` those that were drawn before. And what is trained on, completed groups, is kept apart from what is drawn
+to be finished or generated again (`taken_unfinished`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from replaybuf.waits import Waited, Waits
 
 _LEVELS = (Tally.SIZE, Tally.LEASED)
 #: What metrics give for each task: totals since the beginning, whoever caused them.
-TOTALS = tuple(str(name) for name in Tally if name not in _LEVELS)
+TOTALS = (*(str(name) for name in Tally if name not in _LEVELS), "taken_unfinished")
+UNFINISHED = TOTALS[-1]
+#: Those of them that count completed groups only: what was trained on.
+OF_COMPLETED = ("sampled_new", "sampled_again", "taken")
 #: What they also give as a rate.
 RATES = ("put", "sampled_new", "sampled_again", "taken")
 #: The fields whose distribution they give.
@@ -61,9 +65,18 @@ def of_tasks(tallies: Tallies) -> dict[str, dict[str, Any]]:
             "buffered": {str(s): of_task.get((s, Tally.SIZE), 0) for s in Status if s != Status.ARCHIVED},
             "leased": sum(n for (_, tally), n in of_task.items() if tally == Tally.LEASED),
             "archived": of_task.get((Status.ARCHIVED, Tally.SIZE), 0),
-            **{name: sum(n for (_, tally), n in of_task.items() if tally == name) for name in TOTALS},
+            **{name: _total(name, of_task) for name in TOTALS},
         }
     return tasks
+
+
+def _total(name: str, of_task: Mapping[tuple[Status, Tally], int]) -> int:
+    """A total of a task. Draws of groups that aren't completed, which are to be finished, are kept apart."""
+    if name == UNFINISHED:
+        return sum(n for (status, tally), n in of_task.items() if tally == Tally.TAKEN and status != Status.COMPLETED)
+    if name in OF_COMPLETED:
+        return of_task.get((Status.COMPLETED, Tally(name)), 0)
+    return sum(n for (_, tally), n in of_task.items() if tally == name)
 
 
 def add_distributions(
@@ -99,10 +112,15 @@ def describe(counts: Mapping[int, int]) -> dict[str, Any]:
 
 
 def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Nested metrics as one dict of numbers, `{"tasks/math/put": 12, ...}`, as loggers take them."""
+    """Nested metrics as one dict of numbers, `{"tasks/math/put": 12, ...}`, as loggers take them.
+
+    Without the `counts` of distributions: each of their values would be a name of its own.
+    """
     flat: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):
+            if name == "counts":
+                continue
             flat |= flatten(value, f"{prefix}{name}/")
         else:
             flat[f"{prefix}{name}"] = value

@@ -137,7 +137,9 @@ def resolve_policy(policy: str | ReplayPolicy | type[ReplayPolicy], seed: int | 
             found.seed = check_seed(seed)
     if not isinstance(found, ReplayPolicy):
         known = ", ".join(sorted(POLICIES))
-        raise ConfigError(f"unknown policy {policy!r}; there are {known}, or your own as 'module:Class'")
+        near = difflib.get_close_matches(str(policy), POLICIES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"unknown policy {policy!r}{hint} (there are {known}, or your own as 'module:Class')")
     for attribute in ("name", "order"):
         if not getattr(found, attribute, None):
             raise ConfigError(f"the policy {type(found).__name__} has no {attribute}")

@@ -53,7 +53,8 @@ class Limits:
     """How many groups a task holds, how often they are drawn and at what rate.
 
     `max_times_sampled`: a completed group leaves with its n-th draw; 0 keeps it. `capacity` bounds the groups of a
-    task; beyond it the remover evicts (`on_full="evict"`), the put waits ("block") or is refused ("reject").
+    task; beyond it the remover evicts (`on_full="evict"`). Or it bounds the completed groups, and a put of one more
+    waits ("block") or is refused ("reject"); groups of other statuses are never held back then.
     `min_size`: nothing is drawn while fewer completed groups are there. `samples_per_insert` keeps the number of draws
     for each completed group that was put near this value, to within `error_buffer` draws: it holds back puts as well as
     draws. The formula is that of Reverb's SampleToInsertRatio limiter; but puts are never held back while fewer
@@ -172,9 +173,15 @@ class Limits:
         return max(0, min(level.completed, math.floor(ahead + _ROUNDING)))
 
     def insertable(self, level: Level, status: Status) -> int | None:
-        """How many groups of this status may be put now; None for any number. Eviction makes room by itself."""
-        room = None if self.capacity is None or self.on_full == "evict" else max(0, self.capacity - level.buffered)
-        if self.samples_per_insert is None or status != Status.COMPLETED:
+        """How many groups of this status may be put now; None for any number.
+
+        Eviction makes room by itself. Otherwise only completed groups are held back, and only they fill the buffer:
+        those who put would wait for ever for groups to leave that nobody but themselves takes, to finish them.
+        """
+        if status != Status.COMPLETED:
+            return None
+        room = None if self.capacity is None or self.on_full == "evict" else max(0, self.capacity - level.completed)
+        if self.samples_per_insert is None:
             return room
         highest = self.samples_per_insert * self.min_size + self._error
         allowed = math.floor((highest + level.sampled) / self.samples_per_insert - level.inserted + _ROUNDING)
@@ -218,13 +225,22 @@ class Limits:
         ratio = self.samples_per_insert or 1.0
         return max(2 * max(1.0, ratio), ratio * self.min_size)
 
+    @property
+    def rate(self) -> str:
+        """The rate limit, for people."""
+        default = " (the default)" if self.error_buffer is None else ""
+        return f"samples_per_insert {self.samples_per_insert:g} with error_buffer {self._error:g}{default}"
+
     def why_full(self, level: Level, status: Status) -> str:
         """What a put waits for, for people."""
-        if self.capacity is not None and level.buffered >= self.capacity:
-            return f"{level.buffered} groups are buffered, and the capacity is {self.capacity}"
+        if self.capacity is not None and self.on_full != "evict" and level.completed >= self.capacity:
+            return (
+                f"{level.completed} completed groups are buffered, and the capacity is {self.capacity}; "
+                "is the consumer running?"
+            )
         return (
-            f"{level.inserted} completed groups were put and {level.sampled} drawn, and samples_per_insert "
-            f"is {self.samples_per_insert:g} with an error_buffer of {self._error:g}"
+            f"{level.inserted} completed groups were put and {level.sampled} times one was drawn: {self.rate} allows no "
+            "more; is the consumer running?"
         )
 
     def why_slow(self, level: Level) -> str:

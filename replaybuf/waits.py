@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 _LONGEST_WAIT = 60.0
 _RETRY_SECONDS = 0.02
+_TASKS_NAMED = 5
 
 
 @dataclass(slots=True)
@@ -123,6 +124,10 @@ class Waits:
             others.insert(0, f"{there} {status} before the where")
             there = available
         rest = f" ({', '.join(others)})" if others else ""
+        tasks = sorted({name for name, _, _ in tallies})
+        if tasks and task not in tasks:
+            shown = ", ".join(tasks[:_TASKS_NAMED]) + (", ..." if len(tasks) > _TASKS_NAMED else "")
+            rest = f" (nothing was ever put there; there are the tasks {shown})"
         line = f"task {task}: {there} of {draw.sizes[task]} {status} groups{rest}"
         if status == Status.COMPLETED and limits.slows_draws and available < there:
             line += f", but {limits.why_slow(levels(tallies, [task])[task])}"
@@ -185,15 +190,17 @@ class Waits:
 
 def check_possible(draw: Draw, limits: Limits) -> None:
     """Raise InputError for a batch that the limits can never deliver."""
-    largest = limits.largest_batch if draw.status == Status.COMPLETED else limits.capacity
+    if draw.status != Status.COMPLETED:
+        return
+    largest = limits.largest_batch
     for task, size in draw.sizes.items():
-        if largest is not None and size > largest:
-            limit = f"capacity {limits.capacity}"
-            if limits.capacity is None or limits.capacity >= size:
-                limit = f"samples_per_insert {limits.samples_per_insert:g} with this error_buffer"
-            raise InputError(
-                f"a batch of {size} groups of task {task} would wait for ever: {limit} allows {largest} at most"
-            )
+        if largest is None or size <= largest:
+            continue
+        if limits.capacity is not None and size > limits.capacity:
+            why = f"the capacity is {limits.capacity}"
+        else:
+            why = f"{limits.rate} allows {largest} at most; set error_buffer to at least the size of a batch"
+        raise InputError(f"a batch of {size} groups of task {task} would wait for ever: {why}")
 
 
 @contextmanager

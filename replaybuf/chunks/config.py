@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from replaybuf.chunks.buffer import ChunkBuffer
 from replaybuf.config import ReplayBufferConfig
-from replaybuf.errors import ConfigError
 from replaybuf.policy import OrderTerm, ReplayPolicy
-from replaybuf.storage.sql.driver import redact
+from replaybuf.readable_config import ReadableConfig
 
 
 class OldestVersionPolicy(ReplayPolicy):
@@ -25,7 +23,7 @@ class OldestVersionPolicy(ReplayPolicy):
     order = (OrderTerm("priority"), OrderTerm("timestamp_id"))
 
 
-class ChunkBufferConfig(BaseModel):
+class ChunkBufferConfig(ReadableConfig):
     """Where chunks are kept, how large they are, and when they leave.
 
     `url`, `seed`, `durability`, `compression` and `lock_timeout` are those of ReplayBufferConfig, `name` tells several
@@ -38,7 +36,7 @@ class ChunkBufferConfig(BaseModel):
     `lease_seconds`: when a process dies within `fetch`, the chunks that it had drawn are back after this time.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    env_prefix: ClassVar[str] = "REPLAYBUF_CHUNKS_"
 
     url: str
     name: str = Field(default="chunks", min_length=1, max_length=150)
@@ -81,19 +79,3 @@ class ChunkBufferConfig(BaseModel):
             lock_timeout=self.lock_timeout,
             rollout_type=dict,
         )
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """The config in a mapping, such as a section of a training config. Raises ConfigError."""
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            problems = "; ".join(
-                f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)
-            )
-            raise ConfigError(f"{cls.__name__}: {problems} (fields: {', '.join(cls.model_fields)})") from None
-        except TypeError as error:
-            raise ConfigError(f"{cls.__name__}: {error}") from None
-
-    def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        return [(name, redact(value) if name == "url" else value) for name, value in super().__repr_args__()]

@@ -25,14 +25,20 @@ Url = Annotated[
 ]
 
 
-def option(*names: str, help: str, **settings: Any) -> Any:
+def option(*names: str, help: str, variable: str | None = None, **settings: Any) -> Any:
     """An option with its environment variable: REPLAYBUF_ORDER_BY for --order-by."""
-    variable = "REPLAYBUF_" + names[0].removeprefix("--").replace("-", "_").upper()
+    variable = variable or "REPLAYBUF_" + names[0].removeprefix("--").replace("-", "_").upper()
     return typer.Option(*names, help=help, envvar=variable, **settings)
 
 
 Buffer = Annotated[
-    str | None, option("--buffer", metavar="NAME", help="Only this buffer of the database; all unless given.")
+    str | None,
+    option(
+        "--buffer",
+        metavar="NAME",
+        variable="REPLAYBUF_NAME",  # as in configs
+        help="Only this buffer of the database; all unless given.",
+    ),
 ]
 
 _FORMATS: dict[str, tuple[Format, Any]] = {

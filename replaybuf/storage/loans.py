@@ -49,7 +49,7 @@ class Loans:
         if len(mine) < len(uids) and time.time() >= lease.until:
             raise LeaseLostError(
                 f"{len(uids) - len(mine)} of the {len(uids)} groups of this lease were given back or passed to others "
-                "when its time was over; nothing was changed"
+                "when its time was over; nothing was changed. Lease for longer (seconds=), or leave the heartbeat on"
             )
         return mine
 

@@ -81,7 +81,8 @@ class SQLStorage(StorageBackend):
         self._open: _Open | None = None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({public_url(self.url)!r})"
+        name = "" if self.scope.buffer == "default" else f", name={self.scope.buffer!r}"
+        return f"{type(self).__name__}({public_url(self.url)!r}{name})"
 
     # Opening and closing
 

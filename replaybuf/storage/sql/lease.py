@@ -130,7 +130,7 @@ def _held(
     if len(mine) < len(uids) and store_clock(connection) >= lease.until:
         raise LeaseLostError(
             f"{len(uids) - len(mine)} of the {len(uids)} groups of this lease were given back or passed to others "
-            "when its time was over; nothing was changed"
+            "when its time was over; nothing was changed. Lease for longer (seconds=), or leave the heartbeat on"
         )
     return _by_home(connection, scope, mine)
 

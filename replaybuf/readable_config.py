@@ -1,0 +1,125 @@
+"""Configs that are read from files and environment variables, and say on one line what is wrong with them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from replaybuf.errors import ConfigError
+from replaybuf.storage.sql.driver import redact
+
+_SIMILAR = 0.8
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class _OneLine(ModelMetaclass):
+    """Makes the errors of whoever calls the class ConfigErrors of one line.
+
+    A config inside of another pydantic model is validated without this call: there pydantic names the place.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args: Any, **values: Any) -> Any:  # noqa: N805
+            try:
+                return super().__call__(*args, **values)
+            except ValidationError as error:
+                raise ConfigError(f"{cls.__name__}: {_problems(cls, error)}") from None
+
+
+class ReadableConfig(BaseModel, metaclass=_OneLine):
+    """A config that can't be changed, knows no other fields than its own, and never shows a password."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, frozen=True, hide_input_in_errors=True)
+
+    env_prefix: ClassVar[str] = "REPLAYBUF_"
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """The config in a mapping, such as a section of a training config. Raises ConfigError."""
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ConfigError(f"{cls.__name__}: {error}") from None
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], section: str | None = None) -> Self:
+        """The config in a YAML or JSON file, or in a section of it ("trainer.replay_buffer"). Raises ConfigError."""
+        file = Path(path)
+        try:
+            text = file.read_text("utf-8")
+            values: Any = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+        except yaml.MarkedYAMLError as error:
+            # Not the text of the error, which quotes the file: there may be a password in it.
+            mark = error.problem_mark
+            where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+            raise ConfigError(f"can't read {file}{where} as YAML: {redact(error.problem or 'not YAML')}") from None
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise ConfigError(f"can't read {file}: {error}") from error
+        for name in (section or "").split(".") if section else ():
+            if not isinstance(values, Mapping) or name not in values:
+                raise ConfigError(f"{file} has no section {section!r} (at {name!r})")
+            values = values[name]
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{file}: expected a mapping with {', '.join(cls.model_fields)}")
+        try:
+            return cls.from_mapping(values)
+        except ConfigError as error:
+            place = f"{file}, section {section}" if section else str(file)
+            raise ConfigError(f"{place}: {error}") from error.__cause__
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """The config in environment variables, such as REPLAYBUF_URL. Raises ConfigError.
+
+        Other variables that begin so are left alone, unless their name is nearly that of a field.
+        """
+        environ = os.environ if environ is None else environ
+        names = {name: cls.env_prefix + name.upper() for name in cls.model_fields}
+        for key in environ:
+            name = key.removeprefix(cls.env_prefix).lower()
+            if name != key.lower() and name not in names and (near := _nearest(name, names)):
+                raise ConfigError(f"the environment variable {key} is unknown; did you mean {names[near]}?")
+        values = {name: environ[key] for name, key in names.items() if key in environ}
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(f"{cls.__name__}: {_problems(cls, error, names.__getitem__)}") from None
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        return [(name, redact(value) if name == "url" else value) for name, value in super().__repr_args__()]
+
+
+def _problems(config: type[BaseModel], error: ValidationError, called: Callable[[str], str] = lambda name: name) -> str:
+    """What is wrong, on one line, without the values: there may be a password in them."""
+    lines: dict[str, list[str]] = {}
+    unknown = False
+    for one in error.errors(include_input=False, include_url=False):
+        name = str(one["loc"][0]) if one["loc"] else ""
+        known = name in config.model_fields
+        unknown |= not known
+        if one["type"] == "missing":
+            lines[f"{called(name)} is missing"] = []
+        elif known:
+            lines.setdefault(called(name), []).append(one["msg"].removeprefix("Value error, "))
+        else:
+            near = _nearest(name, config.model_fields)
+            lines[f"{name} is no field" + (f"; did you mean {near}?" if near else "")] = []
+    text = "; ".join(f"{start}: {' / '.join(dict.fromkeys(rest))}" if rest else start for start, rest in lines.items())
+    return f"{text} (fields: {', '.join(config.model_fields)})" if unknown else text
+
+
+def _nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant. (The command line has variables of its own, which are no typos.)"""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=_SIMILAR)), None)
