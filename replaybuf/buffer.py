@@ -335,7 +335,8 @@ class ReplayBuffer:
 
         `tasks[task]` has `buffered` by status, `leased` and `archived` (groups now); totals since the beginning,
         whichever process caused them: `put`, `sampled_new`, `sampled_again`, `taken`, `evicted`, `expired`, `dropped`,
-        `deleted`, `replaced`, `set_aside`, `refused`, `returned`, `lease_expired`, `pruned`, `taken_unfinished`; some also as
+        `deleted`, `replaced`, `set_aside`, `refused`, `returned`, `lease_expired`, `pruned`, `taken_unfinished` (draws
+        of groups that aren't completed, of which `sampled_new`, `sampled_again` and `taken` know nothing); some also as
         rates since the last call (`put_per_second`, ...; 0 at the first). With `distributions` also those of
         `staleness` and `times_sampled` among the completed groups, which reads the metadata of all. `waits` are those
         of this buffer object, for `groups` and for `room`: `count`, `seconds`, `timeouts`.

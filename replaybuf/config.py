@@ -31,7 +31,7 @@ class ReplayBufferConfig(ReadableConfig):
     `max_times_sampled`: a completed group leaves with its n-th draw; 0 keeps it. `capacity` bounds the groups of a
     task; beyond it the policy `remover` says which are evicted (`on_full="evict"`). Or it bounds the completed groups,
     and the put of one more waits for up to `put_timeout` seconds ("block") or is refused ("reject"). `min_size`: nothing
-    is drawn while fewer completed groups are there. `samples_per_insert` holds back puts and draws, so that there are
+    is drawn while there are fewer completed groups. `samples_per_insert` holds back puts and draws, so that there are
     about so many draws for each completed group that was put, to within `error_buffer` draws (set it to at least the
     size of a batch; the default is enough for a batch of min_size).
 

@@ -234,13 +234,10 @@ class Limits:
     def why_full(self, level: Level, status: Status) -> str:
         """What a put waits for, for people."""
         if self.capacity is not None and self.on_full != "evict" and level.completed >= self.capacity:
-            return (
-                f"{level.completed} completed groups are buffered, and the capacity is {self.capacity}; "
-                "is the consumer running?"
-            )
+            return f"{level.completed} completed groups are buffered, and the capacity is {self.capacity}"
         return (
-            f"{level.inserted} completed groups were put and {level.sampled} times one was drawn: {self.rate} allows no "
-            "more; is the consumer running?"
+            f"{level.inserted} completed groups were put and {level.sampled} times one was drawn, and {self.rate} "
+            "allows no more"
         )
 
     def why_slow(self, level: Level) -> str:

@@ -22,6 +22,7 @@ T = TypeVar("T")
 _LONGEST_WAIT = 60.0
 _RETRY_SECONDS = 0.02
 _TASKS_NAMED = 5
+_NOTHING_STORED = "nothing was stored (is the consumer running?)"
 
 
 @dataclass(slots=True)
@@ -154,7 +155,8 @@ class Waits:
                     async with asyncio.timeout_at(_loop_deadline(deadline)):
                         await line.turn.acquire()
                 except TimeoutError as error:
-                    await self._refuse(new, f"after {timeout:g} s in line: task {new.task_name} is full", error)
+                    why = f"task {new.task_name}: others wait for room, too"
+                    await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error)
                 try:
                     return await self._put_in_turn(new, deadline, timeout)
                 finally:
@@ -177,7 +179,7 @@ class Waits:
                 why = f"task {new.task_name}: {limits.why_full(level, new.status)}"
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                await self._refuse(new, f"after {timeout:g} s: {why}; nothing was stored")
+                await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}")
             await self._storage.changed(min(remaining, _LONGEST_WAIT), seen)
 
     async def _refuse(self, new: NewGroup, why: str, cause: BaseException | None = None) -> None:

@@ -139,7 +139,7 @@ def test_a_policy_may_be_a_name_a_class_or_an_instance() -> None:
 
 def test_an_unknown_policy_names_those_there_are() -> None:
     with pytest.raises(
-        ConfigError, match="unknown policy 'lru'; there are fifo, lifo, prioritized, staleness, uniform"
+        ConfigError, match="unknown policy 'lru' \\(there are fifo, lifo, prioritized, staleness, uniform"
     ):
         ReplayBufferConfig(url="memory://", policy="lru").build()
 

@@ -122,7 +122,7 @@ class EvictionLaws(Harness):
         buffer = await open_buffer("uniform", capacity=3, max_times_sampled=0)
         uids = await fill(buffer, 5)
         assert sorted((await buffer.take_batch({"math": 9}))[1].values()) == [3]
-        with pytest.raises(InputError, match="a batch of 4 groups of task math would wait for ever: capacity 3"):
+        with pytest.raises(InputError, match="a batch of 4 groups of task math would wait for ever: the capacity is 3"):
             await buffer.take_batch({"math": 4}, timeout=None)
         assert await buffer.update_priorities(dict.fromkeys(uids, 2.0)) == 3
 
@@ -134,7 +134,9 @@ class FullLaws(Harness):
         """FullError, which is a TimeoutError, says why; nothing is stored, and it is counted."""
         buffer = await open_buffer(capacity=2, on_full="reject")
         await fill(buffer, 2)
-        with pytest.raises(FullError, match="task math: 2 groups are buffered, and the capacity is 2") as caught:
+        with pytest.raises(
+            FullError, match="task math: 2 completed groups are buffered, and the capacity is 2"
+        ) as caught:
             await buffer.put(group(9), "math", timeout=SOON)
         assert isinstance(caught.value, TimeoutError)
         assert await numbers(buffer) == [0, 1]
@@ -146,7 +148,7 @@ class FullLaws(Harness):
         """With FullError that says why; nothing is stored."""
         buffer = await open_buffer(capacity=2, on_full="block")
         await fill(buffer, 2)
-        with pytest.raises(FullError, match="2 groups are buffered, and the capacity is 2"):
+        with pytest.raises(FullError, match="2 completed groups are buffered, and the capacity is 2"):
             await buffer.put(group(9), "math", timeout=timeout)
         assert await numbers(buffer) == [0, 1]
         assert await total(buffer, "refused") == 1

@@ -39,7 +39,8 @@ def test_every_option_has_a_text_and_a_variable(path: tuple[str, ...], command: 
         assert parameter.help
         if parameter.param_type_name == "option":
             [option] = parameter.opts
-            assert parameter.envvar == "REPLAYBUF_" + option.removeprefix("--").replace("-", "_").upper()
+            named = "name" if option == "--buffer" else option.removeprefix("--")  # as the field of configs
+            assert parameter.envvar == "REPLAYBUF_" + named.replace("-", "_").upper()
         if parameter.name == "url":
             assert parameter.envvar == "REPLAYBUF_URL"
 
