@@ -296,7 +296,7 @@ GOOD_AT_THE_EDGE: dict[str, Call] = {
     "numpy seconds": lambda b: leased(b, seconds=np.float32(0.5)),
     "numpy priority": lambda b: b.update({"uid": 10**9}, priority=np.int64(2)),
     "numpy priorities": lambda b: b.update_priorities({np.int64(10**9): np.float32(0.5)}),
-    "numpy tags": lambda b: b.update({"uid": 10**9}, tags={"a": np.float32(0.5), "b": np.int8(1)}),
+    "numpy tags": lambda b: b.update({"uid": 10**9}, tags={"a": np.float32(0.5), "b": np.int8(1), "c": np.True_}),
     "extend by a numpy time": lambda b: leased(b, lambda lease: lease.extend(np.float32(5))),
     "numpy uids of a lease": lambda b: leased(b, lambda lease: lease.give_back(np.array(sorted(lease.open)))),
     "a reason that no database stores": lambda b: leased(b, lambda lease: lease.give_back(failed="\0\ud800" * 9999)),
