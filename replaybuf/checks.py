@@ -11,6 +11,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from replaybuf.errors import InputError
 from replaybuf.rollout import Status
 
@@ -81,6 +83,8 @@ def check_tags(tags: Any) -> Tags | None:
 def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, np.bool_):
+        return bool(value)
     number = _number(value)
     if isinstance(number, int) and -_INT64 <= number < _INT64:
         return number

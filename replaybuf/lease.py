@@ -151,11 +151,15 @@ class Leasing:
     def __init__(self, begin: Callable[[], Awaitable[Lease]]) -> None:
         self._begin = begin
         self._lease: Lease | None = None
+        self._entered = False
 
     def __await__(self) -> Generator[Any, None, Lease]:
         return self._begin().__await__()
 
     async def __aenter__(self) -> Lease:
+        if self._entered:
+            raise InputError("this lease was begun before; call lease_batch again for another")
+        self._entered = True
         self._lease = await self._begin()
         return self._lease
 

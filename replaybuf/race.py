@@ -24,7 +24,8 @@ KEYS = (UNIFORM, PRIORITIZED)
 
 #: Groups of priority 0 race among themselves, after all others: their keys begin here.
 IDLE = 1e250
-_SLOWEST = 1e-200
+#: Groups of a lower weight arrive as if they had this one.
+SLOWEST = 1e-200
 #: Priorities are summed up in this unit: even a sum of the largest ones doesn't overflow then.
 UNIT = 2.0**64
 # After so many of a group's mean times of arrival, its keys have few digits left.
@@ -60,10 +61,15 @@ def draw_keys(seed: int, clock: Clock, groups: Iterable[tuple[int, float]]) -> l
     keys = []
     for uid, weight in groups:
         if weight > 0:
-            keys.append(clock.time + _exponential(active, uid) / max(weight, _SLOWEST))
+            keys.append(clock.time + _exponential(active, uid) / max(weight, SLOWEST))
         else:
             keys.append(IDLE * (1.0 + clock.idle_time + _exponential(resting, uid)))
     return keys
+
+
+def share(priority: float) -> float:
+    """The rate at which a group of this priority arrives, in UNITs: without underflow, which PostgreSQL refuses."""
+    return max(priority, SLOWEST) / UNIT if priority else 0.0
 
 
 def weight_of(key_name: str, priority: float) -> float:

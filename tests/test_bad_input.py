@@ -46,6 +46,7 @@ from replaybuf import (
     SnapshotMismatchError,
     UnreachableError,
 )
+from replaybuf.lease import Leasing
 from replaybuf.storage.sql.driver import redact
 from tests.postgres import execute, new_database, running_server
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
@@ -102,6 +103,11 @@ async def leased(
     finally:
         await lease.give_back()
         await buffer.update({"task_name": TASK}, status="completed")  # deliveries start anew
+
+
+async def entered_twice(leasing: Leasing) -> None:
+    async with leasing, leasing:
+        pass
 
 
 def find(query: Any = None, **options: Any) -> Call:
@@ -239,6 +245,7 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "load: nothing": (load({}), SnapshotMismatchError, "expected a dict"),
     "lease: NaN seconds": (lambda b: leased(b, seconds=math.nan), InputError, "seconds must be"),
     "lease: infinite numpy seconds": (lambda b: leased(b, seconds=np.float32("inf")), InputError, "seconds must be"),
+    "lease: twice": (lambda b: entered_twice(b.lease_batch({TASK: 0})), InputError, "begun before"),
     "extend: NaN": (lambda b: leased(b, lambda lease: lease.extend(math.nan)), InputError, "seconds must be"),
     "extend: text": (lambda b: leased(b, lambda lease: lease.extend("5")), InputError, "seconds must be"),
     "acknowledge: no list": (
@@ -289,7 +296,7 @@ GOOD_AT_THE_EDGE: dict[str, Call] = {
     "numpy seconds": lambda b: leased(b, seconds=np.float32(0.5)),
     "numpy priority": lambda b: b.update({"uid": 10**9}, priority=np.int64(2)),
     "numpy priorities": lambda b: b.update_priorities({np.int64(10**9): np.float32(0.5)}),
-    "numpy tags": lambda b: b.update({"uid": 10**9}, tags={"a": np.float32(0.5), "b": np.int8(1)}),
+    "numpy tags": lambda b: b.update({"uid": 10**9}, tags={"a": np.float32(0.5), "b": np.int8(1), "c": np.True_}),
     "extend by a numpy time": lambda b: leased(b, lambda lease: lease.extend(np.float32(5))),
     "numpy uids of a lease": lambda b: leased(b, lambda lease: lease.give_back(np.array(sorted(lease.open)))),
     "a reason that no database stores": lambda b: leased(b, lambda lease: lease.give_back(failed="\0\ud800" * 9999)),

@@ -208,6 +208,16 @@ async def test_put__arguments_are_checked(stores: Stores) -> None:
 # Problems
 
 
+async def test_put__numbers_may_be_those_of_numpy(stores: Stores) -> None:
+    chunks = stores.open(2)
+    for index in np.arange(4):
+        assert await chunks.put(int(index), worker=W, index=index, session=np.int64(0), version=np.int32(0))
+    await chunks.advance(np.int64(1), session=np.uint8(0))
+    selection = await chunks.fetch(np.int64(2), timeout=np.float32(5))
+    prepared = await chunks.prepared(after=np.int64(selection.number - 1))
+    assert (prepared.number, len(prepared)) == (selection.number, 2)
+
+
 async def test_gap__is_an_error_that_says_what_to_do(stores: Stores) -> None:
     chunks = stores.open()
     await send(chunks, range(2))

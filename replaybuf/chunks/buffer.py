@@ -114,6 +114,7 @@ class ChunkBuffer:
         Raises InputError, EncodeError and StorageError, too; then nothing is stored.
         """
         fragment = Fragment(data, worker, index, session, version)
+        index, session = fragment.index, fragment.session
         known = self._known.get(worker)
         if known is None or (known.session, known.next) != (session, index) or not await self._still(known):
             self._known.pop(worker, None)

@@ -21,7 +21,7 @@ from replaybuf.errors import DecodeError
 from replaybuf.policy import Order
 from replaybuf.query import LogicNode, Node, SetNode, predicate
 from replaybuf.query.python import Predicate
-from replaybuf.race import PRIORITIZED, UNIT
+from replaybuf.race import PRIORITIZED, share
 from replaybuf.rollout import Status
 from replaybuf.rules import Rules
 from replaybuf.staleness import find_expired, group_staleness, refresh_group, reset_response
@@ -145,10 +145,10 @@ class MemoryStorage(StorageBackend):
     def _add_probabilities(self, items: Sequence[StorageItem], lane: LaneName) -> None:
         members = [self._groups.item(uid) for uid in self._groups.table.select(in_lane(*lane))]
         prioritized = self.rules.sampler.race == PRIORITIZED
-        total = sum(member.priority / UNIT for member in members) if prioritized else 0.0
+        total = sum(share(member.priority) for member in members) if prioritized else 0.0
         idle = sum(member.priority == 0 for member in members) if prioritized else len(members)
         for item in items:
-            item.probability = item.priority / UNIT / total if prioritized and item.priority else 1 / idle
+            item.probability = share(item.priority) / total if prioritized and item.priority else 1 / idle
             item.weight = len(members) * item.probability
 
     # Leases

@@ -67,6 +67,13 @@ class WeightLaws(Harness):
         assert len(items) == 3
         assert all(item.weight is not None and item.weight > 0 for item in items)
 
+    async def test_the_smallest_priorities_are_equal(self, open_buffer: OpenBuffer) -> None:
+        """Below 1e-200 they draw alike."""
+        buffer = await open_buffer("prioritized", seed=1)
+        for priority in (5e-324, 1e-300, 1e-201, 1e-200):
+            await fill(buffer, 1, priority=priority)
+        assert odds((await buffer.sample({"math": 1}, beta=1))["math"][0]) == pytest.approx([1 / 4, 1])
+
     @pytest.mark.parametrize("beta", [-1, float("nan"), "1", True])
     async def test_beta_is_a_number(self, buffer: ReplayBuffer, beta: Any) -> None:
         """Anything else is refused before anything is drawn."""

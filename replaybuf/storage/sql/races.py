@@ -78,11 +78,7 @@ def advance(connection: Connection, home: Lane, race: str, keys: Sequence[float]
         del home.clocks[race]
         connection.execute(update(lane).where(lane.c.id == home.id).values({CLOCKS[race]: None}))
         return
-    later = {
-        column: case((column < value, value), else_=column)  # another draw may have come further
-        for column, value in _clock_values(race, clock).items()
-    }
-    connection.execute(update(lane).where(lane.c.id == home.id).values(later))
+    connection.execute(update(lane).where(lane.c.id == home.id).values(_later(race, clock)))
 
 
 def skip_arrived(connection: Connection, scope: Scope, home: Lane, race: str) -> None:
@@ -106,7 +102,7 @@ def pass_time(
         clock.time += elapsed
         clock.idle_time += idle
         worn = clock.is_worn(weight_of(race, priority) for priority in priorities)
-        values = {CLOCKS[race]: None} if worn else _clock_values(race, clock)
+        values = {CLOCKS[race]: None} if worn else _later(race, clock)
         connection.execute(update(lane).where(lane.c.id == home.id).values(values))
 
 
@@ -115,6 +111,12 @@ def _clock_values(race: str, clock: Clock) -> dict[Any, float]:
     if race == PRIORITIZED:
         values[lane.c.idle_clock] = clock.idle_time
     return values
+
+
+def _later(race: str, clock: Clock) -> dict[Any, Any]:
+    """The clock as columns, unless another draw has come further, or has ended the race, which leaves it NULL."""
+    values = _clock_values(race, clock)
+    return {column: case((column < value, value), else_=column) for column, value in values.items()}
 
 
 def _set_keys(

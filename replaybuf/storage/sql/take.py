@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, case, func, literal, select
 
 from replaybuf.codec import Codec
 from replaybuf.errors import DecodeError
-from replaybuf.race import PRIORITIZED, UNIT
+from replaybuf.race import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.rollout import Status
 from replaybuf.storage.base import Draw
 from replaybuf.storage.sql.fields import uid_in
@@ -113,13 +113,16 @@ def _add_probabilities(connection: Connection, scope: Scope, home: Lane, rows: S
     in_lane = select(func.count()).select_from(group).where(group.c.lane == home.id)
     if prioritized:  # every group has a key: an index holds them with their priorities
         in_lane = in_lane.where(group.c.prioritized_key.is_not(None))
-        weighed = in_lane.with_only_columns(func.count(), func.sum(group.c.priority / UNIT))
+        priority = group.c.priority
+        zero, least = literal(0.0, priority.type), literal(SLOWEST, priority.type)
+        rate: ColumnElement[float] = case((priority == 0, zero), (priority < SLOWEST, least), else_=priority)
+        weighed = in_lane.with_only_columns(func.count(), func.sum(rate / UNIT))
         members, total = connection.execute(weighed).one()
         idle = connection.execute(in_lane.where(group.c.priority == 0)).scalar_one()
     else:
         members, total = connection.execute(in_lane).scalar_one(), 0.0
         idle = members
     for row in rows:
-        priority = row.columns["priority"]
-        row.probability = priority / UNIT / total if prioritized and priority else 1 / idle
+        weight = share(row.columns["priority"])
+        row.probability = weight / total if prioritized and weight else 1 / idle
         row.weight = members * row.probability
