@@ -30,10 +30,10 @@ class ReplayBufferConfig(ReadableConfig):
 
     `max_times_sampled`: a completed group leaves with its n-th draw; 0 keeps it. `capacity` bounds the groups of a
     task; beyond it the policy `remover` says which are evicted (`on_full="evict"`). Or it bounds the completed groups,
-    and the put of one more waits for up to `put_timeout` seconds ("block") or is refused ("reject"). `min_size`: nothing
-    is drawn while there are fewer completed groups. `samples_per_insert` holds back puts and draws, so that there are
-    about so many draws for each completed group that was put, to within `error_buffer` draws (set it to at least the
-    size of a batch; the default is enough for a batch of min_size).
+    and the put of one more waits for up to `put_timeout` seconds ("block") or is refused ("reject"). `min_size`:
+    nothing is drawn while there are fewer completed groups. `samples_per_insert` holds back puts and draws, so that
+    there are about so many draws for each completed group that was put, to within `error_buffer` draws (set it to at
+    least the size of a batch; the default is enough for a batch of min_size).
 
     `archive`: completed groups that leave by being drawn stay as ARCHIVED for SQL, so many of each task (a number) or
     for so long (a timedelta, or a text such as "12h" or "7d"). `max_deliveries`: a group that was leased so often in

@@ -143,6 +143,20 @@ class FullLaws(Harness):
         assert (await total(buffer, "refused"), await total(buffer, "put")) == (1, 2)
         assert await buffer.put(group(9), "code") is not None
 
+    async def test_what_expires_makes_room(self, open_buffer: OpenBuffer) -> None:
+        """Its workers would wait for ever otherwise, for groups to leave that only they take."""
+        buffer = await open_buffer("staleness", capacity=2, on_full="block")
+        for number in range(2):
+            await buffer.put(group(number), "math", model_step=1, current_train_step=2)
+        [task] = await waits_for_room(buffer, buffer.put(group(2), "math", timeout=None))
+        await buffer.refresh_staleness(task_stale_thresholds={"math": 3}, current_train_step=5)
+        await asyncio.wait_for(task, SOON)
+        for number in range(3, 9):
+            await buffer.put(group(number, status=Status.ABORTED), "math", timeout=0)
+        assert await buffer.count_statuses(["math"], ["completed", "expired", "aborted"]) == {
+            "math": {"completed": 1, "expired": 2, "aborted": 6}
+        }
+
     @pytest.mark.parametrize("timeout", [0, 0.1])
     async def test_waiting_for_room_ends_at_its_timeout(self, open_buffer: OpenBuffer, timeout: float) -> None:
         """With FullError that says why; nothing is stored."""
