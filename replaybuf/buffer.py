@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import os
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from replaybuf.checks import (
     check_by_task,
     check_exponent,
-    check_folder,
     check_key,
-    check_limit,
     check_list,
     check_priorities,
     check_priority,
@@ -31,32 +25,23 @@ from replaybuf.checks import (
     check_uids,
 )
 from replaybuf.errors import (
-    ClosedError,
     InputError,
-    MissingSnapshotError,
-    NotPicklableError,
-    SnapshotError,
-    SnapshotMismatchError,
 )
 from replaybuf.lease import Lease, Leasing
-from replaybuf.metrics import Meter
 from replaybuf.normalise import as_group, normalise
-from replaybuf.policy import OrderTerm, ReplayPolicy, parse_order
 from replaybuf.query import Query, parse
+from replaybuf.reader import BufferReader
 from replaybuf.rollout import Status
 from replaybuf.rollout_type import RolloutType
 from replaybuf.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.storage.base import UNSET, Changes, Draw, NewGroup, Refresh, StorageBackend, StorageItem, Tags, Unset
 from replaybuf.tally import Tally
-from replaybuf.waits import Waits, sizes_of
-
-SNAPSHOT_FILE = "replaybuf.sqlite"
 
 #: Seconds that a put waits for room, unless told otherwise.
 PUT_TIMEOUT = 600.0
 
 
-class ReplayBuffer:
+class ReplayBuffer(BufferReader):
     """Groups of rollouts between generation and training.
 
     Opens its storage at first use. Every coroutine may be called from any event loop and is safe to cancel: either the
@@ -66,51 +51,9 @@ class ReplayBuffer:
     def __init__(
         self, storage: StorageBackend, rollout_type: RolloutType, *, put_timeout: float | None = PUT_TIMEOUT
     ) -> None:
-        self.storage = storage
-        self.waits = Waits(storage, self._check_open)
+        super().__init__(storage)
         self._type = rollout_type
         self._put_timeout = check_timeout(put_timeout)
-        self._meter = Meter()
-        self._closed = False
-
-    @property
-    def policy(self) -> ReplayPolicy:
-        """The policy that groups are drawn by."""
-        return self.storage.rules.sampler
-
-    async def __aenter__(self) -> Self:
-        self._check_open()
-        try:
-            await self.storage.open()
-        except BaseException:
-            await self.close()  # nobody else will
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Commit what waits to be put, end all waits with ClosedError, and let go of the database. Idempotent."""
-        self._closed = True
-        await self.storage.close()
-
-    def __reduce__(self) -> str:
-        raise NotPicklableError
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.storage!r}, policy={self.policy.name!r})"
-
-    def __bool__(self) -> bool:
-        """Always true, also of an empty buffer: `if buffer:` asks whether there is one."""
-        return True
-
-    def __len__(self) -> int:
-        """The number of groups in the buffer, of all tasks and statuses. Blocks for the time of one query."""
-        self._check_open()
-        return len(self.storage)
 
     # Putting
 
@@ -300,66 +243,6 @@ class ReplayBuffer:
         limit = check_timeout(timeout)
         await self.waits.until_ready(self._draw(sizes, group_status, None), time.monotonic() + limit, limit)
 
-    # Counting and reading
-
-    async def count(self, task_name: str, group_status: Status | str) -> int:
-        """How many groups of a task have this status."""
-        self._check_open()
-        lane = (check_task_name(task_name), check_status(group_status))
-        return sizes_of(await self.storage.tallies()).get(lane, 0)
-
-    async def count_statuses(
-        self, tasks: Iterable[str], statuses: Iterable[Status | str]
-    ) -> dict[str, dict[Status, int]]:
-        """How many groups each task has of each status."""
-        self._check_open()
-        tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
-        wanted = [check_status(status) for status in check_list(statuses, "statuses")]
-        counts = sizes_of(await self.storage.tallies())
-        return {task: {status: counts.get((task, status), 0) for status in wanted} for task in tasks}
-
-    async def count_where(self, query: Query) -> int:
-        """How many groups match a query."""
-        self._check_open()
-        return await self.storage.count(parse(query))
-
-    async def dropped(self, task_name: str) -> int:
-        """How many groups of a task were dropped because they expired and weren't retryable, since the beginning."""
-        self._check_open()
-        task = check_task_name(task_name)
-        tallies = await self.storage.tallies()
-        return sum(n for (name, _, tally), n in tallies.items() if name == task and tally == Tally.DROPPED)
-
-    async def metrics(self, *, distributions: bool = True) -> dict[str, Any]:
-        """What goes in and out, as a plain dict with stable names (`replaybuf.metrics.flatten` makes it a flat one).
-
-        `tasks[task]` has `buffered` by status, `leased` and `archived` (groups now); totals since the beginning,
-        whichever process caused them: `put`, `sampled_new`, `sampled_again`, `taken`, `evicted`, `expired`, `dropped`,
-        `deleted`, `replaced`, `set_aside`, `refused`, `returned`, `lease_expired`, `pruned`, `taken_unfinished` (draws
-        of groups that aren't completed, of which `sampled_new`, `sampled_again` and `taken` know nothing); some also as
-        rates since the last call (`put_per_second`, ...; 0 at the first). With `distributions` also those of
-        `staleness` and `times_sampled` among the completed groups, which reads the metadata of all. `waits` are those
-        of this buffer object, for `groups` and for `room`: `count`, `seconds`, `timeouts`.
-        """
-        self._check_open()
-        return await self._meter.read(self.storage, self.waits, distributions=distributions)
-
-    def find(
-        self,
-        query: Query,
-        *,
-        order_by: str | OrderTerm | Iterable[str | OrderTerm] | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[StorageItem]:
-        """Read the groups that match, without consuming them, as a stream of `StorageItem`s.
-
-        `order_by` is a field or several, with a leading "-" for descending; insertion order breaks ties. Groups that
-        leave the buffer meanwhile are left out. A group that can't be decoded comes with an empty `item` and the reason
-        in `error`. Raises QueryError.
-        """
-        self._check_open()
-        return self.storage.find(parse(query), order=parse_order(order_by), limit=check_limit(limit))
-
     # Changing
 
     async def delete(self, query: Query) -> int:
@@ -420,52 +303,6 @@ class ReplayBuffer:
                 raise InputError(f"task {name!r} has no entry in task_stale_thresholds (None: no such limit)")
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check_status, check_list(statuses, "statuses")))
         return await self.storage.refresh(Refresh(step, rules, chosen))
-
-    # Snapshots
-
-    async def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a self-contained snapshot into the folder `path`, without stopping writers; the file that it is in."""
-        self._check_open()
-        folder = check_folder(path)
-        try:
-            await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        except OSError as error:
-            raise SnapshotError(f"can't make the folder {folder} for the snapshot: {error}") from error
-        file = folder / SNAPSHOT_FILE
-        await self.storage.save(str(file), {"policy": self.policy.name})
-        return file
-
-    async def resume(self, path: str | os.PathLike[str]) -> None:
-        """Load the snapshot in the folder `path` into this buffer.
-
-        Raises NotEmptyError when the buffer isn't empty, MissingSnapshotError, and SnapshotMismatchError or SchemaError
-        when the snapshot is of another policy or schema.
-        """
-        self._check_open()
-        file = check_folder(path) / SNAPSHOT_FILE
-        if not await asyncio.to_thread(file.is_file):
-            raise MissingSnapshotError(f"there is no snapshot in {file.parent}: expected the file {SNAPSHOT_FILE}")
-        await self.storage.resume(str(file), {"policy": self.policy.name})
-
-    def state_dict(self) -> dict[str, Any]:
-        """The whole buffer as a dict of plain values, for frameworks that want one. Blocks; `save` doesn't."""
-        self._check_open()
-        return {"policy": self.policy.name, "storage": self.storage.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` gave into this buffer, which must be empty. Blocks."""
-        self._check_open()
-        if not isinstance(state, Mapping) or "storage" not in state:
-            raise SnapshotMismatchError("expected a dict from ReplayBuffer.state_dict()")
-        if state.get("policy") != self.policy.name:
-            raise SnapshotMismatchError(
-                f"the state was saved with policy {state.get('policy')!r}, and this buffer has {self.policy.name!r}"
-            )
-        self.storage.load_state_dict(state["storage"])
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError
 
 
 _expiry_rule = lru_cache(typed=True)(ExpiryRule)  # typed: True equals 1, and is no threshold

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf.buffer import SNAPSHOT_FILE, ReplayBuffer
+from replaybuf.buffer import ReplayBuffer
 from replaybuf.errors import MissingSnapshotError, NotEmptyError, SchemaError, SnapshotError, SnapshotMismatchError
+from replaybuf.reader import SNAPSHOT_FILE
 from replaybuf.rollout import Status
 from replaybuf.storage.memory import MemoryStorage
 from replaybuf.testing.harness import CODEC, Harness, Open, OpenBuffer, found, group, plain, rollout
