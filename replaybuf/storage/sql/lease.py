@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -153,8 +154,9 @@ def _return(
             changes[(home.id, why)] += len(members)
         for row in members:
             changes[(home.id, sampled(row.times_sampled - 1))] -= 1
-        hopeless = [row for row in members if counts and limit and row.columns["deliveries"] >= limit]
-        again = [row.uid for row in members if row not in hopeless]
+        most = limit if counts and limit else math.inf
+        hopeless = [row for row in members if row.columns["deliveries"] >= most]
+        again = [row.uid for row in members if row.columns["deliveries"] < most]
         back = FREE | {"times_sampled": group.c.times_sampled - 1}
         if again:
             less = {} if counts else {"deliveries": group.c.deliveries - 1}
