@@ -116,11 +116,10 @@ def _leased_rows(connection: Connection, scope: Scope, *conditions: Any, skip_lo
         select(group, lane.c.task_name, lane.c.status, lane.c.step)
         .select_from(group.join(lane, lane.c.id == group.c.lane))
         .where(lane.c.buffer == scope.buffer, *conditions)
-        .order_by(group.c.uid)
     )
     if connection.dialect.name == "postgresql":
         query = query.with_for_update(of=group, skip_locked=skip_locked)
-    return [GroupRow.of(row) for row in connection.execute(query).mappings()]
+    return sorted((GroupRow.of(row) for row in connection.execute(query).mappings()), key=lambda row: row.uid)
 
 
 def _held(
