@@ -95,6 +95,13 @@ class SideBySide(RuleBasedStateMachine):
         self.put_one(many[0])
 
     def put_at_once(self, many: list[dict[str, Any]]) -> None:
+        rules = self.reference.storage.rules
+        if rules.limits.capacity is not None and rules.remover.race is not None:
+            # Puts that are committed together evict together: by the same chances, but not the same groups.
+            for put in many:
+                self.put_one(put)
+            return
+
         async def operation(buffer: ReplayBuffer) -> Any:
             calls = [buffer.put(**(put | {"items": make_group(put["items"])})) for put in many]
             return [_plain_error(result) for result in await asyncio.gather(*calls, return_exceptions=True)]

@@ -48,7 +48,7 @@ class Races:
         """Give a group new keys, in the races of its task and status."""
         self.leave(item.uid)
         lane = (item.task_name, item.status)
-        if lane not in self._known:
+        if lane not in self._known and item.status != Status.ARCHIVED:
             self._known.add(lane)
             for name in self._rules.races:
                 self.clocks.setdefault((*lane, name), Clock())

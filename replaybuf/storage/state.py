@@ -42,7 +42,9 @@ class State:
 
 def pack_state(state: State) -> dict[str, Any]:
     """The state as plain values and bytes."""
+    # Races without any group that have not begun to run are left out: they begin with the first group.
     lanes = {(group.item.task_name, group.item.status) for group in state.groups}
+    lanes |= {(task, status) for (task, status, _), clock in state.clocks.items() if clock != Clock()}
     return {
         "format": FORMAT,
         "groups": [
@@ -55,7 +57,7 @@ def pack_state(state: State) -> dict[str, Any]:
         "races": sorted(
             [task, str(status), key, clock.time, clock.idle_time]
             for (task, status, key), clock in state.clocks.items()
-            if (task, status) in lanes or clock != Clock()
+            if (task, status) in lanes
         ),
     }
 

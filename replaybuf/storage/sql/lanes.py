@@ -80,9 +80,11 @@ def need_lanes(
         return found
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     # The races that this buffer's policies draw from begin while the lane is still empty.
-    running = {CLOCKS[key].name: 0.0 for key in KEYS if key in scope.rules.races and not leased}
+    clocks = {CLOCKS[key].name: 0.0 if key in scope.rules.races else None for key in KEYS}
+    idle = dict.fromkeys(clocks)
     values = [
-        {"buffer": scope.buffer, "task_name": task_name, "status": str(status), "leased": leased, **running}
+        {"buffer": scope.buffer, "task_name": task_name, "status": str(status), "leased": leased}
+        | (idle if leased or status == Status.ARCHIVED else clocks)
         for task_name, status in missing
     ]
     connection.execute(dialect.insert(lane).on_conflict_do_nothing(), values)

@@ -115,8 +115,11 @@ def _clock_values(race: str, clock: Clock) -> dict[Any, float]:
 
 def _later(race: str, clock: Clock) -> dict[Any, Any]:
     """The clock as columns, unless another draw has come further, or has ended the race, which leaves it NULL."""
-    values = _clock_values(race, clock)
-    return {column: case((column < value, value), else_=column) for column, value in values.items()}
+    later: dict[Any, Any] = {CLOCKS[race]: case((CLOCKS[race] < clock.time, clock.time), else_=CLOCKS[race])}
+    if race == PRIORITIZED:
+        idle = func.coalesce(lane.c.idle_clock, 0.0)
+        later[lane.c.idle_clock] = case((idle < clock.idle_time, clock.idle_time), else_=idle)
+    return later
 
 
 def _set_keys(

@@ -102,8 +102,8 @@ def update_groups(connection: Connection, scope: Scope, query: Node, changes: Ch
         for lane_id, members in _grouped(uids, lanes).items():
             home = homes[lane_id]
             if not isinstance(changes.status, Unset):
-                _move(connection, scope, home, members, changes.status, now)
-            elif "priority" in values:
+                home = _move(connection, scope, home, members, changes.status, now)
+            if "priority" in values or home.id != lane_id:
                 enter_races(connection, scope, home, members)
         changed += len(uids)
     return changed
@@ -127,8 +127,11 @@ def update_priorities(connection: Connection, scope: Scope, priorities: Mapping[
 _SET_PRIORITY = update(group).where(group.c.uid == bindparam("of_uid")).values(priority=bindparam("new_priority"))
 
 
-def _move(connection: Connection, scope: Scope, home: Lane, uids: Sequence[int], status: Status, now: float) -> None:
-    """Move groups of a lane to that of another status. Their staleness stays: they don't follow the old lane's step."""
+def _move(connection: Connection, scope: Scope, home: Lane, uids: Sequence[int], status: Status, now: float) -> Lane:
+    """Move groups of a lane to that of another status, and return it.
+
+    Their staleness stays: they don't follow the old lane's step.
+    """
     chosen = uid_in(connection, uids)
     values: dict[str, Any] = {"error": None, "deliveries": 0}
     target = need_lane(connection, scope, (home.task_name, status))
@@ -137,8 +140,7 @@ def _move(connection: Connection, scope: Scope, home: Lane, uids: Sequence[int],
         values |= pinned(home) | {"lane": target.id, "archived_at": archived_at}
         add_counts(connection, {(home.id, Tally.SIZE): -len(uids), (target.id, Tally.SIZE): len(uids)})
     connection.execute(update(group).where(chosen).values(values))
-    if target.id != home.id:
-        enter_races(connection, scope, target, uids)
+    return target
 
 
 def lock_groups(connection: Connection, condition: ColumnElement[bool]) -> list[tuple[int, int]]:

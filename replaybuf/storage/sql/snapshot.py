@@ -21,9 +21,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.codec import Codec
 from replaybuf.errors import SnapshotError, SnapshotMismatchError
+from replaybuf.rollout import Status
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.driver import parse_url, translated
-from replaybuf.storage.sql.lanes import Scope
+from replaybuf.storage.sql.lanes import CLOCKS, Scope
 from replaybuf.storage.sql.lease import return_all
 from replaybuf.storage.sql.put import set_info
 from replaybuf.storage.sql.rows import rescoped_key
@@ -31,6 +32,7 @@ from replaybuf.storage.sql.schema import check_schema, create_schema
 from replaybuf.storage.sql.states import load_state, read_state
 from replaybuf.storage.sql.tables import group, info, lane, payload, tally
 from replaybuf.storage.sql.uids import free_shift, last_uid, make_room, raise_uid
+from replaybuf.tally import Tally
 
 _BATCH_BYTES = 16 * 1024 * 1024
 _BATCH_GROUPS = 1000
@@ -41,12 +43,12 @@ async def copy_to(source: Database, scope: Scope, path: str, about: Mapping[str,
     if source.dialect == "sqlite" and not source.memory and _same_file(path, str(source.url.database)):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
     with _partial_file(path) as partial:
-        target = _file_database(partial)
+        target, held = _file_database(partial), Scope(rules=scope.rules)
         try:
             await target.write(lambda connection: create_schema(connection, path))
             async with source.transaction(write=False) as reading, target.transaction(write=True) as writing:
-                await _copy_rows(reading, scope, writing, _FILE)
-                await writing.run_sync(return_all, _FILE)
+                await _copy_rows(reading, scope, writing, held)
+                await writing.run_sync(return_all, held)
                 await writing.run_sync(set_info, dict(about))
         finally:
             await _close_file(target)
@@ -60,7 +62,7 @@ async def copy_from(target: Database, scope: Scope, path: str, expected: Mapping
         async with target.transaction(write=True, alone=True) as writing:
             await writing.run_sync(make_room, scope)
             async with source.transaction(write=False) as reading:
-                await _copy_rows(reading, _FILE, writing, scope)
+                await _copy_rows(reading, _FILE, writing, scope, anew=True)
     finally:
         await source.dispose()
 
@@ -69,10 +71,14 @@ async def copy_from(target: Database, scope: Scope, path: str, expected: Mapping
 _FILE = Scope()
 
 
-async def _copy_rows(reading: AsyncConnection, source: Scope, writing: AsyncConnection, target: Scope) -> None:
+async def _copy_rows(
+    reading: AsyncConnection, source: Scope, writing: AsyncConnection, target: Scope, *, anew: bool = False
+) -> None:
     lanes, tallies = await reading.run_sync(_read_lanes, source)
     last = await reading.run_sync(last_uid)
     shift = await writing.run_sync(free_shift, last)
+    if anew:
+        _begin_anew(target, lanes, tallies)
     ids = await writing.run_sync(_write_lanes, target, lanes, tallies)
     after, size = 0, 1
     while True:
@@ -103,6 +109,16 @@ def _read_lanes(connection: Connection, scope: Scope) -> tuple[list[dict[str, An
         .group_by(tally.c.lane, tally.c.name)
     )
     return lanes, [dict(row) for row in connection.execute(counted).mappings()]
+
+
+def _begin_anew(scope: Scope, lanes: Sequence[dict[str, Any]], tallies: Sequence[dict[str, Any]]) -> None:
+    """Lanes without groups, whose races have not begun to run, are as in a new buffer: the races are the rules' own."""
+    filled = {row["lane"] for row in tallies if row["name"] == str(Tally.SIZE) and row["amount"]}
+    clocks = {key: column.name for key, column in CLOCKS.items()}
+    for row in lanes:
+        if row["id"] not in filled and not any(row[name] for name in (*clocks.values(), lane.c.idle_clock.name)):
+            own = () if row["leased"] or row["status"] == str(Status.ARCHIVED) else scope.rules.races
+            row.update({name: 0.0 if key in own else None for key, name in clocks.items()})
 
 
 def _write_lanes(
