@@ -427,7 +427,7 @@ async def test_capacity__unfinished_fragments_of_many_workers_are_no_chunks(stor
 
 
 async def test_capacity__a_fetch_that_could_never_be_ready_is_refused(stores: Stores) -> None:
-    with pytest.raises(InputError, match="capacity 3"):
+    with pytest.raises(InputError, match="capacity is 3"):
         await stores.open(1, max_chunks=3).fetch(4, timeout=None)
 
 
