@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from sqlalchemy import Connection, delete, func, literal, select, text
+from sqlalchemy import ColumnElement, Connection, delete, func, literal, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from replaybuf.rollout import Status
@@ -29,18 +30,19 @@ def add_counts(connection: Connection, counts: Mapping[tuple[int, Tally], int]) 
         connection.execute(_ADD[connection.dialect.name], rows)
 
 
-def _add(dialect: str) -> postgresql.Insert | sqlite.Insert:
-    if dialect == "postgresql":
-        own = postgresql.insert(tally).values(shard=func.pg_backend_pid())
-    else:
-        own = sqlite.insert(tally).values(shard=literal(0))  # type: ignore[assignment]
+def _add(insert: Any, shard: ColumnElement[int]) -> Any:
+    own = insert(tally).values(shard=shard)
     return own.on_conflict_do_update(
         index_elements=[tally.c.lane, tally.c.name, tally.c.shard],
         set_={"amount": tally.c.amount + own.excluded.amount},
     )
 
 
-_ADD = {dialect: _add(dialect) for dialect in ("postgresql", "sqlite")}
+_ADD = {
+    "postgresql": _add(postgresql.insert, func.pg_backend_pid()),
+    "sqlite": _add(sqlite.insert, literal(0)),
+}
+_ADD_MERGED = _add(postgresql.insert, literal(0))
 
 
 def read_tallies(
@@ -94,11 +96,6 @@ def merge_shards(connection: Connection) -> None:
         counts[(row.lane, Tally(row.name))] += row.amount
         chosen = (tally.c.lane == row.lane) & (tally.c.name == row.name) & (tally.c.shard == row.shard)
         connection.execute(delete(tally).where(chosen))
-    merged = postgresql.insert(tally)
-    merged = merged.on_conflict_do_update(
-        index_elements=[tally.c.lane, tally.c.name, tally.c.shard],
-        set_={"amount": tally.c.amount + merged.excluded.amount},
-    )
-    values = [{"lane": lane_id, "name": str(name), "shard": 0, "amount": n} for (lane_id, name), n in counts.items()]
+    values = [{"lane": lane_id, "name": str(name), "amount": n} for (lane_id, name), n in counts.items()]
     if values:
-        connection.execute(merged, values)
+        connection.execute(_ADD_MERGED, values)
