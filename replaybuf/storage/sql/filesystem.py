@@ -1,0 +1,118 @@
+"""What kind of file system a path is on: SQLite's write-ahead log is unsafe on those of the network.
+
+The log needs memory that all processes share, and file locks that work; over a network neither is sure, also when all
+processes are on one host, and the database is damaged without a word.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from replaybuf.errors import NetworkFilesystemError
+
+MOUNTINFO = "/proc/self/mountinfo"
+
+# As the kernel names them. (fuse is a program that doesn't say what it is.)
+_NETWORK = {
+    "9p2000",
+    "acfs",
+    "afs",
+    "beegfs",
+    "beegfs_nodev",
+    "ceph",
+    "cifs",
+    "coda",
+    "davfs",
+    "fhgfs",
+    "fuse",
+    "gfs",
+    "gfs2",
+    "gpfs",
+    "lustre",
+    "lustre_lite",
+    "ncpfs",
+    "nfs",
+    "nfs3",
+    "nfs4",
+    "ocfs2",
+    "orangefs",
+    "panfs",
+    "pvfs2",
+    "quobyte",
+    "smb",
+    "smb2",
+    "smb3",
+    "smbfs",
+    "wekafs",
+    "yas3fs",
+}
+# Programs in user space (`fuse.NAME`) that show a local disk or memory.
+_LOCAL_PROGRAMS = {
+    "bindfs",
+    "encfs",
+    "ext2",
+    "fuse-overlayfs",
+    "fuseblk",
+    "gocryptfs",
+    "lxcfs",
+    "mergerfs",
+    "ntfs",
+    "ntfs-3g",
+    "portal",
+    "securefs",
+    "unionfs",
+    "unionfs-fuse",
+    "zfs",
+}
+
+
+def filesystem_type(path: str | os.PathLike[str], mountinfo: str = MOUNTINFO) -> str | None:
+    """The type of the file system that holds a path, or that would hold it, as the kernel names it (`ext4`, `nfs4`).
+
+    None where it can't be told: on systems without `/proc`, of which nothing is known.
+    """
+    try:
+        table = Path(mountinfo).read_text("utf-8", "surrogateescape")
+    except OSError:
+        return None
+    target = os.path.realpath(path)
+    found: tuple[int, str] | None = None
+    for line in table.splitlines():
+        place, kind = _read_line(line)
+        inside = target == place or target.startswith(place.rstrip("/") + "/")
+        # Of several that are mounted at one place the last one is seen.
+        if kind and inside and (found is None or len(place) >= found[0]):
+            found = len(place), kind
+    return None if found is None else found[1]
+
+
+def is_network(kind: str | None) -> bool:
+    """Whether this type of file system is one of the network, or of a program that may be one."""
+    if kind is None:
+        return False
+    if kind.startswith("fuse."):
+        return kind.removeprefix("fuse.") not in _LOCAL_PROGRAMS
+    return kind in _NETWORK
+
+
+def refuse_network_filesystem(path: str | os.PathLike[str], mountinfo: str = MOUNTINFO) -> None:
+    """Raise NetworkFilesystemError when a SQLite database at this path would be on a network file system."""
+    kind = filesystem_type(path, mountinfo)
+    if is_network(kind):
+        raise NetworkFilesystemError(
+            f"{os.fspath(path)} is on a network file system ({kind}), where SQLite's write-ahead log can be damaged: "
+            "use a file on a local disk, or PostgreSQL; allow_network_filesystem=True if you know better"
+        )
+
+
+def _read_line(line: str) -> tuple[str, str]:
+    """The mount point and the type in a line of mountinfo: `36 35 98:0 /root /point opts [tags] - type source opts`."""
+    before, _, after = line.partition(" - ")
+    fields = before.split(" ")
+    if len(fields) < 6 or not after:
+        return "", ""
+    # Blanks, tabs, newlines and backslashes in names are written as three octal digits.
+    place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+    return place, after.split(" ")[0]

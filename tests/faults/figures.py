@@ -1,0 +1,44 @@
+"""What the suite counts: how many faults were injected, and what became of the groups and prompts under them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass
+class Figures:
+    """Counts of one test, or of many.
+
+    `faults` are kills, cuts, cancellations, full disks, damaged files and the like. `groups` were put, `lost` are gone
+    though nobody got them, `doubled` were delivered or acknowledged more than once. `with_the_dead` were being taken
+    or acknowledged by a process at the moment when it was killed: a taken group is the taker's, so nobody else has
+    them. `prompts` were handed out, and `skipped` are those that were trained less often than asked.
+    """
+
+    faults: int = 0
+    groups: int = 0
+    lost: int = 0
+    doubled: int = 0
+    with_the_dead: int = 0
+    prompts: int = 0
+    skipped: int = 0
+
+    def add(self, **counts: int) -> None:
+        """Add to the counts of these names."""
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
+
+    def __bool__(self) -> bool:
+        return any(asdict(self).values())
+
+    def __str__(self) -> str:
+        names = [field.name for field in fields(self)]
+        return ", ".join(f"{name.replace('_', ' ')} {getattr(self, name):,}" for name in names)
+
+
+def total(all_of_them: list[Figures]) -> Figures:
+    """The sum of several tests' counts."""
+    whole = Figures()
+    for one in all_of_them:
+        whole.add(**asdict(one))
+    return whole
