@@ -40,6 +40,7 @@ class ReplayBufferConfig(ReadableConfig):
     vain is set aside as FAILED; 0 for no such limit.
 
     `durability="full"` makes SQLite survive even a power cut. `lock_timeout` bounds the wait for a lock, in seconds.
+    SQLite files on network file systems are refused, unless `allow_network_filesystem`.
     `rollout_type` is the class of the rollouts: a pydantic model, a dataclass or dict, itself or as "module:Class".
     """
 
@@ -60,6 +61,7 @@ class ReplayBufferConfig(ReadableConfig):
     durability: Literal["normal", "full"] = "normal"
     compression: Literal["none", "zstd"] = "none"
     lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
+    allow_network_filesystem: bool = False
     rollout_type: type | ImportString[Any] = RolloutState
 
     def build(self) -> ReplayBuffer:
@@ -103,7 +105,13 @@ class ReplayBufferConfig(ReadableConfig):
                 ) from error
             return PandasStorage(codec, rules)
         return SQLStorage(
-            self.url, codec, rules, name=self.name, durability=self.durability, lock_timeout=self.lock_timeout
+            self.url,
+            codec,
+            rules,
+            name=self.name,
+            durability=self.durability,
+            lock_timeout=self.lock_timeout,
+            allow_network_filesystem=self.allow_network_filesystem,
         )
 
     @classmethod

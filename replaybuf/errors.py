@@ -95,6 +95,10 @@ class DiskFullError(StorageError, OSError):
     """The disk is full; what was committed before is safe."""
 
 
+class NetworkFilesystemError(StorageError):
+    """The SQLite file is on a network file system, where its log is unsafe; use a local disk or PostgreSQL."""
+
+
 class NotADatabaseError(StorageError):
     """The file is not a replaybuf database, or it is damaged."""
 

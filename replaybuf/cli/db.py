@@ -12,6 +12,7 @@ from replaybuf.cli.output import Column, Output
 from replaybuf.cli.reading import open_reader, read_url
 from replaybuf.errors import NotADatabaseError, SchemaError
 from replaybuf.storage.sql.driver import public_url
+from replaybuf.storage.sql.filesystem import refuse_network_filesystem
 from replaybuf.storage.sql.schema import HEAD, REVISIONS, check_schema, create_schema, current_revision, upgrade
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -77,6 +78,9 @@ def upgrade_command(url: Url, output: Output) -> None:
         elif before != HEAD:
             upgrade(connection)
         return before, current_revision(connection)
+
+    if parsed.get_backend_name() == "sqlite":
+        refuse_network_filesystem(str(parsed.database))
 
     async def run() -> tuple[str | None, str | None]:
         from replaybuf.storage.sql.database import Database

@@ -27,6 +27,7 @@ from replaybuf.storage.sql.commit import GroupCommit
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.drawing import Drawing
 from replaybuf.storage.sql.driver import parse_url, public_url
+from replaybuf.storage.sql.filesystem import refuse_network_filesystem
 from replaybuf.storage.sql.lanes import Scope
 from replaybuf.storage.sql.races import RaceNotRunError, begin_races
 from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, encode_group
@@ -55,6 +56,8 @@ class SQLStorage(StorageBackend):
 
     `durability="full"` makes SQLite wait for the disk at every commit, so that not even a power cut loses one; "normal"
     survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds.
+    A SQLite file on a network file system is refused at first use (NetworkFilesystemError), unless
+    `allow_network_filesystem`.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class SQLStorage(StorageBackend):
         durability: str = "normal",
         lock_timeout: float = 30.0,
         read_only: bool = False,
+        allow_network_filesystem: bool = False,
     ) -> None:
         self.url = parse_url(url)
         self.durable = not is_memory(self.url)
@@ -76,6 +80,7 @@ class SQLStorage(StorageBackend):
         self._durability = durability
         self._lock_timeout = lock_timeout
         self._read_only = read_only
+        self._allow_network_filesystem = allow_network_filesystem
         self._closed = False
         self._opening = threading.Lock()
         self._open: _Open | None = None
@@ -272,6 +277,7 @@ class _Open:
 
     def __init__(self, storage: SQLStorage) -> None:
         self._read_only = storage._read_only  # not the storage itself, which is closed when nobody has it any more
+        self._any_filesystem = storage._read_only or storage._allow_network_filesystem
         self._codec = storage.codec
         self.scope = storage.scope
         self.ready = False
@@ -298,6 +304,8 @@ class _Open:
             if self.ready:
                 return
             where = public_url(self.database.url)
+            if self.database.dialect == "sqlite" and not (self.database.memory or self._any_filesystem):
+                refuse_network_filesystem(str(self.database.url.database))
             exists = await self.database.read(lambda connection: check_schema(connection, where))
             if not exists:
                 await self.database.write(lambda connection: create_schema(connection, where))

@@ -16,7 +16,6 @@ MOUNTINFO = "/proc/self/mountinfo"
 
 # As the kernel names them. (fuse is a program that doesn't say what it is.)
 _NETWORK = {
-    "9p2000",
     "acfs",
     "afs",
     "beegfs",
