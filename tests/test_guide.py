@@ -72,7 +72,8 @@ def test_the_table_of_fields_is_complete() -> None:
         assert variable == ReplayBufferConfig.env_prefix + name.upper()
         value = ReplayBufferConfig.model_fields[name].default
         if isinstance(value, str | int | float) and name != "url":
-            assert default.strip("`") == (value if isinstance(value, str) else f"{value:g}")
+            shown = f"{value:g}" if type(value) in (int, float) else str(value)
+            assert default.strip("`") == (shown.lower() if isinstance(value, bool) else shown)
 
 
 def test_the_table_of_metrics_is_complete() -> None:

@@ -27,8 +27,8 @@ class ChunkBufferConfig(ReadableConfig):
     """Where chunks are kept, how large they are, and when they leave.
 
     `url`, `seed`, `durability`, `compression`, `lock_timeout` and `allow_network_filesystem` are those of
-    ReplayBufferConfig, `name` tells several chunk buffers in one database apart. Everyone who opens the same name should
-    have the same rules.
+    ReplayBufferConfig, `name` tells several chunk buffers in one database apart. Everyone who opens the same name
+    should have the same rules.
 
     `fragments_per_chunk`: so many consecutive fragments of a worker make a chunk. `max_chunks`: beyond it the chunks of
     the lowest version leave (None: no bound). `max_staleness`: a chunk leaves when the model version is more than so
