@@ -1,0 +1,111 @@
+"""Databases that are copied, so that every kill meets the same state; and a look at all that is in one."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, inspect, make_url, text
+
+from replaybuf.storage.sql.database import Database
+from replaybuf.storage.sql.driver import parse_url
+from tests.postgres import execute, new_database
+
+# What differs from one run of the same operation to the next; shards are summed up.
+_OF_THE_MOMENT = {"created_at", "archived_at", "leased_until", "removed_at", "shard", "amount"}
+
+
+class Copies(ABC):
+    """A database to prepare, and copies of it."""
+
+    url: str
+
+    @abstractmethod
+    def copy(self) -> Any:
+        """A context manager: the URL of a new copy. The original has to be closed."""
+
+
+class SqliteCopies(Copies):
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "original.db"
+        self._numbers = itertools.count(1)
+        self.url = f"sqlite:///{self._path}"
+
+    @contextmanager
+    def copy(self) -> Iterator[str]:
+        path = self._path.with_name(f"copy{next(self._numbers)}.db")
+        if self._path.exists():
+            shutil.copy(self._path, path)
+        yield f"sqlite:///{path}"
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+class PostgresCopies(Copies):
+    def __init__(self, server: str, url: str) -> None:
+        self._server = server
+        self._numbers = itertools.count(1)
+        self.url = url
+
+    @contextmanager
+    def copy(self) -> Iterator[str]:
+        original = make_url(self.url).database
+        name = f"{original}_{next(self._numbers)}"
+        execute(self._server, f"CREATE DATABASE {name} TEMPLATE {original}")
+        try:
+            yield make_url(self.url).set(database=name).render_as_string(hide_password=False)
+        finally:
+            execute(self._server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@contextmanager
+def copies(kind: str, folder: Path, server: str | None) -> Iterator[Copies]:
+    """Copies of a new, empty database of a kind."""
+    if kind == "sqlite":
+        yield SqliteCopies(folder)
+    else:
+        assert server is not None
+        with new_database(server) as url:
+            yield PostgresCopies(server, url)
+
+
+async def transact(url: str, function: Any) -> Any:
+    """Run a function over a connection in a write transaction of its own."""
+    database = Database(parse_url(url), durability="normal", lock_timeout=10)
+    try:
+        return await database.write(function)
+    finally:
+        await database.dispose()
+
+
+async def look(url: str) -> dict[str, Any]:
+    """Every row of every table, but for what is of the moment, and whether the file is sound."""
+    return dict(await transact(url, _look))
+
+
+def _look(connection: Connection) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    if connection.dialect.name == "sqlite":
+        assert connection.execute(text("PRAGMA integrity_check")).scalars().all() == ["ok"]
+    inspector = inspect(connection)
+    for table in sorted(name for name in inspector.get_table_names() if name.startswith("rb_")):
+        rows = [dict(row) for row in connection.execute(text(f"SELECT * FROM {table}")).mappings()]
+        seen[table] = _sums(rows) if table == "rb_tally" else sorted(repr(_lasting(row)) for row in rows)
+    return seen
+
+
+def _lasting(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in _OF_THE_MOMENT}
+
+
+def _sums(rows: list[dict[str, Any]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for row in rows:
+        key = repr(_lasting(row))
+        sums[key] = sums.get(key, 0) + row["amount"]
+    return {key: amount for key, amount in sums.items() if amount}

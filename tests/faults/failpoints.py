@@ -1,0 +1,83 @@
+"""Fail points: every statement and every commit of an operation, at one of which the process kills itself.
+
+They are hooked into SQLAlchemy from here, so that the product knows nothing of them. A point is named for what comes
+next: `begin`, `BEGIN IMMEDIATE`, `INSERT rb_group`, ..., `before commit`, `after commit`, ..., `end`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Engine, event
+from sqlalchemy.engine.default import DefaultDialect
+
+from replaybuf.storage.sql.sweep import Sweeper
+from tests.faults.ledger import Ledger
+
+
+class FailPoints:
+    """The points that this process passes while it is armed, each written down; at number `kill_at` it dies."""
+
+    def __init__(self, ledger: Ledger, kill_at: int | None = None) -> None:
+        self._ledger = ledger
+        self._kill_at = kill_at
+        self._count = 0
+        self._armed = False
+        event.listen(Engine, "before_cursor_execute", self._statement)
+        commit = DefaultDialect.do_commit
+
+        def do_commit(dialect: DefaultDialect, connection: Any) -> None:
+            self.reach("before commit")
+            commit(dialect, connection)
+            self.reach("after commit")
+
+        DefaultDialect.do_commit = do_commit  # type: ignore[method-assign]
+        # Its statements would come between, each time at other places. Where it matters it is called by hand.
+        Sweeper.start = lambda self: None  # type: ignore[method-assign]
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Count and kill within this block."""
+        self._armed = True
+        self.reach("begin")
+        yield
+        self.reach("end")
+        self._armed = False
+
+    def reach(self, name: str) -> None:
+        """This process is at a point."""
+        if not self._armed:
+            return
+        if self._kill_at is None:
+            self._ledger.write("point", name)
+        elif self._count == self._kill_at:
+            self._ledger.write("killed", name)
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._count += 1
+
+    def _statement(self, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        self.reach(short_name(statement))
+
+
+def short_name(statement: str) -> str:
+    """`INSERT rb_group` for a long statement."""
+    verb = statement.split(maxsplit=1)[0].upper()
+    table = re.search(r"\brb_\w+|pg_advisory\w+|BEGIN \w+", statement)
+    return f"{verb} {table[0]}" if table and not table[0].startswith(verb) else table[0] if table else verb
+
+
+def choose(points: list[str], count: int | None) -> list[int]:
+    """The numbers of so many points (None: all), evenly spread; those beside commits are always among them."""
+    if count is None or count >= len(points):
+        return list(range(len(points)))
+    chosen = {number for number, name in enumerate(points) if name == "after commit"}
+    chosen = set(sorted(chosen)[-2:]) | {number - 1 for number in sorted(chosen)[-1:]}
+    rest = [number for number in range(len(points)) if number not in chosen]
+    wanted = max(1, count - len(chosen))
+    chosen |= {rest[int((place + 0.5) * len(rest) / wanted)] for place in range(wanted)}
+    return sorted(chosen)

@@ -1,0 +1,31 @@
+"""The truth, kept outside of the store: lines that are on the disk before anything else happens."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class Ledger:
+    """A file that one process writes to. A line that was written survives the death of its writer."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, what: str, *about: object) -> None:
+        """One line: what happened, and to which."""
+        os.write(self._file, (" ".join([what, *map(str, about)]) + "\n").encode())
+        os.fsync(self._file)
+
+
+def entries(path: Path, what: str) -> list[str]:
+    """What was written of a kind, in order."""
+    if not path.exists():
+        return []
+    lines = [line.partition(" ") for line in path.read_text().splitlines()]
+    return [about for kind, _, about in lines if kind == what]
+
+
+def numbers(path: Path, what: str) -> list[int]:
+    """As `entries`, where they are numbers, several to a line."""
+    return [int(number) for about in entries(path, what) for number in about.split()]

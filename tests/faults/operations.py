@@ -1,0 +1,252 @@
+"""Operations that are killed at each of their fail points: how a database is prepared, and what is done to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from replaybuf import Lease, ReplayBuffer, Status
+from replaybuf.storage.base import NewGroup
+from replaybuf.storage.sql.lease import end_leases
+from replaybuf.storage.sql.rows import encode_group
+from replaybuf.storage.sql.schema import create_schema, upgrade
+from replaybuf.storage.sql.sweep import sweep
+from replaybuf.testing.harness import CODEC
+from tests.faults.copies import transact
+from tests.faults.failpoints import FailPoints
+from tests.faults.ledger import Ledger
+from tests.stores import TASK, build, group, numbers_of
+
+COUNT = 10
+STEP = 9
+
+Arm = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is done while armed, in a buffer with these options; `ready` comes before that, in the same process.
+
+    `reads` says that it changes nothing in the database.
+    """
+
+    run: Callable[[ReplayBuffer, Any], Awaitable[object]]
+    ready: Callable[[ReplayBuffer], Awaitable[Any]] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    reads: bool = False
+
+
+async def fill(url: str) -> None:
+    """COUNT completed groups of several ages, and some that are aborted or failed."""
+    async with build(url) as buffer:
+        for number in range(COUNT):
+            await buffer.put(
+                group(number, 2), TASK, model_step=number % 5, current_train_step=STEP, key=str(number), tags={"a": 1}
+            )
+        for number, status in enumerate([Status.ABORTED, Status.FAILED, Status.ABORTED], COUNT):
+            await buffer.put(group(number, status=status), TASK, model_step=1, current_train_step=STEP)
+
+
+async def run_operation(url: str, name: str, ledger: Ledger, kill_at: int | None) -> None:
+    """Do one of them to the end, or to a fail point."""
+    points = FailPoints(ledger, kill_at)
+    operation = OPERATIONS[name]
+    async with build(url, **operation.options) as buffer:
+        ready = await operation.ready(buffer) if operation.ready else None
+        with points.armed():
+            await operation.run(buffer, ready)
+
+
+def victim(ledger: Ledger, url: str, name: str, folder: Path, kill_at: int | None) -> None:
+    """A process that does an operation of `OPERATIONS` or `SCHEMAS` and may be killed in it.
+
+    What it saves goes into the folder.
+    """
+    os.chdir(folder)
+    if name in SCHEMAS:
+        points = FailPoints(ledger, kill_at)
+        with points.armed():
+            asyncio.run(transact(url, SCHEMAS[name][1]))
+    else:
+        asyncio.run(run_operation(url, name, ledger, kill_at))
+
+
+# Operations of a buffer
+
+
+async def put(buffer: ReplayBuffer, _: Any) -> None:
+    await buffer.put(group(100, 3), TASK, model_step=7, current_train_step=STEP, tags={"b": 2})
+
+
+async def put_several(buffer: ReplayBuffer, _: Any) -> None:
+    """In one transaction: they wait together while the database's thread is busy."""
+    buffer.storage._state().thread.post(time.sleep, 0.1)  # type: ignore[attr-defined]
+    await asyncio.gather(*(buffer.put(group(number), TASK) for number in range(100, 104)))
+
+
+async def put_replacing(buffer: ReplayBuffer, _: Any) -> None:
+    await buffer.put(group(100), TASK, key="3", replaces=[5, 6])
+
+
+async def take(buffer: ReplayBuffer, _: Any) -> None:
+    assert len(await buffer.get(4, TASK)) == 4
+
+
+async def lease(buffer: ReplayBuffer, _: Any) -> None:
+    held = await buffer.lease_batch({TASK: 4}, heartbeat=False)
+    assert held.counts == {TASK: 4}
+
+
+async def leased(buffer: ReplayBuffer) -> Lease:
+    return await buffer.lease_batch({TASK: 4}, heartbeat=False)
+
+
+async def leased_for_a_moment(buffer: ReplayBuffer) -> None:
+    held = await buffer.lease_batch({TASK: 4}, heartbeat=False, seconds=0.01)
+    await asyncio.sleep(0.05)
+    assert held.open
+
+
+async def taken(buffer: ReplayBuffer) -> None:
+    await take(buffer, None)
+
+
+async def acknowledge(_: ReplayBuffer, held: Lease) -> None:
+    await held.acknowledge()
+
+
+async def give_back(_: ReplayBuffer, held: Lease) -> None:
+    await held.give_back(failed="the consumer fails")
+
+
+async def extend(_: ReplayBuffer, held: Lease) -> None:
+    await held.extend(100)
+
+
+async def refresh(buffer: ReplayBuffer, _: Any) -> None:
+    expired = await buffer.refresh_staleness(task_stale_thresholds={TASK: 9}, current_train_step=STEP + 2)
+    assert 0 < expired[TASK] < COUNT
+
+
+async def refresh_dropping(buffer: ReplayBuffer, _: Any) -> None:
+    dropped = await buffer.refresh_staleness(
+        task_stale_thresholds={TASK: 9},
+        current_train_step=STEP + 2,
+        expired_groups_retryable_by_task={TASK: False},
+    )
+    assert 0 < dropped[TASK] < COUNT
+
+
+async def update(buffer: ReplayBuffer, _: Any) -> None:
+    assert await buffer.update({"uid": {"$lte": 4}}, status="failed", priority=3.0, tags={"c": 3}) == 4
+
+
+async def update_priorities(buffer: ReplayBuffer, _: Any) -> None:
+    assert await buffer.update_priorities({1: 2.0, 2: 5.0}) == 2
+
+
+async def delete(buffer: ReplayBuffer, _: Any) -> None:
+    assert await buffer.delete({"uid": {"$gt": 7}}) == COUNT - 4
+
+
+async def sweep_all(buffer: ReplayBuffer, _: Any) -> None:
+    assert await in_thread(buffer, lambda connection: sweep(connection, time.time() + 60, 100)) == 4
+
+
+async def end_all_leases(buffer: ReplayBuffer, _: Any) -> None:
+    scope = buffer.storage.scope  # type: ignore[attr-defined]
+    assert await in_thread(buffer, lambda connection: end_leases(connection, scope)) == 4
+
+
+async def in_thread(buffer: ReplayBuffer, function: Callable[[Connection], Any]) -> Any:
+    state = buffer.storage._state()  # type: ignore[attr-defined]
+    return await state.thread.run(lambda: state.database.write(function))
+
+
+async def save(buffer: ReplayBuffer, _: Any) -> None:
+    await buffer.save(SNAPSHOT)
+
+
+async def save_and_delete(buffer: ReplayBuffer) -> None:
+    await buffer.save(SNAPSHOT)
+    await buffer.delete({})
+
+
+async def resume(buffer: ReplayBuffer, _: Any) -> None:
+    await buffer.resume(SNAPSHOT)
+
+
+SNAPSHOT = "snapshot"
+
+OPERATIONS = {
+    "put": Operation(put),
+    "put several": Operation(put_several),
+    "put replacing": Operation(put_replacing),
+    "put evicting": Operation(put_several, options={"capacity": COUNT + 3}),
+    "take": Operation(take),
+    "take at random": Operation(take, options={"policy": "prioritized", "seed": 1}),
+    "take again": Operation(take, options={"policy": "uniform", "seed": 1, "max_times_sampled": 2, "archive": 100}),
+    "lease": Operation(lease),
+    "acknowledge": Operation(acknowledge, leased),
+    "give back": Operation(give_back, leased),
+    "extend": Operation(extend, leased, reads=True),
+    "leases end": Operation(end_all_leases, leased_for_a_moment),
+    "refresh": Operation(refresh),
+    "refresh dropping": Operation(refresh_dropping),
+    "update": Operation(update),
+    "update priorities": Operation(update_priorities),
+    "delete": Operation(delete),
+    "sweep": Operation(sweep_all, taken),
+    "save": Operation(save, reads=True),
+    "resume": Operation(resume, save_and_delete),
+}
+
+
+# The schema
+
+
+def _create(connection: Connection) -> None:
+    create_schema(connection, "here")
+
+
+def _nothing(_: Connection) -> None:
+    pass
+
+
+def fill_old(connection: Connection) -> None:
+    """A database of the first version, with COUNT groups."""
+    upgrade(connection, "0001")
+    connection.execute(text("INSERT INTO rb_lane (id, task_name, status, step) VALUES (1, :task, 'completed', 9)"),
+                       {"task": TASK})  # fmt: skip
+    marks = "CAST(:marks AS jsonb)" if connection.dialect.name == "postgresql" else ":marks"
+    for uid in range(1, COUNT + 1):
+        one = encode_group(CODEC, NewGroup(TASK, Status.COMPLETED, 3, group(uid), 1.0))
+        connection.execute(
+            text(
+                "INSERT INTO rb_group (uid, lane, oldest_step, mixed, priority, times_sampled, created_at, bytes, marks)"
+                f" VALUES (:uid, 1, 5, :no, 1.0, 0, 1.0, :size, {marks})"
+            ),
+            {"uid": uid, "no": False, "size": len(one.payload), "marks": one.marks},
+        )
+        connection.execute(
+            text("INSERT INTO rb_payload (uid, outline, data) VALUES (:uid, '[]', :data)"),
+            {"uid": uid, "data": one.payload},
+        )
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT setval('rb_uid', :uid)"), {"uid": COUNT})
+    else:
+        connection.execute(text("UPDATE rb_counter SET value = :uid"), {"uid": COUNT})
+
+
+SCHEMAS: dict[str, tuple[Callable[[Connection], None], Callable[[Connection], None]]] = {
+    "create the schema": (_nothing, _create),
+    "upgrade": (fill_old, upgrade),
+}

@@ -1,0 +1,54 @@
+"""Processes that start in milliseconds: they are forked from one that has imported everything and opened nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from tests.faults.ledger import Ledger, entries
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.faults.preloaded"])
+
+
+def start(function: Callable[..., None], ledger: Path, *arguments: object) -> BaseProcess:
+    """Run `function(Ledger(ledger), *arguments)` in a process of its own."""
+    process = _context.Process(target=_run, args=(function, ledger, arguments), daemon=True)
+    process.start()
+    return process
+
+
+def _run(function: Callable[..., None], path: Path, arguments: tuple[Any, ...]) -> None:
+    ledger = Ledger(path)
+    try:
+        function(ledger, *arguments)
+    except BaseException:
+        ledger.write("problem", repr(traceback.format_exc()))
+        raise
+
+
+def end(process: BaseProcess, ledger: Path, seconds: float = 60) -> int:
+    """Wait for a process: 0, or SIGKILL's -9 for one that was killed; any other end is a failure of the test."""
+    process.join(seconds)
+    problems = entries(ledger, "problem")
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise AssertionError(f"the process hangs: {ledger.read_text()}")
+    assert problems == [], problems[0].replace("\\n", "\n")
+    assert process.exitcode in (0, -signal.SIGKILL), process.exitcode
+    code = process.exitcode
+    process.close()
+    return code
+
+
+def kill(process: BaseProcess) -> None:
+    """SIGKILL, and wait for the end."""
+    process.kill()
+    process.join()
+    process.close()
