@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from replaybuf.testing.harness import CODEC
 from tests.faults.copies import transact
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
-from tests.stores import TASK, build, group, numbers_of
+from tests.stores import TASK, build, group
 
 COUNT = 10
 STEP = 9
@@ -231,8 +231,8 @@ def fill_old(connection: Connection) -> None:
         one = encode_group(CODEC, NewGroup(TASK, Status.COMPLETED, 3, group(uid), 1.0))
         connection.execute(
             text(
-                "INSERT INTO rb_group (uid, lane, oldest_step, mixed, priority, times_sampled, created_at, bytes, marks)"
-                f" VALUES (:uid, 1, 5, :no, 1.0, 0, 1.0, :size, {marks})"
+                "INSERT INTO rb_group (uid, lane, oldest_step, mixed, priority, times_sampled, created_at, bytes,"
+                f" marks) VALUES (:uid, 1, 5, :no, 1.0, 0, 1.0, :size, {marks})"
             ),
             {"uid": uid, "no": False, "size": len(one.payload), "marks": one.marks},
         )
