@@ -7,7 +7,6 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import exc
@@ -20,12 +19,12 @@ from replaybuf.errors import (
     DiskFullError,
     LockedError,
     MissingDriverError,
-    NotADatabaseError,
     ReplayBufError,
     StorageError,
     UnreachableError,
 )
 from replaybuf.storage.sql.sqlite import JSON_OPTIONS, sqlite_engine
+from replaybuf.storage.sql.sqlite_files import translate_sqlite
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
@@ -174,7 +173,7 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     where = public_url(url)
     cause = _driver_error(error)
     if url.get_backend_name() == "sqlite":
-        return _translate_sqlite(cause, where, str(url.database), lock_timeout)
+        return translate_sqlite(cause, where, str(url.database), lock_timeout)
     return _translate_postgres(cause, where, lock_timeout)
 
 
@@ -186,26 +185,6 @@ def _driver_error(error: BaseException) -> BaseException:
         if inner is None or inner is seen:
             return seen
         seen = inner
-
-
-def _translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: float) -> ReplayBufError:
-    text = str(error)
-    if "locked" in text:
-        return LockedError(
-            f"another process held the write lock of {where} for more than {lock_timeout:g} s: look for a long "
-            "transaction (a shell with BEGIN open?), or raise lock_timeout"
-        )
-    if "disk is full" in text or "disk I/O error" in text:
-        return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
-    if "readonly" in text or "read-only" in text:
-        return AccessError(f"{where} is read-only: check the permissions of the file and of its folder")
-    if "not a database" in text or "malformed" in text or "encrypted" in text:
-        return NotADatabaseError(f"{where}: {text}; give the path of a replaybuf database, or of a file to create")
-    if "unable to open" in text:
-        folder = Path(path).absolute().parent
-        reason = "can't be opened or created" if folder.is_dir() else f"can't be created: there is no folder {folder}"
-        return AccessError(f"{where} {reason}")
-    return StorageError(f"{where}: {text}")
 
 
 # What PostgreSQL's error codes mean for the user: https://www.postgresql.org/docs/current/errcodes-appendix.html

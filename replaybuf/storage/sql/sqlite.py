@@ -21,6 +21,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
 
+from replaybuf.storage.sql.sqlite_files import OpenFiles
+
 T = TypeVar("T")
 
 #: 16 KiB pages: 100 KB payloads are written at 1.3 times the rate of 4 KiB pages (`benchmarks/README.md`).
@@ -72,12 +74,18 @@ def sqlite_engine(url: URL, *, durability: str, lock_timeout: float, read_only: 
     # Every transaction ends by itself, so connections need no rollback when they go back to the pool.
     engine = create_async_engine(url, connect_args=options, pool_reset_on_return=None, **JSON_OPTIONS, **pool)
 
+    files = OpenFiles(None if memory or read_only else url.database)
+    event.listen(engine.sync_engine, "do_connect", lambda *_: files.before_opening())
+    event.listen(engine.sync_engine, "close", lambda *_: files.closing())
+
     @event.listens_for(engine.sync_engine, "connect")
-    def configure(connection: Any, _record: Any) -> None:
+    def configure(connection: Any, record: Any) -> None:
         cursor = connection.cursor()
         for pragma in _pragmas(durability, read_only):
             _patiently(partial(cursor.execute, f"PRAGMA {pragma}"), lock_timeout)
         cursor.close()
+        record.info["replaybuf_files"] = files
+        files.opened()
 
     event.listen(engine.sync_engine, "begin", _begin)
     return engine
@@ -133,6 +141,7 @@ async def run_transaction(connection: AsyncConnection, function: Callable[[Conne
     driver: Any = pooled.driver_connection
 
     def transaction(raw: sqlite3.Connection) -> T:
+        pooled.info["replaybuf_files"].check()
         engine = pooled.info.get("replaybuf_engine")
         if engine is None:
             engine = pooled.info["replaybuf_engine"] = _engine_over(raw)

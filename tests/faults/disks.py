@@ -1,0 +1,92 @@
+"""What is done on a disk that gets full, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+from replaybuf import DiskFullError, ReplayBuffer
+from tests.faults.ledger import Ledger
+from tests.stores import TASK, build, group, numbers_of, take_all
+
+LIMIT = 3_000_000
+_SIZE = 60_000
+
+Room = Callable[[], None]
+
+
+def under_a_limit(ledger: Ledger, folder: str) -> None:
+    """Files may grow to LIMIT bytes, and then further."""
+
+    def more() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, resource.RLIM_INFINITY))
+    asyncio.run(_fill_and_go_on(ledger, f"sqlite:///{folder}/run.db", more))
+
+
+def on_a_small_disk(ledger: Ledger, folder: str) -> None:
+    """On a file system of its own, of LIMIT bytes, that nobody else sees and that grows later."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def check(result: int) -> None:
+        if result != 0:
+            ledger.write("not-permitted", os.strerror(ctypes.get_errno()))
+            os._exit(0)
+
+    target = folder.encode()
+    check(libc.unshare(0x20000))  # CLONE_NEWNS
+    check(libc.mount(b"none", b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
+    check(libc.mount(b"none", target, b"tmpfs", 0, f"size={LIMIT}".encode()))
+
+    def more() -> None:
+        check(libc.mount(b"none", target, b"tmpfs", 0x20, b"size=100m"))  # MS_REMOUNT
+
+    asyncio.run(_fill_and_go_on(ledger, f"sqlite:///{folder}/run.db", more))
+
+
+async def _fill_and_go_on(ledger: Ledger, url: str, more_room: Room) -> None:
+    async with build(url) as buffer:
+        await _put_until_full(ledger, buffer)
+        await _put_until_full(ledger, buffer)  # and again: nothing is stuck
+        await _try_all_else(ledger, buffer)
+    async with build(url) as buffer:  # also for those who open it then
+        await _try_all_else(ledger, buffer)
+        more_room()
+        for number in range(5000, 5010):
+            await buffer.put(group(number, text="x" * _SIZE), TASK)
+            ledger.write("put", number)
+        ledger.write("left", *await take_all(buffer))
+    ledger.write("size", Path(url.removeprefix("sqlite:///")).stat().st_size)
+
+
+async def _put_until_full(ledger: Ledger, buffer: ReplayBuffer) -> None:
+    first = len(buffer)
+    for number in range(first, first + 1000):
+        try:
+            await buffer.put(group(number, text="x" * _SIZE), TASK)
+        except DiskFullError as error:
+            ledger.write("full", error)
+            return
+        ledger.write("put", number)
+
+
+async def _try_all_else(ledger: Ledger, buffer: ReplayBuffer) -> None:
+    """Reading goes on; what writes may do so or not, and says so."""
+    ledger.write("seen", *numbers_of([item.item async for item in buffer.find({})]))
+    calls = {
+        "take": lambda: buffer.get(1, TASK),
+        "refresh": lambda: buffer.refresh_staleness(task_stale_thresholds={TASK: 9}, current_train_step=9),
+        "update": lambda: buffer.update({}, tags={"long": "x" * 100_000}),
+    }
+    for name, call in calls.items():
+        try:
+            result = await call()
+        except DiskFullError as error:
+            ledger.write("full", error)
+        else:
+            ledger.write(name, *(numbers_of(result) if isinstance(result, list) else ()))

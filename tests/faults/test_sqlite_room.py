@@ -1,0 +1,95 @@
+"""A full disk and a lock that others hold: an error that says so, nothing is lost, and it goes on afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from replaybuf import LockedError
+from tests.faults import disks
+from tests.faults.figures import Figures
+from tests.faults.ledger import Ledger, entries, numbers
+from tests.faults.processes import end, kill, start
+from tests.processes.test_processes import wait_for_lines
+from tests.stores import TASK, build, fill, group, take_all
+
+
+@pytest.mark.parametrize("kind", [disks.under_a_limit, disks.on_a_small_disk])
+def test_a_full_disk_loses_nothing(tmp_path: Path, kind: object, figures: Figures) -> None:
+    """Every call that fails says why; all groups whose put returned are there, and with more room it goes on."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    ledger = tmp_path / "ledger"
+    assert end(start(kind, ledger, str(disk)), ledger) == 0  # type: ignore[arg-type]
+    if refusal := entries(ledger, "not-permitted"):
+        pytest.skip(f"mounting is refused: {refusal[0]}")
+    full, put = entries(ledger, "full"), numbers(ledger, "put")
+    found = numbers(ledger, "take") + numbers(ledger, "left")
+    figures.add(
+        faults=len(full), groups=len(put), lost=len(set(put) - set(found)), doubled=len(found) - len(set(found))
+    )
+    assert len(full) >= 2
+    assert all("run.db" in message and "free some space" in message for message in full)
+    assert len(put) > 20
+    assert sorted(found) == sorted(set(put))
+    assert set(entries(ledger, "seen")[0].split()) == set(map(str, put[:-10]))
+
+
+def hold_the_lock(ledger: Ledger, path: str, seconds: float) -> None:
+    """A process that holds SQLite's write lock, as a shell with an open transaction does."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    ledger.write("locked")
+    time.sleep(seconds)
+    connection.execute("ROLLBACK")
+    connection.close()
+    ledger.write("free")
+
+
+def test_a_lock_that_another_process_holds(tmp_path: Path, figures: Figures) -> None:
+    """Reading goes on; writers hear of it after the lock timeout, nothing of theirs is stored, and then they go on."""
+    path, ledger = tmp_path / "run.db", tmp_path / "ledger"
+
+    async def main() -> list[int]:
+        async with build(f"sqlite:///{path}", lock_timeout=0.3) as buffer:
+            await fill(buffer, 5)
+            holder = start(hold_the_lock, ledger, str(path), 60)
+            wait_for_lines(ledger, 1)
+            assert await buffer.count(TASK, "completed") == 5
+            calls = [
+                buffer.put(group(100), TASK),
+                buffer.get(1, TASK),
+                buffer.refresh_staleness(task_stale_thresholds={TASK: 5}, current_train_step=3),
+            ]
+            for call in calls:
+                with pytest.raises(LockedError, match=r"run\.db for more than 0\.3 s"):
+                    await call
+            kill(holder)  # a lock is free when its holder is dead
+            await buffer.put(group(5), TASK)
+            return await take_all(buffer)
+
+    found = asyncio.run(main())
+    figures.add(faults=4, groups=6, lost=len(set(range(6)) - set(found)), doubled=len(found) - len(set(found)))
+    assert found == list(range(6))
+
+
+def test_who_waits_for_a_lock_goes_on_when_it_is_free(tmp_path: Path, figures: Figures) -> None:
+    path, ledger = tmp_path / "run.db", tmp_path / "ledger"
+
+    async def main() -> list[int]:
+        async with build(f"sqlite:///{path}", lock_timeout=30) as buffer:
+            await fill(buffer, 3)
+            holder = start(hold_the_lock, ledger, str(path), 0.5)
+            wait_for_lines(ledger, 1)
+            await asyncio.gather(fill(buffer, 3, 3), buffer.get(1, TASK))
+            assert entries(ledger, "free") == [""]
+            end(holder, ledger)
+            return await take_all(buffer)
+
+    found = asyncio.run(main())
+    figures.add(faults=1, groups=6)
+    assert found == list(range(1, 6))
