@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from replaybuf import ReplayBuffer, ReplayBufError, RolloutState
+from replaybuf import ReplayBufError, ReplayBuffer, RolloutState
 from tests.faults.ledger import Ledger
 from tests.stores import TASK, build, group, number_of
 

@@ -6,8 +6,8 @@ import asyncio
 import ctypes
 import os
 import resource
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from replaybuf import DiskFullError, ReplayBuffer
 from tests.faults.ledger import Ledger
@@ -38,7 +38,7 @@ def on_a_small_disk(ledger: Ledger, folder: str) -> None:
             ledger.write("not-permitted", os.strerror(ctypes.get_errno()))
             os._exit(0)
 
-    target = folder.encode()
+    target: bytes = folder.encode()
     check(libc.unshare(0x20000))  # CLONE_NEWNS
     check(libc.mount(b"none", b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
     check(libc.mount(b"none", target, b"tmpfs", 0, f"size={LIMIT}".encode()))
@@ -61,7 +61,6 @@ async def _fill_and_go_on(ledger: Ledger, url: str, more_room: Room) -> None:
             await buffer.put(group(number, text="x" * _SIZE), TASK)
             ledger.write("put", number)
         ledger.write("left", *await take_all(buffer))
-    ledger.write("size", Path(url.removeprefix("sqlite:///")).stat().st_size)
 
 
 async def _put_until_full(ledger: Ledger, buffer: ReplayBuffer) -> None:
@@ -78,7 +77,7 @@ async def _put_until_full(ledger: Ledger, buffer: ReplayBuffer) -> None:
 async def _try_all_else(ledger: Ledger, buffer: ReplayBuffer) -> None:
     """Reading goes on; what writes may do so or not, and says so."""
     ledger.write("seen", *numbers_of([item.item async for item in buffer.find({})]))
-    calls = {
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {
         "take": lambda: buffer.get(1, TASK),
         "refresh": lambda: buffer.refresh_staleness(task_stale_thresholds={TASK: 9}, current_train_step=9),
         "update": lambda: buffer.update({}, tags={"long": "x" * 100_000}),

@@ -51,7 +51,7 @@ def test_a_sound_file_is_used_without_an_error(tmp_path: Path, sound: bytes, fig
 
 @pytest.mark.parametrize("size", [0, 1, 50, 100, PAGE // 2, PAGE, 3 * PAGE, 7 * PAGE + 100, -PAGE, -1])
 def test_a_truncated_file(tmp_path: Path, sound: bytes, size: int, figures: Figures) -> None:
-    """An empty one (or one of a byte) is a new database; of others SQLite says that they are damaged, or what is read is right."""
+    """One that is empty, or a byte, is a new database; others are damaged, or what is read of them is right."""
     ledger = use(tmp_path / "it", sound[:size], figures)
     assert refused(ledger) <= {"NotADatabaseError"}
     assert refused(ledger) or size in (0, 1) or numbers(ledger, "given")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -82,7 +81,7 @@ def put_and_stay(ledger: Ledger, url: str) -> None:
                 if number == COUNT // 2:
                     _checkpoint(url)
             ledger.write("ready")
-            time.sleep(60)
+            await asyncio.sleep(60)
 
     asyncio.run(main())
 

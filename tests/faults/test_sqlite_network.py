@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replaybuf import NetworkFilesystemError, ReplayBufferConfig
-from replaybuf.storage.sql import backend, filesystem
+from replaybuf.storage.sql import filesystem
 from replaybuf.storage.sql.filesystem import filesystem_type, is_network, refuse_network_filesystem
 from tests.cli.conftest import run
 from tests.stores import TASK, build, group
@@ -108,7 +108,6 @@ async def test_the_command_line_reads_there_and_upgrades_not(tmp_path: Path, mon
 def on_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """All paths are on NFS."""
     monkeypatch.setattr(filesystem, "filesystem_type", lambda *_: "nfs4")
-    assert backend.refuse_network_filesystem is refuse_network_filesystem
 
 
 # A file system of its own program, mounted as sshfs mounts one; it has a root folder and nothing in it.
