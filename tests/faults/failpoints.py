@@ -17,6 +17,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine.default import DefaultDialect
 
 from replaybuf.storage.sql.sweep import Sweeper
+from replaybuf.storage.sql.watch import Watch
 from tests.faults.ledger import Ledger
 
 
@@ -29,7 +30,7 @@ class FailPoints:
         self._count = 0
         self._armed = False
         event.listen(Engine, "before_cursor_execute", self._statement)
-        commit = DefaultDialect.do_commit
+        commit: Any = DefaultDialect.do_commit
 
         def do_commit(dialect: DefaultDialect, connection: Any) -> None:
             self.reach("before commit")
@@ -37,8 +38,9 @@ class FailPoints:
             self.reach("after commit")
 
         DefaultDialect.do_commit = do_commit  # type: ignore[method-assign]
-        # Its statements would come between, each time at other places. Where it matters it is called by hand.
+        # Their statements would come between, each time at other places. Where it matters they are called by hand.
         Sweeper.start = lambda self: None  # type: ignore[method-assign]
+        Watch.committed = lambda self: None  # type: ignore[method-assign]
 
     @contextmanager
     def armed(self) -> Iterator[None]:

@@ -1,0 +1,196 @@
+"""Every public coroutine is cancelled at every await: it is done or undone, and the buffer goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import ReplayBuffer
+from tests.faults import operations
+from tests.faults.copies import look
+from tests.faults.figures import Figures
+from tests.faults.operations import OPERATIONS, Operation
+from tests.stores import TASK, build, group, take_all
+
+# To be cancelled while it waits, or when the answer is there and not yet seen.
+MOMENTS = ["at once", "when it is done"]
+
+
+class CancelledAt:
+    """Awaits something, and cancels the task that does so at the n-th time that it waits."""
+
+    def __init__(self, call: Awaitable[Any], number: int, moment: str) -> None:
+        self._call, self._number, self._moment = call, number, moment
+        self.waits = 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        inner = self._call.__await__()
+        answer: Any = None
+        problem: BaseException | None = None
+        while True:
+            try:
+                waited_for = inner.send(answer) if problem is None else inner.throw(problem)  # type: ignore[attr-defined]
+            except StopIteration as result:
+                return result.value
+            self.waits += 1
+            if self.waits == self._number:
+                self._cancel(waited_for)
+            answer, problem = None, None
+            try:
+                answer = yield waited_for
+            except BaseException as error:
+                problem = error
+
+    def _cancel(self, waited_for: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if self._moment == "at once" or waited_for is None:
+            task.cancel()
+        else:
+            waited_for.add_done_callback(lambda _: task.cancel())
+
+
+async def ended(call: Awaitable[Any], number: int, moment: str) -> tuple[bool, int, Any]:
+    """Whether the call was cancelled; how often it waited; its result."""
+    cancelled = CancelledAt(call, number, moment)
+
+    async def run() -> Any:
+        return await cancelled
+
+    try:
+        result = await asyncio.create_task(run())
+    except asyncio.CancelledError:
+        return True, cancelled.waits, None
+    return False, cancelled.waits, result
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """A function that gives the URL of another empty database."""
+    if request.param == "sqlite":
+        numbers = iter(range(1000))
+        yield lambda: f"sqlite:///{tmp_path}/{next(numbers)}.db"
+    else:
+        with request.getfixturevalue("postgres_databases").lent() as lend:
+            yield lend
+
+
+async def left_alone(_: ReplayBuffer, __: Any) -> None:
+    """Nothing is done."""
+
+
+async def after(url: str, operation: Operation, number: int = 0, moment: str = "") -> tuple[Any, bool, int]:
+    """What is in a new database after an operation that is cancelled at its n-th wait."""
+    await operations.fill(url)
+    async with build(url, **operation.options) as buffer:
+        ready = await operation.ready(buffer) if operation.ready else None
+        cancelled, waits, _ = await ended(operation.run(buffer, ready), number, moment)
+        await buffer.count_where({})  # it goes on, and what was cancelled is settled
+        if cancelled and operation in DRAWING:
+            return await seen(buffer), cancelled, waits
+    state = await look(url)
+    state.pop("rb_garbage")  # payloads of groups that came back wait there, too, for a moment
+    return state, cancelled, waits
+
+
+async def seen(buffer: ReplayBuffer) -> Any:
+    """All groups, with what was counted: a draw that is undone leaves nothing else behind but time that has passed."""
+    items = [replace(item, created_at=0.0) async for item in buffer.find({})]
+    return items, +Counter(await buffer.storage.tallies())
+
+
+NAMES = sorted(set(OPERATIONS) - {"sweep", "leases end"})
+#: Whoever is cancelled in drawing has nothing: all is as before.
+DRAWING = [OPERATIONS[name] for name in ("take", "take at random", "take again", "lease")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_what_is_cancelled_is_done_or_undone(
+    new_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, figures: Figures
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    operation = OPERATIONS[name]
+    before, _, _ = await after(new_url(), replace(operation, run=left_alone))
+    if operation in DRAWING:
+        async with build(url := new_url()) as buffer:
+            await operations.fill(url)
+            before = await seen(buffer)
+    done, _, waits = await after(new_url(), operation)
+    assert waits > 0
+    for number in range(1, waits + 1):
+        for moment in MOMENTS:
+            state, cancelled, _ = await after(new_url(), operation, number, moment)
+            figures.add(faults=1)
+            allowed = [done] if not cancelled else [before] if operation in DRAWING else [before, done]
+            assert state in allowed, (number, moment)
+
+
+async def a_lease_of_a_block(buffer: ReplayBuffer) -> None:
+    async with buffer.lease_batch({TASK: 2}, timeout=5, seconds=60):
+        await asyncio.sleep(0)
+
+
+async def a_find(buffer: ReplayBuffer) -> None:
+    async for item in buffer.find({}, limit=3):
+        assert item.item
+
+
+READS: dict[str, Callable[[ReplayBuffer], Awaitable[Any]]] = {
+    "count": lambda buffer: buffer.count(TASK, "completed"),
+    "count_where": lambda buffer: buffer.count_where({"tags.a": 1}),
+    "count_statuses": lambda buffer: buffer.count_statuses([TASK], ["completed"]),
+    "dropped": lambda buffer: buffer.dropped(TASK),
+    "metrics": lambda buffer: buffer.metrics(),
+    "find": a_find,
+    "is_ready": lambda buffer: buffer.is_ready({TASK: 2}),
+    "wait_ready": lambda buffer: buffer.wait_ready({TASK: 2}, timeout=5),
+    "wait_ready in vain": lambda buffer: buffer.wait_ready({TASK: 200}, timeout=0.1),
+    "save": lambda buffer: buffer.save("snapshot"),
+    "take_batch in vain": lambda buffer: buffer.take_batch({TASK: 200}, timeout=0.1),
+    "lease in vain": lambda buffer: buffer.lease_batch({TASK: 200}, timeout=0.1).__aenter__(),
+    "put in vain": lambda buffer: buffer.put(group(100), TASK, replaces=[10_000]),
+}
+DRAWS: dict[str, Callable[[ReplayBuffer], Awaitable[Any]]] = {
+    "get": lambda buffer: buffer.get(2, TASK),
+    "take_batch": lambda buffer: buffer.take_batch({TASK: 2}, timeout=5),
+    "sample": lambda buffer: buffer.sample({TASK: 2}, timeout=5, beta=0.5),
+    "lease_batch": lambda buffer: buffer.lease_batch({TASK: 2}, timeout=5).__aenter__(),
+    "lease_batch as a block": a_lease_of_a_block,
+}
+
+
+@pytest.mark.parametrize("name", [*READS, *DRAWS])
+async def test_groups_of_a_cancelled_call_are_all_there(
+    new_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, figures: Figures
+) -> None:
+    """Reads, waits and draws that are cancelled leave the groups as they are, in their order, in the same buffer."""
+    monkeypatch.chdir(tmp_path)
+    call = (READS | DRAWS)[name]
+    async with build(new_url()) as buffer:
+        waits, number, gone = 1, 0, 0
+        for number in range(operations.COUNT):
+            await buffer.put(group(number), TASK, tags={"a": 1})
+        number = 0
+        while number < waits:
+            number += 1
+            for moment in MOMENTS:
+                cancelled, waits, _ = await ended(_quiet(call(buffer)), number, moment)
+                figures.add(faults=1)
+                gone += 0 if cancelled or name in READS else 2
+        found = await take_all(buffer)
+    figures.add(groups=operations.COUNT, doubled=len(found) - len(set(found)))
+    assert found == list(range(gone, operations.COUNT))
+
+
+async def _quiet(call: Awaitable[Any]) -> Any:
+    """What can't be had is as good as cancelled."""
+    try:
+        return await call
+    except (TimeoutError, RuntimeError):
+        raise asyncio.CancelledError from None

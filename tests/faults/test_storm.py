@@ -1,0 +1,173 @@
+"""A run whose processes are killed at random moments, the others going on: every group is accounted for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import Tally
+from tests.faults import roles
+from tests.faults.figures import Figures
+from tests.faults.ledger import entries, numbers
+from tests.faults.processes import end, kill, start
+from tests.faults.roles import LEASED, TAKEN, TASKS
+from tests.stores import build, take_all
+
+TAKER_SIZE = 4
+
+
+class Storm:
+    """Processes in roles; whoever is killed is started again, with a new ledger."""
+
+    def __init__(self, folder: Path, url: str, seed: int) -> None:
+        self._folder, self._url = folder, url
+        self._numbers = iter(range(1, 100_000))
+        self._started: dict[str, tuple[BaseProcess, Path]] = {}
+        self.stop, self.done = folder / "stop", folder / "done"
+        self.snapshot = folder / "snapshot"
+        self.chance = random.Random(seed)
+        self.ledgers: dict[str, list[Path]] = {}
+        self.killed: Counter[str] = Counter()
+
+    def start(self, role: str) -> None:
+        function, arguments = self._call(role)
+        ledger = self._folder / f"{role}-{next(self._numbers)}.ledger"
+        self.ledgers.setdefault(role, []).append(ledger)
+        self._started[role] = start(function, ledger, self._url, *map(_plain, arguments)), ledger
+
+    def _call(self, role: str) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        number = next(self._numbers)
+        match role.partition("-")[0]:
+            case "producer":
+                return roles.produce, (self.stop, number * 100_000, number)
+            case "trainer":
+                return roles.train, (self.done, number)
+            case "taker":
+                return roles.take, (self.done, TAKER_SIZE)
+            case "refresher":
+                return roles.refresh, (self.done,)
+            case _:
+                return roles.save, (self.done, self.snapshot)
+
+    def shoot(self, role: str) -> None:
+        """Kill one, at whatever it is doing, and start it again."""
+        process, ledger = self._started[role]
+        assert entries(ledger, "problem") == [], entries(ledger, "problem")[0].replace("\\n", "\n")
+        assert process.is_alive()
+        kill(process)
+        self.killed[role] += 1
+        self.start(role)
+
+    def finish(self) -> None:
+        """The producers end, and then the others when nothing is left."""
+        self.stop.touch()
+        for role in [role for role in self._started if role.startswith("producer")]:
+            end(*self._started.pop(role))
+        self.done.touch()
+        for role in list(self._started):
+            end(*self._started.pop(role))
+
+    def reap(self) -> None:
+        for process, _ in self._started.values():
+            kill(process)
+
+    def numbers(self, prefix: str, what: str) -> list[int]:
+        """What was written of a kind by all in a role."""
+        ledgers = [
+            ledger for role, all_of_it in self.ledgers.items() if role.startswith(prefix) for ledger in all_of_it
+        ]
+        return [number for ledger in ledgers for number in numbers(ledger, what)]
+
+    def settling_when_killed(self) -> set[int]:
+        """The groups that trainers were acknowledging when they were killed."""
+        open_ones: set[int] = set()
+        for role, ledgers in self.ledgers.items():
+            for ledger in ledgers if role.startswith("trainer") else ():
+                lines = entries(ledger, "acking")
+                settled = len(entries(ledger, "acked")) + len(entries(ledger, "late"))
+                if len(lines) > settled:
+                    open_ones |= set(map(int, lines[-1].split()))
+        return open_ones
+
+
+def _plain(argument: Any) -> Any:
+    return str(argument) if isinstance(argument, Path) else argument
+
+
+@pytest.fixture(params=[pytest.param((1, 14), id="short"), pytest.param((2, 400), id="long", marks=pytest.mark.long)])
+def shots(request: pytest.FixtureRequest) -> tuple[int, int]:
+    """A seed, and how many are killed."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def storm(tmp_path: Path, shared_url: str, shots: tuple[int, int]) -> Iterator[Storm]:
+    storm = Storm(tmp_path, shared_url, shots[0])
+    yield storm
+    storm.reap()
+
+
+ROLES = ["producer-1", "trainer-1", "taker-1", "refresher", "saver", "producer-2", "trainer-2"]
+
+
+def test_every_group_is_accounted_for(storm: Storm, shared_url: str, shots: tuple[int, int], figures: Figures) -> None:
+    """Leased ones are acknowledged once, taken ones delivered once, but for what a taker held when it was killed."""
+    for role in ROLES:
+        storm.start(role)
+    time.sleep(0.5)
+    for shot in range(shots[1]):
+        time.sleep(0.02 + storm.chance.random() * 0.3)
+        storm.shoot(ROLES[shot % len(ROLES)])
+    storm.finish()
+
+    put, begun = storm.numbers("producer", "put"), set(storm.numbers("producer", "begin"))
+    acked = {task: storm.numbers(role, "acked") for task, role in ((LEASED, "trainer"), (TAKEN, "taker"))}
+    lost = {task: {n for n in put if TASKS[n % 2] == task} - set(acked[task]) for task in TASKS}
+    with_the_dead = {LEASED: lost[LEASED] & storm.settling_when_killed(), TAKEN: set(lost[TAKEN])}
+    doubled = [n for found in acked.values() for n, times in Counter(found).items() if times > 1]
+    figures.add(
+        faults=sum(storm.killed.values()),
+        groups=len(put),
+        lost=len(lost[LEASED] - with_the_dead[LEASED]),
+        doubled=len(doubled),
+        with_the_dead=sum(map(len, with_the_dead.values())),
+    )
+    assert doubled == []
+    assert lost[LEASED] == with_the_dead[LEASED]
+    assert len(lost[TAKEN]) <= TAKER_SIZE * storm.killed["taker-1"]
+    assert set(acked[LEASED]) | set(acked[TAKEN]) <= begun
+    assert len(put) > 50
+    assert storm.numbers("refresher", "step")
+    asyncio.run(check_totals(shared_url, {task: len(acked[task]) for task in TASKS}, len(put), len(begun)))
+    asyncio.run(check_snapshot(storm.snapshot, begun))
+
+
+async def check_totals(url: str, acked: dict[str, int], put: int, begun: int) -> None:
+    """What the store has counted itself agrees with the ledgers: what was put has left, and nothing is there."""
+    totals: Counter[tuple[str, Tally]] = Counter()
+    async with build(url) as buffer:
+        for (task, _, name), count in (await buffer.storage.tallies()).items():
+            totals[task, name] += count
+        assert [item.uid async for item in buffer.find({})] == []
+    assert put <= sum(totals[task, Tally.PUT] for task in TASKS) <= begun
+    for task in TASKS:
+        assert totals[task, Tally.SIZE] == totals[task, Tally.LEASED] == 0
+        assert totals[task, Tally.TAKEN] == totals[task, Tally.PUT]
+        assert totals[task, Tally.TAKEN] >= acked[task]
+
+
+async def check_snapshot(folder: Path, begun: set[int]) -> None:
+    """The last one is whole, whoever was killed in saving it."""
+    async with build("sqlite:///:memory:") as copy:
+        await copy.resume(folder)
+        found = [n for task in TASKS for n in await take_all(copy, task)]
+    assert len(set(found)) == len(found)
+    assert set(found) <= begun
