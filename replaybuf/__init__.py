@@ -6,12 +6,14 @@ from replaybuf.codec import Codec
 from replaybuf.config import AsyncReplayBufferConfig, ReplayBufferConfig, SyncReplayBufferConfig
 from replaybuf.errors import (
     AccessError,
+    CheckpointError,
     ClosedError,
     ConfigError,
     ConflictError,
     DecodeError,
     DiskFullError,
     EncodeError,
+    FencedError,
     FragmentError,
     FullError,
     InputError,
@@ -47,7 +49,17 @@ from replaybuf.rollout import RolloutState, Status, group_status
 from replaybuf.rollout_type import RolloutType
 from replaybuf.rules import Limits, Rules
 from replaybuf.staleness import ExpiryRule
-from replaybuf.storage.base import Changes, Draw, Leased, NewGroup, Refresh, StorageBackend, StorageItem
+from replaybuf.storage.base import (
+    Changes,
+    Checkpoint,
+    Cursor,
+    Draw,
+    Leased,
+    NewGroup,
+    Refresh,
+    StorageBackend,
+    StorageItem,
+)
 from replaybuf.tally import Tally
 
 __version__ = "0.1.0"
@@ -56,6 +68,8 @@ __all__ = [
     "AccessError",
     "AsyncReplayBufferConfig",
     "Changes",
+    "Checkpoint",
+    "CheckpointError",
     "Chunk",
     "ChunkBuffer",
     "ChunkBufferConfig",
@@ -63,12 +77,14 @@ __all__ = [
     "Codec",
     "ConfigError",
     "ConflictError",
+    "Cursor",
     "DecodeError",
     "DiskFullError",
     "Draw",
     "EncodeError",
     "ExpiryRule",
     "FIFOPolicy",
+    "FencedError",
     "FragmentError",
     "FullError",
     "InputError",

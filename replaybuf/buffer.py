@@ -30,7 +30,7 @@ from replaybuf.errors import (
 from replaybuf.lease import Lease, Leasing
 from replaybuf.normalise import as_group, normalise
 from replaybuf.query import Query, parse
-from replaybuf.reader import BufferReader
+from replaybuf.reader import KEEP_CHECKPOINTS, BufferReader
 from replaybuf.rollout import Status
 from replaybuf.rollout_type import RolloutType
 from replaybuf.staleness import EXPIRING_STATUSES, ExpiryRule
@@ -49,9 +49,14 @@ class ReplayBuffer(BufferReader):
     """
 
     def __init__(
-        self, storage: StorageBackend, rollout_type: RolloutType, *, put_timeout: float | None = PUT_TIMEOUT
+        self,
+        storage: StorageBackend,
+        rollout_type: RolloutType,
+        *,
+        put_timeout: float | None = PUT_TIMEOUT,
+        keep_checkpoints: int | None = KEEP_CHECKPOINTS,
     ) -> None:
-        super().__init__(storage)
+        super().__init__(storage, keep_checkpoints)
         self._type = rollout_type
         self._put_timeout = check_timeout(put_timeout)
 
@@ -71,6 +76,8 @@ class ReplayBuffer(BufferReader):
         tags: Tags | None = None,
         key: str | None = None,
         replaces: Iterable[int] = (),
+        lease: Lease | None = None,
+        keep_leased: bool = False,
         timeout: float | Unset | None = UNSET,
     ) -> int | None:
         """Store a group of rollouts and return its uid; when it returns, the group is committed.
@@ -82,14 +89,17 @@ class ReplayBuffer(BufferReader):
         is dropped instead, and counted (`dropped`). The rollouts given are changed in place accordingly.
 
         The same `key` in the same task replaces the group instead of adding one. `replaces` are the uids of groups that
-        leave the buffer in the same transaction. `tags` can be queried (`tags.NAME`). Returns None for an empty list
-        and for a dropped group.
+        leave the buffer in the same transaction. With a `lease` they are groups of that lease: storing the result and
+        settling what it was made from is one transaction. With `keep_leased` the lease then holds the new group, whose
+        content comes back in the place of theirs when the consumer dies. `tags` can be queried (`tags.NAME`). Returns
+        None for an empty list and for a dropped group.
 
         Where the limits leave no room, the put waits for up to `timeout` seconds (default: the config's put_timeout;
         None: for ever), and then raises FullError, which is also a TimeoutError; with `on_full="reject"` at once.
 
         Raises RolloutError, EncodeError or ValueError for what can't be stored, ConflictError when a group to be
-        replaced isn't there, and StorageError; then nothing is stored.
+        replaced isn't there, LeaseLostError when the lease doesn't hold it any more, FencedError when the buffer was
+        restored since it was opened here, and StorageError; then nothing is stored.
         """
         self._check_open()
         check_task_name(task_name)
@@ -103,9 +113,11 @@ class ReplayBuffer(BufferReader):
                 "token_stale_threshold needs current_train_step: the staleness of a token is relative to it"
             )
         patience = self._put_timeout if isinstance(timeout, Unset) else check_timeout(timeout)
-        rollouts = as_group(items)
+        rollouts, replaced = as_group(items), check_uids(replaces, "replaces")
         if not rollouts:
             return None
+        if (lease is not None or keep_leased) and not (lease is not None and replaced):
+            raise InputError("a lease needs those of its groups that the new one replaces: put(..., replaces=[...])")
         new = NewGroup(
             task_name=task_name,
             status=Status.INIT,
@@ -116,14 +128,22 @@ class ReplayBuffer(BufferReader):
             priority=check_priority(priority),
             tags=check_tags(tags),
             key=check_key(key),
-            replaces=check_uids(replaces, "replaces"),
+            replaces=replaced,
+            lease=None if lease is None else lease.chosen(replaced),
+            stays_leased=keep_leased,
         )
         if not await normalise(new, self._type, model_step, rule):
+            if lease is not None:
+                await lease.acknowledge(replaced)
             await self.storage.count_lost(task_name, Status.EXPIRED, Tally.DROPPED)
             return None
-        if self.storage.rules.limits.slows_puts:
-            return await self.waits.put(new, patience)
-        return await self.storage.put(new)
+        if self.storage.rules.limits.slows_puts and not keep_leased:
+            uid = await self.waits.put(new, patience)
+        else:
+            uid = await self.storage.put(new)
+        if lease is not None:
+            lease.settle(replaced, uid if keep_leased else None)
+        return uid
 
     # Taking
 

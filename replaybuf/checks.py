@@ -172,6 +172,14 @@ def check_limit(limit: Any) -> int | None:
     return min(number, _MANY)
 
 
+def check_keep(keep: Any) -> int | None:
+    """How many step checkpoints are kept: at least 1, or None for all."""
+    number = whole(keep)
+    if keep is not None and (number is None or number < 1):
+        raise InputError(f"keep_checkpoints must be a whole number of at least 1, or None for all, got {keep!r:.100}")
+    return number
+
+
 def check_step(step: Any, what: str) -> int:
     """A training step."""
     number = whole(step)

@@ -13,6 +13,7 @@ from replaybuf.codec import Codec
 from replaybuf.errors import ConfigError, InputError, MissingDriverError
 from replaybuf.policy import ReplayPolicy, resolve_policy
 from replaybuf.readable_config import ReadableConfig
+from replaybuf.reader import KEEP_CHECKPOINTS
 from replaybuf.rollout import RolloutState
 from replaybuf.rollout_type import RolloutType
 from replaybuf.rules import Limits, OnFull, Rules
@@ -58,6 +59,7 @@ class ReplayBufferConfig(ReadableConfig):
     error_buffer: float | None = None
     archive: int | timedelta | str | None = None
     max_deliveries: int = 5
+    keep_checkpoints: int | None = KEEP_CHECKPOINTS
     durability: Literal["normal", "full"] = "normal"
     compression: Literal["none", "zstd"] = "none"
     lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
@@ -75,7 +77,12 @@ class ReplayBufferConfig(ReadableConfig):
             raise ConfigError(str(error)) from None
         rollout_type = RolloutType(self.rollout_type)
         codec = Codec(rollout_type, compression=self.compression)
-        return ReplayBuffer(self._storage(codec, self.rules()), rollout_type, put_timeout=self.put_timeout)
+        storage = self._storage(codec, self.rules())
+        options: dict[str, Any] = {"put_timeout": self.put_timeout, "keep_checkpoints": self.keep_checkpoints}
+        try:
+            return ReplayBuffer(storage, rollout_type, **options)
+        except InputError as error:
+            raise ConfigError(str(error)) from None
 
     def rules(self) -> Rules:
         """What is drawn, what is evicted, and the limits. Raises ConfigError."""

@@ -75,6 +75,14 @@ class LeaseLostError(ReplayBufError, RuntimeError):
     """The lease is over: its time ran out, and its groups were given back or to another consumer."""
 
 
+class FencedError(ReplayBufError, RuntimeError):
+    """The buffer was restored since it was opened here: this is of the run before; build a new buffer to join in."""
+
+
+class CheckpointError(ReplayBufError, LookupError):
+    """There is no such step checkpoint."""
+
+
 class StorageError(ReplayBufError):
     """The database refused or failed; nothing of the operation was stored."""
 

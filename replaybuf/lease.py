@@ -8,11 +8,12 @@ import logging
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from replaybuf.checks import check_reason, check_seconds, check_uids
-from replaybuf.errors import ClosedError, InputError, LeaseLostError, ReplayBufError
+from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, ReplayBufError
 from replaybuf.storage.base import Leased, StorageBackend, StorageItem
 
 _BEATS = 3
@@ -92,13 +93,24 @@ class Lease:
         leased, chosen = self._leased, sorted(self._open)
         if chosen:
             until = await self._storage.extend(leased, chosen, seconds)
-            self._leased = Leased(leased.token, until, leased.items)
+            self._leased = replace(leased, until=until)
 
     def _chosen(self, uids: Iterable[int] | None) -> list[int]:
         chosen = sorted(self._open if uids is None else set(check_uids(uids, "uids")))
         if unknown := [uid for uid in chosen if uid not in self._open]:
             raise InputError(f"group {unknown[0]} is not open in this lease: settled before, or of another lease")
         return chosen
+
+    def chosen(self, uids: Iterable[int]) -> Leased:
+        """What stands for this lease in a put that replaces these groups of it. Raises InputError."""
+        self._chosen(uids)
+        return self._leased
+
+    def settle(self, uids: Iterable[int], successor: int | None = None) -> None:
+        """These groups have been replaced, perhaps by one that the lease goes on to hold."""
+        if successor is not None:
+            self._open.add(successor)
+        self._settle(uids)
 
     def _settle(self, uids: Iterable[int]) -> None:
         self._open.difference_update(uids)
@@ -137,7 +149,7 @@ class _Heartbeat:
             return False
         try:
             asyncio.run(lease._extend(self._seconds))
-        except (LeaseLostError, ClosedError) as error:
+        except (LeaseLostError, FencedError, ClosedError) as error:
             _logger.debug("%r ends: %s", lease, error)
             return False
         except ReplayBufError as error:

@@ -7,8 +7,8 @@ when groups were drawn, *now* moves on to the last arrival among them, and what 
 because the exponential distribution has no memory. A group that is put, returned or given another weight gets a key
 from the present time.
 
-Keys are a pure function of the policy's seed, the uid and the time of the race. So there is no state of a random
-generator to keep: a store that is resumed, or restored, draws what it would have drawn.
+Keys are a pure function of the policy's seed, the group's ticket and the time of the race. So there is no state of a
+random generator to keep: a store that is resumed, or restored, draws what it would have drawn.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class Clock:
 
 
 def draw_keys(seed: int, clock: Clock, groups: Iterable[tuple[int, float]]) -> list[float]:
-    """The keys of groups, each given as (uid, weight), that enter the race now."""
+    """The keys of groups, each given as (ticket, weight), that enter the race now."""
     (now,) = struct.unpack("<Q", struct.pack("<d", clock.time))
     (idle,) = struct.unpack("<Q", struct.pack("<d", clock.idle_time))
     active, resting = _mix(seed ^ now), _mix(~seed ^ idle)
     keys = []
-    for uid, weight in groups:
+    for ticket, weight in groups:
         if weight > 0:
-            keys.append(clock.time + _exponential(active, uid) / max(weight, SLOWEST))
+            keys.append(clock.time + _exponential(active, ticket) / max(weight, SLOWEST))
         else:
-            keys.append(IDLE * (1.0 + clock.idle_time + _exponential(resting, uid)))
+            keys.append(IDLE * (1.0 + clock.idle_time + _exponential(resting, ticket)))
     return keys
 
 
@@ -77,9 +77,9 @@ def weight_of(key_name: str, priority: float) -> float:
     return priority if key_name == PRIORITIZED else 1.0
 
 
-def _exponential(state: int, uid: int) -> float:
+def _exponential(state: int, ticket: int) -> float:
     """A number of the distribution Exp(1), a function of both arguments."""
-    bits = _mix(state + uid * 0x9E3779B97F4A7C15)
+    bits = _mix(state + ticket * 0x9E3779B97F4A7C15)
     return -math.log(((bits >> 11) + 0.5) * 2.0**-53)
 
 

@@ -91,6 +91,7 @@ class Waits:
                     lines = "; ".join(self._describe(task, draw, available[task], tallies) for task in missing)
                     raise NotReadyError(f"after {timeout:g} s: {lines}; nothing was taken")
                 begin()
+                await self._storage.check_fence()
                 await self._storage.changed(min(remaining, _LONGEST_WAIT), seen)
 
     async def ready(self, draw: Draw) -> bool:
@@ -180,6 +181,7 @@ class Waits:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}")
+            await self._storage.check_fence()
             await self._storage.changed(min(remaining, _LONGEST_WAIT), seen)
 
     async def _refuse(self, new: NewGroup, why: str, cause: BaseException | None = None) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from replaybuf.codec import Codec
+from replaybuf.errors import FencedError, LeaseLostError
 from replaybuf.policy import Order
 from replaybuf.query import Node
 from replaybuf.rollout import Status
@@ -41,7 +42,8 @@ class NewGroup:
 
     `train_step` is the step that the rollouts' staleness was computed for, or None where they brought their own or
     where some of them expired. `key` makes the put repeatable: a group of the same task and key is replaced.
-    `replaces` are the uids of groups that leave in the same transaction; all of them have to be there.
+    `replaces` are the uids of groups that leave in the same transaction; all of them have to be there, or, with a
+    `lease`, have to be held by it. With `stays_leased` the lease goes on to hold the new group in their place.
     `tags` stay the caller's: a backend keeps a copy and hands out copies, and `{}` is stored as None.
     """
 
@@ -55,6 +57,8 @@ class NewGroup:
     tags: Tags | None = None
     key: str | None = None
     replaces: tuple[int, ...] = ()
+    lease: Leased | None = None
+    stays_leased: bool = False
 
 
 @dataclass(slots=True)
@@ -106,12 +110,55 @@ class Draw:
 class Leased:
     """Groups that are leased: the token that stands for the lease, when it ends, and the groups by task.
 
-    Tokens grow: a later lease has a higher one. `until` is in seconds since the epoch, by the store's clock.
+    Tokens grow: a later lease has a higher one. `until` is in seconds since the epoch, by the store's clock. `epoch` is
+    the number of restores before it.
     """
 
     token: int
     until: float
     items: dict[str, list[StorageItem]]
+    epoch: int = 0
+
+
+def lost_to_others(lease: Leased, count: int) -> LeaseLostError:
+    """The error for groups that a lease should hold, and doesn't."""
+    return LeaseLostError(
+        f"{count} of the groups of lease {lease.token} were given back or passed to others when its time was over; "
+        "nothing was changed. Lease for longer (seconds=), or leave the heartbeat on"
+    )
+
+
+def check_epoch(lease: Leased, epoch: int) -> None:
+    """Raise FencedError for a lease of before the last restore."""
+    if lease.epoch != epoch:
+        raise FencedError(
+            f"lease {lease.token} is of the run before the buffer was restored; nothing was changed: its groups are as "
+            "they were at the checkpoint"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a prompt ledger is in its dataset.
+
+    `value` is what the dataset needs to go on from there, encoded; `position` is the number of prompts that were drawn,
+    for people; `version` is the number of moves, 0 for a cursor that doesn't exist yet.
+    """
+
+    name: str
+    version: int = 0
+    position: int = 0
+    value: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A step checkpoint: the train step, when it was made (seconds since the epoch), what it holds."""
+
+    step: int
+    created_at: float
+    groups: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +210,9 @@ class StorageBackend(ABC):
         What goes beyond the capacity is evicted in the same transaction, by the remover's order: the group itself too,
         when it comes first in it. The tags are copied, and `{}` is stored as None.
 
-        Raises EncodeError for values that can't be stored, FullError when the limits leave no room, and ConflictError
-        when a group that it replaces isn't there; then nothing is stored.
+        Raises EncodeError for values that can't be stored, FullError when the limits leave no room, ConflictError when
+        a group that it replaces isn't there, and LeaseLostError when its lease doesn't hold it any more; then nothing
+        is stored.
         """
 
     @abstractmethod
@@ -261,6 +309,50 @@ class StorageBackend(ABC):
         At once when that happened after `version()` was `since`: callers ask for the version, look for groups, and wait
         when there are none, and what is committed between looking and waiting isn't missed. It may also return early
         without a change: callers look and wait again.
+        """
+
+    # Checkpoints
+
+    async def check_fence(self) -> None:  # noqa: B027
+        """Raise FencedError when another storage has restored the buffer since this one was opened."""
+
+    @abstractmethod
+    async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
+        """Keep the buffer as it is now under this train step, in the place of an older checkpoint of the same step.
+
+        All but the `keep` checkpoints made last are dropped (None: none is). Payloads aren't copied.
+        """
+
+    @abstractmethod
+    async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
+        """Make the buffer what it was at the checkpoint of this step. Raises CheckpointError when there is none.
+
+        Groups that are leased, now or then, are as if they had been given back. With `keep_new` groups that were put
+        since stay, with the staleness that they have and as if they had never been drawn, unless they have left the
+        store altogether; archived ones that were drawn are completed again; and cursors stay where they are. Whoever
+        has opened the buffer before, other than this storage, is fenced off: FencedError.
+        """
+
+    @abstractmethod
+    async def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints there are, in the order in which they were made."""
+
+    @abstractmethod
+    async def drop_checkpoint(self, step: int) -> None:
+        """Forget a checkpoint. Raises CheckpointError when there is none of this step."""
+
+    # Prompts
+
+    @abstractmethod
+    async def cursor(self, name: str) -> Cursor:
+        """A cursor as it is now."""
+
+    @abstractmethod
+    async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
+        """Move a cursor and put groups that are leased from the beginning, in one transaction.
+
+        `cursor.version` is that of the cursor before the move. Where it has another one by now, somebody else has moved
+        it: then nothing is done, and the answer is None.
         """
 
     @abstractmethod

@@ -16,6 +16,8 @@ from replaybuf.storage.base import NewGroup, StorageItem
 from replaybuf.storage.items import Items, Races, in_lane
 from replaybuf.tally import LaneName, Tally, levels
 
+_ALL = LogicNode("$and", ())
+
 
 class Groups:
     """Metadata in a table, payloads, races, and what was counted. `add` to `remove` keep all of them in step."""
@@ -27,6 +29,15 @@ class Groups:
         self.archived_at: dict[int, float] = {}
         self.races = Races(rules)
         self.tallies: Counter[tuple[str, Status, Tally]] = Counter()
+
+    def copy(self) -> Groups:
+        """The same groups in a table of their own; payloads never change, and are shared."""
+        copied = Groups(type(self.table)(), self.rules)
+        for uid in self.table.select(_ALL):
+            copied.table.add(self.item(uid))
+        copied.payloads, copied.archived_at = dict(self.payloads), dict(self.archived_at)
+        copied.races, copied.tallies = self.races.copy(), self.tallies.copy()
+        return copied
 
     def item(self, uid: int) -> StorageItem:
         """The metadata of a group that is there, in a copy."""
@@ -72,18 +83,24 @@ class Groups:
         for item in gone:
             self.take_out(item)
             self.count(item, why)
-            del self.payloads[item.uid]
+            self.forget(item.uid)
         return len(gone)
+
+    def forget(self, uid: int) -> None:
+        """Let go of the payload and the ticket of a group whose metadata is gone."""
+        del self.payloads[uid]
+        self.races.tickets.pop(uid, None)
 
     # Putting
 
     def replaced_by(self, group: NewGroup) -> list[int]:
-        """The groups that a put replaces: those that it names, and the one of the same key."""
+        """The groups in the buffer that a put replaces: those that it names, and the one of the same key."""
         found = [] if group.key is None else self.table.with_key(group.task_name, group.key)
-        for uid in group.replaces:
+        named = () if group.lease else group.replaces
+        for uid in named:
             if self.table.get(uid) is None:
                 raise ConflictError(f"group {uid}, which was to be replaced, is not in the buffer; nothing was stored")
-        return sorted({*found, *group.replaces})
+        return sorted({*found, *named})
 
     def check_room(self, group: NewGroup, replaced: Iterable[int]) -> None:
         """Raise FullError when the limits leave no room for the group."""

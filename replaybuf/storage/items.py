@@ -29,7 +29,20 @@ class Races:
         self._rules = rules
         self.keys: dict[str, dict[int, float]] = {name: {} for name in KEYS}
         self.clocks: dict[tuple[str, Status, str], Clock] = {}
+        self.tickets: dict[int, int] = {}  # where they are not the uids
         self._known: set[LaneName] = set()
+
+    def copy(self) -> Races:
+        copied = Races(self._rules)
+        copied.keys = {name: dict(keys) for name, keys in self.keys.items()}
+        copied.clocks = {name: replace(clock) for name, clock in self.clocks.items()}
+        copied.tickets = dict(self.tickets)
+        copied._known = set(self._known)
+        return copied
+
+    def ticket(self, uid: int) -> int:
+        """The number that draws know a group by."""
+        return self.tickets.get(uid, uid)
 
     def load(self, clocks: dict[tuple[str, Status, str], Clock], lanes: Iterable[LaneName]) -> None:
         """Go on with the clocks of a state, and the tasks and statuses that it has groups of."""
@@ -61,7 +74,7 @@ class Races:
         for name in KEYS:
             clock = self.clocks.get((item.task_name, item.status, name))
             if clock is not None:
-                group = (item.uid, weight_of(name, item.priority))
+                group = (self.ticket(item.uid), weight_of(name, item.priority))
                 [keys[name]] = draw_keys(self._rules.seed_of(name), clock, [group])
         return keys
 

@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from replaybuf.errors import LeaseLostError
 from replaybuf.rollout import Status
-from replaybuf.storage.base import Leased, NewGroup, StorageItem
+from replaybuf.storage.base import Leased, NewGroup, StorageItem, lost_to_others
 from replaybuf.storage.groups import Groups
 from replaybuf.tally import Tally
 
@@ -29,6 +28,12 @@ class Loans:
         self._groups = groups
         self._loans: dict[int, Loan] = {}
 
+    def copy(self, groups: Groups) -> Loans:
+        """The same loans, of a copy of the groups."""
+        copied = Loans(groups)
+        copied._loans = {uid: replace(loan, item=replace(loan.item)) for uid, loan in self._loans.items()}
+        return copied
+
     def lend(self, items: Iterable[StorageItem], token: int, until: float) -> None:
         """Lease groups that were drawn."""
         for item in items:
@@ -47,10 +52,7 @@ class Loans:
         self.end_overdue()
         mine = self._of(lease, uids)
         if len(mine) < len(uids) and time.time() >= lease.until:
-            raise LeaseLostError(
-                f"{len(uids) - len(mine)} of the {len(uids)} groups of this lease were given back or passed to others "
-                "when its time was over; nothing was changed. Lease for longer (seconds=), or leave the heartbeat on"
-            )
+            raise lost_to_others(lease, len(uids) - len(mine))
         return mine
 
     def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
@@ -80,13 +82,33 @@ class Loans:
         """When the first lease ends, in seconds since the epoch."""
         return min((loan.until for loan in self._loans.values()), default=float("inf"))
 
-    def replace(self, group: NewGroup) -> None:
-        """A leased group of the same key is replaced, too: it won't come back."""
-        for uid, loan in list(self._loans.items()):
-            if group.key is not None and (loan.item.task_name, loan.item.key) == (group.task_name, group.key):
-                del self._loans[uid], self._groups.payloads[uid]
-                self._groups.count(loan.item, Tally.LEASED, -1)
-                self._groups.count(loan.item, Tally.REPLACED)
+    def replaced_by(self, group: NewGroup) -> list[Loan]:
+        """The loans that a put ends: of the groups that it replaces under its lease, and of one of the same key.
+
+        Raises LeaseLostError when the lease doesn't hold one of them any more.
+        """
+        named = [] if group.lease is None else self._of(group.lease, group.replaces)
+        if group.lease is not None and len(named) < len(group.replaces):
+            raise lost_to_others(group.lease, len(group.replaces) - len(named))
+        keyed = [
+            loan
+            for loan in self._loans.values()
+            if group.key is not None and (loan.item.task_name, loan.item.key) == (group.task_name, group.key)
+        ]
+        return named + [loan for loan in keyed if loan not in named]
+
+    def remove(self, loans: Iterable[Loan]) -> None:
+        """Groups are replaced while they are leased: they won't come back."""
+        for loan in loans:
+            del self._loans[loan.item.uid]
+            self._groups.forget(loan.item.uid)
+            self._groups.count(loan.item, Tally.LEASED, -1)
+            self._groups.count(loan.item, Tally.REPLACED)
+
+    def return_all(self) -> None:
+        """Give back whatever is leased, as if it had not been drawn."""
+        for loan in list(self._loans.values()):
+            self._return(loan, False, "", None)
 
     def set_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of those groups that are leased; how many."""
@@ -110,11 +132,12 @@ class Loans:
     def _of(self, lease: Leased, uids: Sequence[int]) -> list[Loan]:
         return [loan for uid in uids if (loan := self._loans.get(uid)) and loan.token == lease.token]
 
-    def _return(self, loan: Loan, counts: bool, reason: str, why: Tally) -> None:
+    def _return(self, loan: Loan, counts: bool, reason: str, why: Tally | None) -> None:
         item, groups = loan.item, self._groups
         del self._loans[item.uid]
         groups.count(item, Tally.LEASED, -1)
-        groups.count(item, why)
+        if why is not None:
+            groups.count(item, why)
         item.times_sampled -= 1
         groups.count(item, Tally.SAMPLED_AGAIN if item.times_sampled else Tally.SAMPLED_NEW, -1)
         limit = groups.rules.limits.max_deliveries

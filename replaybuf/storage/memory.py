@@ -25,9 +25,22 @@ from replaybuf.race import PRIORITIZED, share
 from replaybuf.rollout import Status
 from replaybuf.rules import Rules
 from replaybuf.staleness import find_expired, group_staleness, refresh_group, reset_response
-from replaybuf.storage.base import Changes, Draw, Leased, NewGroup, Refresh, StorageBackend, StorageItem, Unset
+from replaybuf.storage.base import (
+    Changes,
+    Checkpoint,
+    Cursor,
+    Draw,
+    Leased,
+    NewGroup,
+    Refresh,
+    StorageBackend,
+    StorageItem,
+    Unset,
+    check_epoch,
+)
 from replaybuf.storage.groups import Groups
 from replaybuf.storage.items import Items, in_lane
+from replaybuf.storage.kept import Checkpoints, World, add_new
 from replaybuf.storage.loans import Loans
 from replaybuf.storage.state import State, StoredGroup, check_empty, pack_state, unpack_state
 from replaybuf.summary import Marks
@@ -49,7 +62,11 @@ class MemoryStorage(StorageBackend):
         self._lock = threading.RLock()
         self._groups = Groups(self.new_table(), self.rules)
         self._loans = Loans(self._groups)
+        self._checkpoints = Checkpoints()
+        self._cursors: dict[str, Cursor] = {}
         self._next_uid = 1
+        self._ticket_shift = 0  # what uids are ahead of tickets
+        self._epoch = 0
         self._waiting: set[asyncio.Future[None]] = set()
         self._version = 0
 
@@ -66,11 +83,26 @@ class MemoryStorage(StorageBackend):
 
     def _store(self, group: NewGroup, payload: bytes, reward: float | None) -> int:
         groups = self._groups
-        replaced = groups.replaced_by(group)
-        groups.check_room(group, replaced)
+        if group.lease is not None:
+            check_epoch(group.lease, self._epoch)
+        loans, replaced = self._loans.replaced_by(group), groups.replaced_by(group)
+        if not group.stays_leased:
+            groups.check_room(group, replaced)
         groups.remove(replaced, Tally.REPLACED)
-        self._loans.replace(group)
-        uid = self._new_uid()
+        self._loans.remove(loans)
+        item = self._add(group, payload, reward)
+        if group.lease is not None and group.stays_leased:
+            item.deliveries = max(loan.item.deliveries for loan in loans) - 1
+            self._loans.lend([item], group.lease.token, loans[0].until)
+        else:
+            groups.evict(group.task_name)
+        self._notify()
+        return item.uid
+
+    def _add(self, group: NewGroup, payload: bytes, reward: float | None) -> StorageItem:
+        uid, groups = self._new_uid(), self._groups
+        if self._ticket_shift:
+            groups.races.tickets[uid] = uid - self._ticket_shift
         item = StorageItem(
             uid=uid,
             timestamp_id=uid,
@@ -87,9 +119,7 @@ class MemoryStorage(StorageBackend):
         groups.payloads[uid] = payload
         groups.count(item, Tally.PUT)
         groups.add(item)
-        groups.evict(group.task_name)
-        self._notify()
-        return uid
+        return groups.item(uid)
 
     # Drawing
 
@@ -161,10 +191,11 @@ class MemoryStorage(StorageBackend):
             token, until = self._new_uid(), time.time() + seconds
             self._loans.lend(_all(drawn), token, until)
             self._notify()
-            return Leased(token, until, drawn)
+            return Leased(token, until, drawn, self._epoch)
 
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
         with self._lock:
+            check_epoch(lease, self._epoch)
             self._loans.acknowledge(lease, uids)
             self._notify()
 
@@ -175,6 +206,7 @@ class MemoryStorage(StorageBackend):
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
         with self._lock:
+            check_epoch(lease, self._epoch)
             held = self._loans.held(lease, uids)
             until = time.time() + seconds
             for loan in held:
@@ -300,6 +332,60 @@ class MemoryStorage(StorageBackend):
             if why == Tally.DROPPED:
                 self._groups.tallies[(task_name, status, Tally.PUT)] += 1
 
+    # Checkpoints
+
+    async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
+        with self._lock:
+            self._end_leases()
+            return self._checkpoints.make(step, self._world(), keep)
+
+    async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
+        with self._lock:
+            made, restored = self._checkpoints.get(step)
+            restored.loans.return_all()
+            if keep_new:
+                self._loans.return_all()
+                add_new(self._world(), restored, set(restored.groups.payloads))
+            else:
+                self._cursors = restored.cursors
+                self._ticket_shift = self._next_uid - restored.next_ticket
+            self._groups, self._loans = restored.groups, restored.loans
+            self._epoch += 1
+            self._notify()
+            return made
+
+    def _world(self) -> World:
+        return World(self._groups, self._loans, self._next_uid - self._ticket_shift, self._cursors)
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        with self._lock:
+            return self._checkpoints.all()
+
+    async def drop_checkpoint(self, step: int) -> None:
+        with self._lock:
+            self._checkpoints.drop(step)
+
+    # Prompts
+
+    async def cursor(self, name: str) -> Cursor:
+        with self._lock:
+            return self._cursors.get(name, Cursor(name))
+
+    async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
+        encoded = [(group, self.codec.encode(group.rollouts)) for group in groups]
+        with self._lock:
+            if (await self.cursor(cursor.name)).version != cursor.version:
+                return None
+            self._cursors[cursor.name] = replace(cursor, version=cursor.version + 1)
+            items = [self._add(group, payload, Marks.of(group.rollouts).mean_reward) for group, payload in encoded]
+            token, until = self._new_uid(), time.time() + seconds
+            claimed: Drawn = {}
+            for item in items:
+                claimed.setdefault(item.task_name, []).append(self._decode(item.uid))
+            self._loans.lend(_all(claimed), token, until)
+            self._notify()
+            return Leased(token, until, claimed, self._epoch)
+
     # Waiting
 
     def version(self) -> int:
@@ -335,21 +421,33 @@ class MemoryStorage(StorageBackend):
         with self._lock:
             here = self._groups
             groups = [
-                StoredGroup(here.item(uid), here.payloads[uid], here.races.keys_of(uid), here.archived_at.get(uid))
+                StoredGroup(
+                    here.item(uid),
+                    here.payloads[uid],
+                    here.races.ticket(uid),
+                    here.races.keys_of(uid),
+                    here.archived_at.get(uid),
+                )
                 for uid in here.table.select(_ALL)
             ]
             leased, tallies = self._loans.undone()
-            groups += [StoredGroup(item, here.payloads[item.uid], here.races.new_keys(item)) for item in leased]
-            return pack_state(State(groups, self._next_uid, tallies, here.races.clocks))
+            groups += [
+                StoredGroup(item, here.payloads[item.uid], here.races.ticket(item.uid), here.races.new_keys(item))
+                for item in leased
+            ]
+            next_ticket, cursors = self._next_uid - self._ticket_shift, list(self._cursors.values())
+            return pack_state(State(groups, self._next_uid, tallies, here.races.clocks, next_ticket, cursors))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:
-            check_empty(len(self._groups.payloads))
+            check_empty(len(self._groups.payloads), [made.step for made in self._checkpoints.all()])
             loaded, here = unpack_state(state), self._groups
             for group in loaded.groups:
                 uid = group.item.uid
                 here.payloads[uid] = group.payload
                 here.table.add(group.item)
+                if group.ticket != uid:
+                    here.races.tickets[uid] = group.ticket
                 for name, key in group.keys.items():
                     here.races.keys[name][uid] = key
                 if group.archived_at is not None:
@@ -357,6 +455,8 @@ class MemoryStorage(StorageBackend):
             here.races.load(loaded.clocks, {(one.item.task_name, one.item.status) for one in loaded.groups})
             here.tallies = Counter(loaded.tallies)
             self._next_uid = max(self._next_uid, loaded.next_uid)
+            self._ticket_shift = self._next_uid - loaded.next_ticket
+            self._cursors = {one.name: one for one in loaded.cursors}
             self._notify()
 
     def _new_uid(self) -> int:

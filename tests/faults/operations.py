@@ -184,6 +184,38 @@ async def resume(buffer: ReplayBuffer, _: Any) -> None:
     await buffer.resume(SNAPSHOT)
 
 
+async def checkpoint(buffer: ReplayBuffer, _: Any) -> None:
+    await buffer.checkpoint(2)
+
+
+async def drop_checkpoint(buffer: ReplayBuffer, _: Any) -> None:
+    await buffer.drop_checkpoint(1)
+
+
+async def restore(buffer: ReplayBuffer, _: Any) -> None:
+    await buffer.restore(1)
+
+
+async def restore_keeping_new(buffer: ReplayBuffer, _: Any) -> None:
+    await buffer.restore(1, keep_new=True)
+
+
+async def kept_and_changed(buffer: ReplayBuffer) -> None:
+    """A checkpoint, and after it a bit of everything."""
+    await buffer.checkpoint(1)
+    await buffer.get(3, TASK)
+    await buffer.lease_batch({TASK: 1}, heartbeat=False)
+    await buffer.put(group(200), TASK, key="9")
+    await buffer.update({"uid": 6}, priority=7.0, tags={"changed": True})
+    await buffer.refresh_staleness(task_stale_thresholds={TASK: 9}, current_train_step=STEP + 2)
+
+
+async def finish(buffer: ReplayBuffer, held: Lease) -> None:
+    """Store a result in the place of what it was made from."""
+    [first, *_] = sorted(held.open)
+    await buffer.put(group(100), TASK, replaces=[first], lease=held)
+
+
 SNAPSHOT = "snapshot"
 
 OPERATIONS = {
@@ -207,6 +239,12 @@ OPERATIONS = {
     "sweep": Operation(sweep_all, taken),
     "save": Operation(save, reads=True),
     "resume": Operation(resume, save_and_delete),
+    "checkpoint": Operation(checkpoint, kept_and_changed),
+    "checkpoint over another": Operation(checkpoint, kept_and_changed, options={"keep_checkpoints": 1}),
+    "drop a checkpoint": Operation(drop_checkpoint, kept_and_changed),
+    "restore": Operation(restore, kept_and_changed),
+    "restore keeping new": Operation(restore_keeping_new, kept_and_changed),
+    "finish": Operation(finish, leased),
 }
 
 

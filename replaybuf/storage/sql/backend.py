@@ -19,17 +19,32 @@ from replaybuf.policy import Order
 from replaybuf.query import Node
 from replaybuf.rollout import Status
 from replaybuf.rules import Rules
-from replaybuf.storage.base import Changes, Draw, Leased, NewGroup, Refresh, StorageBackend, StorageItem
+from replaybuf.storage.base import (
+    Changes,
+    Checkpoint,
+    Cursor,
+    Draw,
+    Leased,
+    NewGroup,
+    Refresh,
+    StorageBackend,
+    StorageItem,
+)
 from replaybuf.storage.sql import lease as leasing
 from replaybuf.storage.sql import put, refresh
 from replaybuf.storage.sql import select as selecting
+from replaybuf.storage.sql.checkpoint import drop_checkpoint, make_checkpoint, read_checkpoints
+from replaybuf.storage.sql.claiming import Claiming
 from replaybuf.storage.sql.commit import GroupCommit
+from replaybuf.storage.sql.cursors import read_cursor
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.drawing import Drawing
 from replaybuf.storage.sql.driver import parse_url, public_url
+from replaybuf.storage.sql.fence import check_fence, join
 from replaybuf.storage.sql.filesystem import refuse_network_filesystem
 from replaybuf.storage.sql.lanes import Scope
 from replaybuf.storage.sql.races import RaceNotRunError, begin_races
+from replaybuf.storage.sql.restore import restore
 from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, encode_group
 from replaybuf.storage.sql.schema import check_schema, create_schema
 from replaybuf.storage.sql.snapshot import copy_from, copy_to
@@ -157,7 +172,7 @@ class SQLStorage(StorageBackend):
         state = await self._ready()
         drawing = Drawing(state, self.codec, draw, seconds)
         taken = await state.thread.run(drawing.run, undo=drawing.undo)
-        return None if taken is None else Leased(taken.token, taken.until, taken.items)
+        return None if taken is None else taken.lease()
 
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
         await self._write(lambda connection, scope: leasing.acknowledge(connection, scope, lease, uids, time.time()))
@@ -234,6 +249,37 @@ class SQLStorage(StorageBackend):
     async def count_lost(self, task_name: str, status: Status, why: Tally) -> None:
         await self._write(lambda connection, scope: put.count_lost(connection, scope, (task_name, status), why))
 
+    # Checkpoints and prompts
+
+    async def check_fence(self) -> None:
+        state = await self._ready()
+        await state.thread.run(lambda: state.database.read(lambda connection: check_fence(connection, state.scope)))
+
+    async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
+        state = await self._ready()
+        return await state.thread.run(lambda: make_checkpoint(state.database, state.scope, step, keep))
+
+    async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
+        state = await self._ready()
+        return await state.thread.run(lambda: state.restore(step, keep_new=keep_new))
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        return await self._read(lambda connection: read_checkpoints(connection, self.scope))
+
+    async def drop_checkpoint(self, step: int) -> None:
+        await self._write(lambda connection, scope: drop_checkpoint(connection, scope, step, time.time()))
+
+    async def cursor(self, name: str) -> Cursor:
+        return await self._read(lambda connection: read_cursor(connection, self.scope, name))
+
+    async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
+        state = await self._ready()
+        claiming = Claiming(state, self.codec, groups, cursor, seconds)
+        taken = await state.thread.run(claiming.run, undo=claiming.undo)
+        return None if taken is None else taken.lease()
+
+    # Waiting
+
     def version(self) -> int:
         return self._state().watch.version()
 
@@ -309,6 +355,7 @@ class _Open:
             exists = await self.database.read(lambda connection: check_schema(connection, where))
             if not exists:
                 await self.database.write(lambda connection: create_schema(connection, where))
+            self.scope = await self.database.read(lambda connection: join(connection, self.scope))
             if not self._read_only:
                 self.sweeper.start()
             self.ready = True
@@ -334,13 +381,25 @@ class _Open:
         """Run `function(connection, scope)` in a write transaction, and tell those who wait (database's thread)."""
         while True:
             try:
-                result = await self.database.write(lambda connection: function(connection, self.scope), alone=alone)
+                result = await self.database.write(
+                    lambda connection: function(connection, check_fence(connection, self.scope)), alone=alone
+                )
             except RaceNotRunError as need:
                 await self._begin_races(need)
                 continue
             if announce():
                 self.watch.committed()
             return result
+
+    async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
+        """Restore a checkpoint, and go on in the epoch that begins with it (database's thread)."""
+
+        def work(connection: Connection) -> tuple[Checkpoint, Scope]:
+            return restore(connection, join(connection, self.scope), step, time.time(), keep_new=keep_new)
+
+        made, self.scope = await self.database.write(work, alone=True)
+        self.watch.committed()
+        return made
 
     async def _begin_races(self, need: RaceNotRunError) -> None:
         await self.database.write(

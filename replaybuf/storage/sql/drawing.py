@@ -42,6 +42,10 @@ class Taken:
     items: dict[str, list[StorageItem]]
     token: int = 0
     until: float = 0.0
+    epoch: int = 0
+
+    def lease(self) -> Leased:
+        return Leased(self.token, self.until, self.items, self.epoch)
 
 
 class Drawing:
@@ -89,7 +93,9 @@ class Drawing:
         if self._seconds is None:
             consume(connection, scope, rows, time.time())
         else:
-            taken.token, taken.until = lease.hold(connection, scope, rows, self._seconds)
+            taken.token, taken.until = lease.begin_lease(connection, self._seconds)
+            taken.epoch = scope.epoch
+            lease.hold(connection, scope, rows, taken.token, taken.until)
         return taken
 
     async def _give_back(self, taken: Taken, failed: dict[int, str]) -> None:
@@ -98,7 +104,7 @@ class Drawing:
                 unconsume(connection, scope, taken.rows)
             else:
                 uids = [row.uid for row in taken.rows]
-                lease.unhold(connection, scope, Leased(taken.token, taken.until, {}), uids)
+                lease.unhold(connection, scope, taken.lease(), uids)
             _fail(connection, scope, [row for row in taken.rows if row.uid in failed], failed)
 
         def work() -> Awaitable[None]:

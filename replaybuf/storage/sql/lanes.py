@@ -21,10 +21,15 @@ CLOCKS = {UNIFORM: lane.c.uniform_clock, PRIORITIZED: lane.c.prioritized_clock}
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """One buffer in a database, and its rules. Without a name: all buffers, for those who only look."""
+    """One buffer in a database, and its rules. Without a name: all buffers, for those who only look.
+
+    `epoch` counts the restores of the buffer up to when it was opened; uids are `ticket_shift` ahead of tickets.
+    """
 
     buffer: str | None = "default"
     rules: Rules = field(default_factory=Rules)
+    epoch: int = 0
+    ticket_shift: int = 0
 
     @property
     def lanes(self) -> ColumnElement[bool]:
@@ -79,16 +84,24 @@ def need_lanes(
     if not missing:
         return found
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    # The races that this buffer's policies draw from begin while the lane is still empty.
-    clocks = {CLOCKS[key].name: 0.0 if key in scope.rules.races else None for key in KEYS}
-    idle = dict.fromkeys(clocks)
-    values = [
-        {"buffer": scope.buffer, "task_name": task_name, "status": str(status), "leased": leased}
-        | (idle if leased or status == Status.ARCHIVED else clocks)
+    values: list[dict[str, Any]] = [
+        {
+            "buffer": scope.buffer,
+            "task_name": task_name,
+            "status": str(status),
+            "leased": leased,
+            **new_clocks(scope, status, leased=leased),
+        }
         for task_name, status in missing
     ]
     connection.execute(dialect.insert(lane).on_conflict_do_nothing(), values)
     return find_lanes(connection, scope, names, leased=leased)
+
+
+def new_clocks(scope: Scope, status: Status, *, leased: bool) -> dict[str, float | None]:
+    """The clocks of a lane that is still empty: the races that this buffer's policies draw from begin there."""
+    races = () if leased or status == Status.ARCHIVED else scope.rules.races
+    return {CLOCKS[key].name: 0.0 if key in races else None for key in KEYS}
 
 
 def need_lane(connection: Connection, scope: Scope, name: LaneName, *, leased: bool = False) -> Lane:

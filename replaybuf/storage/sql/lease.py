@@ -10,17 +10,16 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
-from replaybuf.errors import LeaseLostError
 from replaybuf.rollout import Status
-from replaybuf.storage.base import Leased
+from replaybuf.storage.base import Leased, check_epoch, lost_to_others
 from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.lanes import Lane, Scope, need_lane
+from replaybuf.storage.sql.lanes import Lane, Scope, find_lanes, need_lane
 from replaybuf.storage.sql.leaving import FREE, by_lane, finish, pinned, sampled
-from replaybuf.storage.sql.put import reserve_uids
 from replaybuf.storage.sql.races import enter_races
 from replaybuf.storage.sql.rows import GroupRow
 from replaybuf.storage.sql.tables import group, lane
 from replaybuf.storage.sql.tally import Counts, add_counts
+from replaybuf.storage.sql.uids import reserve_uids
 from replaybuf.tally import Tally
 
 
@@ -31,10 +30,16 @@ def store_clock(connection: Connection) -> float:
     return time.time()
 
 
-def hold(connection: Connection, scope: Scope, rows: Sequence[GroupRow], seconds: float) -> tuple[int, float]:
-    """Lease these groups, drawn from their lanes: the token, and when the lease ends."""
+def begin_lease(connection: Connection, seconds: float) -> tuple[int, float]:
+    """The token of a new lease, and when it ends."""
     [token] = reserve_uids(connection, 1)
-    until = store_clock(connection) + seconds
+    return token, store_clock(connection) + seconds
+
+
+def hold(
+    connection: Connection, scope: Scope, rows: Sequence[GroupRow], token: int, until: float, **values: Any
+) -> None:
+    """Lease these groups, found in their lanes, and set these columns of them."""
     counts: Counts = Counter()
     for members in by_lane(rows).values():
         home = members[0].home
@@ -49,20 +54,31 @@ def hold(connection: Connection, scope: Scope, rows: Sequence[GroupRow], seconds
             "deliveries": group.c.deliveries + 1,
             "lease": token,
             "leased_until": until,
+            **values,
         }
         connection.execute(update(group).where(uid_in(connection, [row.uid for row in members])).values(held))
     add_counts(connection, counts)
-    return token, until
+
+
+def rows_of(connection: Connection, scope: Scope, uids: Sequence[int]) -> list[GroupRow]:
+    """Groups of the buffer with their lanes, as they are held."""
+    rows = _rows(connection, scope, uid_in(connection, uids))
+    lanes = find_lanes(connection, scope, {(row.task_name, row.status) for row in rows})
+    for row in rows:
+        row.found_in = lanes[(row.task_name, row.status)]
+    return rows
 
 
 def acknowledge(connection: Connection, scope: Scope, lease: Leased, uids: Sequence[int], now: float) -> None:
     """Groups of a lease have been consumed."""
+    check_epoch(lease, scope.epoch)
     for home, rows in _held(connection, scope, lease, uids):
         finish(connection, scope, home, rows, now)
 
 
 def extend(connection: Connection, scope: Scope, lease: Leased, uids: Sequence[int], seconds: float) -> float:
     """Let the lease of these groups end later."""
+    check_epoch(lease, scope.epoch)
     held = [row.uid for _, rows in _held(connection, scope, lease, uids) for row in rows]
     until = store_clock(connection) + seconds
     if held:
@@ -74,13 +90,13 @@ def give_back(
     connection: Connection, scope: Scope, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str
 ) -> int:
     """Give those of these groups back that the lease still holds; how many."""
-    mine = _leased_rows(connection, scope, group.c.lease == lease.token, uid_in(connection, uids))
+    mine = _rows(connection, scope, group.c.lease == lease.token, uid_in(connection, uids))
     return _return(connection, scope, mine, Tally.RETURNED, counts=counts, reason=reason)
 
 
 def unhold(connection: Connection, scope: Scope, lease: Leased, uids: Sequence[int]) -> None:
     """Undo a lease that nobody received."""
-    mine = _leased_rows(connection, scope, group.c.lease == lease.token, uid_in(connection, uids))
+    mine = _rows(connection, scope, group.c.lease == lease.token, uid_in(connection, uids))
     _return(connection, scope, mine, None, counts=False, reason="")
 
 
@@ -89,7 +105,7 @@ def end_leases(connection: Connection, scope: Scope) -> int:
     if not any_overdue(connection, scope):
         return 0
     overdue = group.c.leased_until <= store_clock(connection)
-    rows = _leased_rows(connection, scope, overdue, skip_locked=True)  # others end those that they have locked
+    rows = _rows(connection, scope, overdue, skip_locked=True)  # others end those that they have locked
     reason = "its consumer was silent for too long"
     return _return(connection, scope, rows, Tally.LEASE_EXPIRED, counts=True, reason=reason)
 
@@ -107,11 +123,11 @@ def any_overdue(connection: Connection, scope: Scope) -> bool:
 
 def return_all(connection: Connection, scope: Scope) -> int:
     """Give back whatever is leased: in a copy of the store, whose consumers it doesn't know."""
-    rows = _leased_rows(connection, scope, group.c.lease.is_not(None))
+    rows = _rows(connection, scope, group.c.lease.is_not(None))
     return _return(connection, scope, rows, None, counts=False, reason="")
 
 
-def _leased_rows(connection: Connection, scope: Scope, *conditions: Any, skip_locked: bool = False) -> list[GroupRow]:
+def _rows(connection: Connection, scope: Scope, *conditions: Any, skip_locked: bool = False) -> list[GroupRow]:
     query = (
         select(group, lane.c.task_name, lane.c.status, lane.c.step)
         .select_from(group.join(lane, lane.c.id == group.c.lane))
@@ -126,12 +142,9 @@ def _held(
     connection: Connection, scope: Scope, lease: Leased, uids: Sequence[int]
 ) -> list[tuple[Lane, list[GroupRow]]]:
     """The groups of a lease by home lane, without those that were replaced while nobody else could have them."""
-    mine = _leased_rows(connection, scope, group.c.lease == lease.token, uid_in(connection, uids))
+    mine = _rows(connection, scope, group.c.lease == lease.token, uid_in(connection, uids))
     if len(mine) < len(uids) and store_clock(connection) >= lease.until:
-        raise LeaseLostError(
-            f"{len(uids) - len(mine)} of the {len(uids)} groups of this lease were given back or passed to others "
-            "when its time was over; nothing was changed. Lease for longer (seconds=), or leave the heartbeat on"
-        )
+        raise lost_to_others(lease, len(uids) - len(mine))
     return _by_home(connection, scope, mine)
 
 

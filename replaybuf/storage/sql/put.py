@@ -6,22 +6,24 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, text, update
+from sqlalchemy import Connection, delete, insert, select, text
 
 from replaybuf.errors import ConflictError, FullError, ReplayBufError
 from replaybuf.race import PRIORITIZED, UNIFORM
 from replaybuf.rollout import Status
-from replaybuf.storage.base import NewGroup
+from replaybuf.storage.base import NewGroup, check_epoch, lost_to_others
 from replaybuf.storage.sql.bulk import insert_rows
 from replaybuf.storage.sql.evict import evict
 from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, need_lanes, start_steps
+from replaybuf.storage.sql.lease import hold, rows_of
 from replaybuf.storage.sql.leaving import remove
 from replaybuf.storage.sql.races import new_keys
 from replaybuf.storage.sql.rows import EncodedGroup, dump_json, scoped_key
 from replaybuf.storage.sql.select import lock_groups
-from replaybuf.storage.sql.tables import counter, group, info, lane, payload, uid_sequence
+from replaybuf.storage.sql.tables import group, info, lane, payload
 from replaybuf.storage.sql.tally import Counts, add_counts, lock_tasks, read_levels
+from replaybuf.storage.sql.uids import reserve_uids
 from replaybuf.tally import LaneName, Tally
 
 Outcome = int | ReplayBufError
@@ -36,7 +38,7 @@ def put_groups(connection: Connection, scope: Scope, groups: Sequence[EncodedGro
     if any(one.group.replaces or (limits.slows_puts and one.group.key) for one in groups):
         return [_put_one(connection, scope, one, now) for one in groups]
     refused = _refused(connection, scope, [one.group for one in groups], tasks) if limits.slows_puts else {}
-    uids = iter(_store(connection, scope, [one for place, one in enumerate(groups) if place not in refused], now))
+    uids = iter(store(connection, scope, [one for place, one in enumerate(groups) if place not in refused], now))
     return [refused[place] if place in refused else next(uids) for place in range(len(groups))]
 
 
@@ -56,25 +58,54 @@ def _refused(
 
 def _put_one(connection: Connection, scope: Scope, encoded: EncodedGroup, now: float) -> Outcome:
     """Store a group that takes the place of others, if it can."""
-    new, limits = encoded.group, scope.rules.limits
-    named = uid_in(connection, new.replaces)
-    found = {row.uid: row for row in _lock(connection, scope, named) if not row.leased}
-    if missing := [uid for uid in new.replaces if uid not in found]:
-        return ConflictError(f"group {missing[0]}, which was to be replaced, is not in the buffer; nothing was stored")
-    if limits.slows_puts:
-        keyed = _lock(connection, scope, group.c.scoped_key == _key_of(scope, new)) if new.key else []
-        gone = {row.uid: row for row in keyed if not row.leased} | found
-        here = [Status(row.status) for row in gone.values() if row.task_name == new.task_name]
-        level = read_levels(connection, scope, [new.task_name])[new.task_name].without(here)
-        if limits.insertable(level, new.status) == 0:
-            return FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
-    _remove_replaced(connection, scope, list(found.values()), now)
-    [uid] = _store(connection, scope, [encoded], now)
+    new = encoded.group
+    try:
+        replaced = _find_replaced(connection, scope, new)
+        if not new.stays_leased:
+            _check_room(connection, scope, new, replaced)
+    except ReplayBufError as error:  # nothing was changed
+        return error
+    _remove_replaced(connection, scope, replaced, now)
+    [uid] = store(connection, scope, [encoded], now, evicting=not new.stays_leased)
+    if new.stays_leased:
+        delivered = max(row.deliveries for row in replaced)
+        rows = rows_of(connection, scope, [uid])
+        hold(connection, scope, rows, replaced[0].lease, replaced[0].leased_until, deliveries=delivered)
     return uid
 
 
-def _store(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup], now: float) -> list[int]:
-    """Insert groups for which there is room; their uids."""
+def _find_replaced(connection: Connection, scope: Scope, new: NewGroup) -> list[Any]:
+    """The groups that a put names. Raises ConflictError, LeaseLostError and FencedError."""
+    token = None
+    if new.lease is not None:
+        check_epoch(new.lease, scope.epoch)
+        token = new.lease.token
+    found = {row.uid: row for row in _lock(connection, scope, uid_in(connection, new.replaces)) if row.lease == token}
+    missing = [uid for uid in new.replaces if uid not in found]
+    if missing and new.lease is not None:
+        raise lost_to_others(new.lease, len(missing))
+    if missing:
+        raise ConflictError(f"group {missing[0]}, which was to be replaced, is not in the buffer; nothing was stored")
+    return list(found.values())
+
+
+def _check_room(connection: Connection, scope: Scope, new: NewGroup, replaced: Iterable[Any]) -> None:
+    """Raise FullError when the limits leave no room for a group that takes the place of these, and of its key's."""
+    limits = scope.rules.limits
+    if not limits.slows_puts:
+        return
+    keyed = _lock(connection, scope, group.c.scoped_key == _key_of(scope, new)) if new.key else []
+    gone = {row.uid: row for row in (*keyed, *replaced) if not row.leased}
+    here = [Status(row.status) for row in gone.values() if row.task_name == new.task_name]
+    level = read_levels(connection, scope, [new.task_name])[new.task_name].without(here)
+    if limits.insertable(level, new.status) == 0:
+        raise FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
+
+
+def store(
+    connection: Connection, scope: Scope, groups: Sequence[EncodedGroup], now: float, *, evicting: bool = True
+) -> list[int]:
+    """Insert groups for which there is room, and evict what is beyond the capacity; their uids."""
     if not groups:
         return []
     lanes = _lanes_for(connection, scope, groups)
@@ -87,22 +118,16 @@ def _store(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup],
     rows = [(uid, one, _key_of(scope, one.group)) for uid, one in zip(uids, groups, strict=True)]
     if any(key is not None for _, _, key in rows):
         rows = _replace_same_keys(connection, scope, rows, lanes, counts, now)
-    drawn = _draw_keys(scope, lanes, rows)
-    insert_rows(connection, group, [group_row(uid, one, key, lanes, drawn.get(uid, {})) for uid, one, key in rows])
+    drawn, shift = _draw_keys(scope, lanes, rows), scope.ticket_shift
+    values = [
+        group_row(uid, one, key, lanes, drawn.get(uid, {}), uid - shift if shift else None) for uid, one, key in rows
+    ]
+    insert_rows(connection, group, values)
     insert_rows(connection, payload, [payload_row(uid, one) for uid, one, _ in rows])
-    evict(connection, scope, {task for task, _ in lanes}, counts, now)
+    if evicting:
+        evict(connection, scope, {task for task, _ in lanes}, counts, now)
     add_counts(connection, counts)
     return uids
-
-
-def reserve_uids(connection: Connection, count: int) -> list[int]:
-    """The next uids; they are never given again, even when the transaction fails (PostgreSQL: leaving a gap)."""
-    if connection.dialect.name == "postgresql":
-        series = func.generate_series(1, count).table_valued("n")
-        return [int(uid) for (uid,) in connection.execute(select(uid_sequence.next_value()).select_from(series))]
-    raised = update(counter).where(counter.c.name == "uid").values(value=counter.c.value + count)
-    last = connection.execute(raised.returning(counter.c.value)).scalar_one()
-    return list(range(last - count + 1, last + 1))
 
 
 def _lanes_for(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup]) -> dict[LaneName, Lane]:
@@ -137,7 +162,7 @@ def _replace_same_keys(
         # Two puts of one key wait for each other here, instead of failing on the unique index.
         for name in sorted(last):
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": name})
-    _remove_replaced(connection, scope, _lock(connection, scope, group.c.scoped_key.in_(sorted(last))), now)
+    replace_keys(connection, scope, sorted(last), now)
     kept: list[tuple[int, EncodedGroup, str | None]] = []
     for uid, encoded, key in rows:
         if key is None or last[key] == uid:
@@ -149,11 +174,20 @@ def _replace_same_keys(
     return kept
 
 
+def replace_keys(connection: Connection, scope: Scope, keys: Sequence[str], now: float) -> None:
+    """Remove the groups, leased ones too, that have one of these keys."""
+    if keys:
+        _remove_replaced(connection, scope, _lock(connection, scope, group.c.scoped_key.in_(keys)), now)
+
+
 def _lock(connection: Connection, scope: Scope, condition: Any) -> list[Any]:
     """The stored groups that are to be replaced, leased ones too, with their lanes."""
     locked = [uid for uid, _ in lock_groups(connection, condition)]
     found = (
-        select(group.c.uid, group.c.lane, lane.c.task_name, lane.c.status, lane.c.leased)
+        select(
+            *(group.c[name] for name in ("uid", "lane", "lease", "leased_until", "deliveries")),
+            *(lane.c[name] for name in ("task_name", "status", "leased")),
+        )
         .select_from(group.join(lane, lane.c.id == group.c.lane))
         .where(lane.c.buffer == scope.buffer, uid_in(connection, locked))
     )
@@ -182,7 +216,8 @@ def _draw_keys(
     for name, home in lanes.items():
         if home.clocks:
             members = [one for one in rows if (one[1].group.task_name, one[1].group.status) == name]
-            drawn |= new_keys(scope, home, [(uid, encoded.group.priority) for uid, encoded, _ in members])
+            entries = [(uid, uid - scope.ticket_shift, encoded.group.priority) for uid, encoded, _ in members]
+            drawn |= new_keys(scope, home, entries)
     return drawn
 
 
@@ -192,6 +227,7 @@ def group_row(
     key: str | None,
     lanes: Mapping[LaneName, Lane],
     keys: Mapping[str, float],
+    ticket: int | None,
 ) -> tuple[Any, ...]:
     """A new group as a row of `rb_group`."""
     new, oldest = encoded.group, encoded.oldest_step
@@ -225,6 +261,7 @@ def group_row(
         None,  # lease
         None,  # leased_until
         now_if_archived(new),
+        ticket,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, and_, bindparam, case, func, or_, select, update
+from sqlalchemy import BigInteger, ColumnElement, Connection, and_, bindparam, case, func, or_, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
 
 from replaybuf.policy import Order
@@ -18,6 +18,9 @@ from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import CLOCKS, Lane, Scope, find_lanes
 from replaybuf.storage.sql.tables import group, lane
 from replaybuf.tally import LaneName
+
+#: A group in a race: its uid, its ticket, its priority.
+Member = tuple[int, int, float]
 
 _CHUNK = 10_000
 
@@ -45,25 +48,28 @@ def begin_races(connection: Connection, scope: Scope, names: Iterable[LaneName],
             if key not in one.clocks:
                 one.clocks[key] = Clock()
                 connection.execute(update(lane).where(lane.c.id == one.id).values(_clock_values(key, Clock())))
-                members = connection.execute(select(group.c.uid, group.c.priority).where(group.c.lane == one.id)).all()
-                _set_keys(connection, scope, one, key, [(uid, priority) for uid, priority in members])
+                _set_keys(connection, scope, one, key, _members(connection, group.c.lane == one.id))
 
 
 def enter_races(connection: Connection, scope: Scope, home: Lane, uids: Sequence[int]) -> None:
     """Give groups that came into a lane, or whose priority has changed, keys in the races of the lane."""
     if home.clocks and uids:
-        query = select(group.c.uid, group.c.priority).where(uid_in(connection, uids))
-        members = [(uid, priority) for uid, priority in connection.execute(query)]
+        members = _members(connection, uid_in(connection, uids))
         for key in home.clocks:
             _set_keys(connection, scope, home, key, members)
 
 
-def new_keys(scope: Scope, home: Lane, members: Sequence[tuple[int, float]]) -> dict[int, dict[str, float]]:
-    """The keys by uid of groups, each given as (uid, priority), that come into the lane."""
-    keys: dict[int, dict[str, float]] = {uid: {} for uid, _ in members}
+def _members(connection: Connection, condition: ColumnElement[bool]) -> list[Member]:
+    query = select(group.c.uid, func.coalesce(group.c.ticket, group.c.uid), group.c.priority).where(condition)
+    return [(uid, ticket, priority) for uid, ticket, priority in connection.execute(query)]
+
+
+def new_keys(scope: Scope, home: Lane, members: Sequence[Member]) -> dict[int, dict[str, float]]:
+    """The keys by uid of groups that come into the lane."""
+    keys: dict[int, dict[str, float]] = {uid: {} for uid, _, _ in members}
     for name, clock in home.clocks.items():
-        entries = [(uid, weight_of(name, priority)) for uid, priority in members]
-        for (uid, _), key in zip(members, draw_keys(scope.rules.seed_of(name), clock, entries), strict=True):
+        entries = [(ticket, weight_of(name, priority)) for _, ticket, priority in members]
+        for (uid, _, _), key in zip(members, draw_keys(scope.rules.seed_of(name), clock, entries), strict=True):
             keys[uid][name] = key
     return keys
 
@@ -122,14 +128,12 @@ def _later(race: str, clock: Clock) -> dict[Any, Any]:
     return later
 
 
-def _set_keys(
-    connection: Connection, scope: Scope, home: Lane, race: str, members: Sequence[tuple[int, float]]
-) -> None:
+def _set_keys(connection: Connection, scope: Scope, home: Lane, race: str, members: Sequence[Member]) -> None:
     seed, clock = scope.rules.seed_of(race), home.clocks[race]
     for start in range(0, len(members), _CHUNK):
         chunk = members[start : start + _CHUNK]
-        uids = [uid for uid, _ in chunk]
-        keys = draw_keys(seed, clock, [(uid, weight_of(race, priority)) for uid, priority in chunk])
+        uids = [uid for uid, _, _ in chunk]
+        keys = draw_keys(seed, clock, [(ticket, weight_of(race, priority)) for _, ticket, priority in chunk])
         if connection.dialect.name == "postgresql":
             connection.execute(_SET_KEYS[race], {"uids": uids, "keys": keys})
         else:

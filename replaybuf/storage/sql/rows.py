@@ -96,6 +96,12 @@ class GroupRow:
         return int(self.columns["times_sampled"])
 
     @property
+    def ticket(self) -> int:
+        """The number that random draws know the group by."""
+        ticket = self.columns["ticket"]
+        return self.uid if ticket is None else int(ticket)
+
+    @property
     def staleness(self) -> int:
         pinned = self.columns["pinned_staleness"]
         if pinned is not None:

@@ -15,7 +15,7 @@ from replaybuf.storage.sql.tables import counter, metadata
 from replaybuf.storage.sql.views import CREATE_VIEWS, VIEWS
 
 #: The revisions of the alembic chain, oldest first; the last one is what this version of replaybuf works with.
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "rb_version"
 

@@ -16,14 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, insert, select
+from sqlalchemy import Connection, Table, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.codec import Codec
 from replaybuf.errors import SnapshotError, SnapshotMismatchError
 from replaybuf.rollout import Status
+from replaybuf.storage.sql.cursors import read_cursors, write_cursors
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.driver import parse_url, translated
+from replaybuf.storage.sql.fence import check_fence, join, set_next_ticket
 from replaybuf.storage.sql.lanes import CLOCKS, Scope
 from replaybuf.storage.sql.lease import return_all
 from replaybuf.storage.sql.put import set_info
@@ -31,6 +33,7 @@ from replaybuf.storage.sql.rows import rescoped_key
 from replaybuf.storage.sql.schema import check_schema, create_schema
 from replaybuf.storage.sql.states import load_state, read_state
 from replaybuf.storage.sql.tables import group, info, lane, payload, tally
+from replaybuf.storage.sql.tally import read_lane_tallies
 from replaybuf.storage.sql.uids import free_shift, last_uid, make_room, raise_uid
 from replaybuf.tally import Tally
 
@@ -60,6 +63,7 @@ async def copy_from(target: Database, scope: Scope, path: str, expected: Mapping
     source = await _open_file(path, expected)
     try:
         async with target.transaction(write=True, alone=True) as writing:
+            await writing.run_sync(check_fence, scope)
             await writing.run_sync(make_room, scope)
             async with source.transaction(write=False) as reading:
                 await _copy_rows(reading, _FILE, writing, scope, anew=True)
@@ -76,6 +80,7 @@ async def _copy_rows(
 ) -> None:
     lanes, tallies = await reading.run_sync(_read_lanes, source)
     last = await reading.run_sync(last_uid)
+    next_ticket = last + 1 - (await reading.run_sync(join, source)).ticket_shift
     shift = await writing.run_sync(free_shift, last)
     if anew:
         _begin_anew(target, lanes, tallies)
@@ -90,6 +95,8 @@ async def _copy_rows(
         size = max(1, min(_BATCH_GROUPS, int(_BATCH_BYTES / max(mean, 1))))
         for row in groups:
             row["lane"] = ids[row["lane"]]
+            if shift and row["ticket"] is None:
+                row["ticket"] = row["uid"]
             row["uid"] += shift
             if row["scoped_key"] is not None:
                 row["scoped_key"] = rescoped_key(row["scoped_key"], target.buffer)
@@ -98,17 +105,14 @@ async def _copy_rows(
         await writing.run_sync(_insert_rows, group, groups)
         await writing.run_sync(_insert_rows, payload, payloads)
     await writing.run_sync(raise_uid, last + shift)
+    await writing.run_sync(set_next_ticket, target, next_ticket)
+    await writing.run_sync(write_cursors, target, await reading.run_sync(read_cursors, source))
 
 
 def _read_lanes(connection: Connection, scope: Scope) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The lanes of a buffer, and what was counted in them."""
     lanes = [dict(row) for row in connection.execute(select(lane).where(lane.c.buffer == scope.buffer)).mappings()]
-    counted = (
-        select(tally.c.lane, tally.c.name, func.sum(tally.c.amount).label("amount"))
-        .where(tally.c.lane.in_([row["id"] for row in lanes]))
-        .group_by(tally.c.lane, tally.c.name)
-    )
-    return lanes, [dict(row) for row in connection.execute(counted).mappings()]
+    return lanes, read_lane_tallies(connection, [row["id"] for row in lanes])
 
 
 def _begin_anew(scope: Scope, lanes: Sequence[dict[str, Any]], tallies: Sequence[dict[str, Any]]) -> None:
@@ -134,7 +138,7 @@ def _write_lanes(
     made = select(lane.c.id, lane.c.task_name, lane.c.status, lane.c.leased).where(lane.c.buffer == scope.buffer)
     found = {(row.task_name, row.status, row.leased): row.id for row in connection.execute(made)}
     ids = {row["id"]: found[(row["task_name"], row["status"], row["leased"])] for row in lanes}
-    rows = [{**row, "lane": ids[row["lane"]], "shard": 0, "amount": int(row["amount"])} for row in tallies]
+    rows = [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies]
     _insert_rows(connection, tally, rows)
     return ids
 

@@ -14,6 +14,8 @@ from replaybuf.race import KEYS, PRIORITIZED, UNIFORM, Clock
 from replaybuf.rollout import Status
 from replaybuf.storage.base import NewGroup
 from replaybuf.storage.sql.bulk import insert_rows
+from replaybuf.storage.sql.cursors import read_cursors, write_cursors
+from replaybuf.storage.sql.fence import check_fence, join, set_next_ticket
 from replaybuf.storage.sql.lanes import CLOCKS, Lane, Scope, need_lanes
 from replaybuf.storage.sql.put import group_row, payload_row
 from replaybuf.storage.sql.races import new_keys
@@ -37,7 +39,9 @@ def read_state(connection: Connection, scope: Scope, codec: Codec) -> dict[str, 
             stored = _given_back(stored, scope, homes[(found.task_name, found.status)], tallies)
         groups.append(stored)
     clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
-    return pack_state(State(groups, last_uid(connection) + 1, tallies, clocks))
+    next_uid = last_uid(connection) + 1
+    next_ticket = next_uid - join(connection, scope).ticket_shift
+    return pack_state(State(groups, next_uid, tallies, clocks, next_ticket, read_cursors(connection, scope)))
 
 
 def _all_groups(scope: Scope) -> Any:
@@ -55,7 +59,7 @@ def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
             data = codec.encode(row.decode(codec).item)
     except DecodeError as error:
         item = row.item([], str(error))
-    return StoredGroup(item, data, keys, row.columns["archived_at"])
+    return StoredGroup(item, data, row.ticket, keys, row.columns["archived_at"])
 
 
 def _given_back(
@@ -67,12 +71,14 @@ def _given_back(
     sampled = Tally.SAMPLED_AGAIN if times else Tally.SAMPLED_NEW
     for name, by in ((Tally.LEASED, -1), (sampled, -1), (Tally.SIZE, 1)):
         tallies[(item.task_name, item.status, name)] += by
-    return StoredGroup(item, stored.payload, new_keys(scope, home, [(item.uid, item.priority)])[item.uid])
+    keys = new_keys(scope, home, [(item.uid, stored.ticket, item.priority)])[item.uid]
+    return StoredGroup(item, stored.payload, stored.ticket, keys)
 
 
 def load_state(connection: Connection, scope: Scope, codec: Codec, state: dict[str, Any]) -> None:
     """Load a portable state into the buffer, which must be empty."""
     loaded = unpack_state(state)
+    check_fence(connection, scope)
     make_room(connection, scope)
     shift = free_shift(connection, loaded.next_uid - 1)
     names = {(one.item.task_name, one.item.status) for one in loaded.groups}
@@ -83,16 +89,19 @@ def load_state(connection: Connection, scope: Scope, codec: Codec, state: dict[s
     _set_clocks(connection, {name: lanes[name] for name in used}, loaded.clocks)
     rows = [(one, _encoded(codec, one)) for one in loaded.groups]
     keyed = [
-        (one.item.uid + shift, encoded, scoped_key(scope.buffer, one.item.task_name, one.item.key))
+        (one.item.uid + shift, encoded, scoped_key(scope.buffer, one.item.task_name, one.item.key), one.ticket)
         for one, encoded in rows
     ]
-    insert_rows(connection, group, [group_row(uid, encoded, key, lanes, {}) for uid, encoded, key in keyed])
-    insert_rows(connection, payload, [payload_row(uid, encoded) for uid, encoded, _ in keyed])
+    groups = [group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None) for uid, one, key, ticket in keyed]
+    insert_rows(connection, group, groups)
+    insert_rows(connection, payload, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
     for one in loaded.groups:
         connection.execute(update(group).where(group.c.uid == one.item.uid + shift).values(_rest(one)))
     counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}
     add_counts(connection, counts)
     raise_uid(connection, loaded.next_uid - 1 + shift)
+    set_next_ticket(connection, scope, loaded.next_ticket)
+    write_cursors(connection, scope, loaded.cursors)
 
 
 def _rest(one: StoredGroup) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from sqlalchemy import Connection, delete, select
 
 from replaybuf.storage.sql.archive import any_to_prune, prune
+from replaybuf.storage.sql.checkpoint import may_sweep
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Scope
 from replaybuf.storage.sql.lease import any_overdue, end_leases
-from replaybuf.storage.sql.tables import garbage, group, payload
+from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, garbage, group, payload
 from replaybuf.storage.sql.tally import merge_shards
 
 GRACE_SECONDS = 2.0
@@ -34,7 +35,9 @@ _logger = logging.getLogger("replaybuf.sweep")
 
 
 def sweep(connection: Connection, removed_before: float, limit: int) -> int:
-    """Delete up to `limit` payloads of groups that were removed before a time; how many."""
+    """Delete up to `limit` payloads of groups that were removed before a time; how many were looked at."""
+    if not may_sweep(connection):
+        return 0
     due = (
         select(garbage.c.uid).where(garbage.c.removed_at <= removed_before).order_by(garbage.c.removed_at).limit(limit)
     )
@@ -43,8 +46,12 @@ def sweep(connection: Connection, removed_before: float, limit: int) -> int:
     uids = list(connection.execute(due).scalars())
     if uids:
         chosen = uid_in(connection, uids)
-        back = set(connection.execute(select(group.c.uid).where(chosen)).scalars())
-        gone = [uid for uid in uids if uid not in back]
+        needed = set(connection.execute(select(group.c.uid).where(chosen)).scalars())
+        in_checkpoints = select(checkpoint_group.c.uid).where(
+            checkpoint_group.c.checkpoint.in_(select(checkpoint.c.id)), checkpoint_group.c.uid.in_(uids)
+        )
+        needed.update(connection.execute(in_checkpoints).scalars())  # they are garbage again when it is dropped
+        gone = [uid for uid in uids if uid not in needed]
         connection.execute(delete(payload).where(payload.c.uid.in_(gone)))
         connection.execute(delete(garbage).where(garbage.c.uid.in_(uids)))
     return len(uids)

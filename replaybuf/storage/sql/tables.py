@@ -9,11 +9,18 @@ Payloads are immutable and apart; all that changes is narrow metadata:
     rb_garbage  groups that were taken or deleted and whose payloads wait to be swept
     rb_tally    what was counted in each lane, as a sum over shards: a connection has its own, and waits for no other
     rb_counter  counters of the store (SQLite: the last uid)
+    rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off who came before
+    rb_cursor   where the prompt ledgers are in their datasets: now (checkpoint 0), and at each checkpoint
+    rb_checkpoint        a row for each step checkpoint, with its lanes and what was counted in them
+    rb_checkpoint_group  the rows of `rb_group` as they were at each checkpoint; their payloads are kept
     rb_info     facts about the store, such as the policy that a snapshot was written under
 
 The staleness of a group is `lane.step - oldest_step - 1`, so that a refresh rewrites the step of a lane and not its
 groups. Groups whose staleness isn't that (they brought their own, have no model steps, or expired at the last refresh)
 have it in `pinned_staleness`; `pinned_step` is the train step that it was computed for, NULL for the rollouts' own.
+
+`ticket` is the number that random draws know a group by: NULL where it is the uid. Uids are never given twice, but the
+groups that are put after a restore have the tickets that they would have had without it, and so the same chances.
 """
 
 from __future__ import annotations
@@ -90,6 +97,7 @@ group = Table(
     Column("lease", BigInteger),
     Column("leased_until", Number),
     Column("archived_at", Number),
+    Column("ticket", BigInteger),
     postgresql_with={"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.02"},
 )
 
@@ -126,6 +134,54 @@ counter = Table(
     metadata,
     Column("name", Name, primary_key=True),
     Column("value", BigInteger, nullable=False),
+)
+
+buffer = Table(
+    "rb_buffer",
+    metadata,
+    Column("name", Name, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("ticket_shift", BigInteger, nullable=False),
+    Column("restored_step", BigInteger),
+    Column("restored_at", Number),
+)
+
+cursor = Table(
+    "rb_cursor",
+    metadata,
+    Column("buffer", Name, primary_key=True),
+    Column("name", Name, primary_key=True),
+    Column("checkpoint", Integer, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("value", LargeBinary, nullable=False),
+)
+
+checkpoint = Table(
+    "rb_checkpoint",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("buffer", Name, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("created_at", Number, nullable=False),
+    Column("groups", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("next_ticket", BigInteger, nullable=False),
+    Column("lanes", Json, nullable=False),
+    Column("tallies", Json, nullable=False),
+    UniqueConstraint("buffer", "step", name="rb_checkpoint_of_step"),
+)
+
+checkpoint_group = Table(
+    "rb_checkpoint_group",
+    metadata,
+    Column("checkpoint", Integer, primary_key=True, autoincrement=False),
+    *(
+        Column(column.name, column.type, nullable=column.nullable, primary_key=column.primary_key, autoincrement=False)
+        for column in group.columns
+    ),
+    sqlite_with_rowid=False,
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02"},
 )
 
 info = Table(

@@ -7,7 +7,7 @@ sum them up. SQLite has one writer at a time, and one shard.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, func, literal, select, text
@@ -58,6 +58,16 @@ def read_tallies(
     if tasks is not None:
         query = query.where(lane.c.task_name.in_(sorted(tasks)))
     return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in connection.execute(query)}
+
+
+def read_lane_tallies(connection: Connection, lanes: Sequence[int]) -> list[dict[str, Any]]:
+    """What was counted, as rows of a lane's id, a name and an amount."""
+    query = (
+        select(tally.c.lane, tally.c.name, func.sum(tally.c.amount).label("amount"))
+        .where(tally.c.lane.in_(lanes))
+        .group_by(tally.c.lane, tally.c.name)
+    )
+    return [{**row, "amount": int(row["amount"])} for row in connection.execute(query).mappings()]
 
 
 def read_levels(connection: Connection, scope: Scope, tasks: Iterable[str]) -> dict[str, Level]:

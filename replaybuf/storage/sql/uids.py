@@ -1,21 +1,35 @@
-"""Making room for the groups of a snapshot: their uids, and a buffer that is empty."""
+"""Uids: giving them out, and making room for those of a snapshot."""
 
 from __future__ import annotations
 
 from sqlalchemy import Connection, delete, exists, func, or_, select, text, update
 
 from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.tables import counter, garbage, group, lane, payload, tally, uid_sequence
+from replaybuf.storage.sql.tables import checkpoint, counter, cursor, garbage, group, lane, payload, tally, uid_sequence
 from replaybuf.storage.state import check_empty
+
+
+def reserve_uids(connection: Connection, count: int) -> list[int]:
+    """The next uids; they are never given again, even when the transaction fails (PostgreSQL: leaving a gap)."""
+    if connection.dialect.name == "postgresql":
+        series = func.generate_series(1, count).table_valued("n")
+        return [int(uid) for (uid,) in connection.execute(select(uid_sequence.next_value()).select_from(series))]
+    raised = update(counter).where(counter.c.name == "uid").values(value=counter.c.value + count)
+    last = connection.execute(raised.returning(counter.c.value)).scalar_one()
+    return list(range(last - count + 1, last + 1))
 
 
 def make_room(connection: Connection, scope: Scope) -> None:
     """Remove what an empty buffer has left behind. Raises NotEmptyError when it isn't empty."""
     ours = select(lane.c.id).where(lane.c.buffer == scope.buffer)
-    check_empty(int(connection.execute(select(func.count()).where(group.c.lane.in_(ours))).scalar_one()))
+    count = int(connection.execute(select(func.count()).where(group.c.lane.in_(ours))).scalar_one())
+    steps = select(checkpoint.c.step).where(checkpoint.c.buffer == scope.buffer).order_by(checkpoint.c.id)
+    check_empty(count, list(connection.execute(steps).scalars()))
+    connection.execute(delete(cursor).where(cursor.c.buffer == scope.buffer))
     connection.execute(delete(tally).where(tally.c.lane.in_(ours)))
     connection.execute(delete(lane).where(lane.c.buffer == scope.buffer))
-    # What was taken from other buffers may yet be given back to them: the sweep knows when it may go.
+    # What was taken from other buffers may yet be given back to them, or is of their checkpoints: the sweep knows when
+    # it may go.
     if not connection.execute(select(exists().where(lane.c.buffer != scope.buffer))).scalar():
         connection.execute(delete(payload).where(payload.c.uid.in_(select(garbage.c.uid))))
         connection.execute(delete(garbage))

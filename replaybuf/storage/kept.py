@@ -1,0 +1,86 @@
+"""The step checkpoints of the reference backend: whole copies of its metadata, and the way back to one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from replaybuf.errors import CheckpointError
+from replaybuf.query import LogicNode
+from replaybuf.rollout import Status
+from replaybuf.storage.base import Checkpoint, Cursor
+from replaybuf.storage.groups import Groups
+from replaybuf.storage.loans import Loans
+from replaybuf.tally import Tally
+
+_ALL = LogicNode("$and", ())
+
+
+@dataclass(slots=True)
+class World:
+    """All that a restore brings back: the groups, those on loan, the ticket of the next group, the cursors."""
+
+    groups: Groups
+    loans: Loans
+    next_ticket: int
+    cursors: dict[str, Cursor]
+
+    def copy(self) -> World:
+        groups = self.groups.copy()
+        return World(groups, self.loans.copy(groups), self.next_ticket, dict(self.cursors))
+
+
+class Checkpoints:
+    """The checkpoints by step, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Checkpoint, World]] = {}
+
+    def make(self, step: int, world: World, keep: int | None) -> Checkpoint:
+        """Keep a copy of the world under this step, and no more than `keep` in all."""
+        groups = world.groups
+        made = Checkpoint(step, time.time(), len(groups.payloads), sum(map(len, groups.payloads.values())))
+        self._kept.pop(step, None)
+        self._kept[step] = (made, world.copy())
+        for old in list(self._kept)[: 0 if keep is None else -keep]:
+            del self._kept[old]
+        return made
+
+    def all(self) -> list[Checkpoint]:
+        return [made for made, _ in self._kept.values()]
+
+    def get(self, step: int) -> tuple[Checkpoint, World]:
+        """A checkpoint, and a copy of the world at that time. Raises CheckpointError."""
+        if step not in self._kept:
+            raise missing_checkpoint(step, list(self._kept))
+        made, world = self._kept[step]
+        return made, world.copy()
+
+    def drop(self, step: int) -> None:
+        self.get(step)
+        del self._kept[step]
+
+
+def missing_checkpoint(step: int, steps: list[int]) -> CheckpointError:
+    """The error for a step that has no checkpoint, where these have."""
+    there = f"there are those of the steps {', '.join(map(str, steps))}" if steps else "there is none"
+    return CheckpointError(f"there is no checkpoint of step {step}; {there}")
+
+
+def add_new(now: World, restored: World, known: set[int]) -> None:
+    """Groups that were put since, other than the `known` ones, stay as they are, as if they had never been drawn."""
+    here, there = now.groups, restored.groups
+    for item in map(here.item, here.table.select(_ALL)):
+        if item.uid in known:
+            continue
+        if item.status == Status.ARCHIVED and item.times_sampled:
+            item.status = Status.COMPLETED
+        item.times_sampled = item.deliveries = 0
+        if item.key is not None:
+            there.remove(there.table.with_key(item.task_name, item.key), Tally.REPLACED)
+        there.payloads[item.uid] = here.payloads[item.uid]
+        there.races.tickets[item.uid] = here.races.ticket(item.uid)
+        there.count(item, Tally.PUT)
+        there.add(item)
+        if item.status == Status.ARCHIVED:
+            there.archived_at[item.uid] = here.archived_at[item.uid]

@@ -1,0 +1,136 @@
+"""Step checkpoints: the metadata of a buffer, copied by the database itself. Payloads stay where they are.
+
+A payload is kept while a group or a checkpoint has its uid. PostgreSQL copies from one snapshot while others write; an
+advisory lock keeps the sweep away meanwhile, so that no payload goes that the copy is going to need.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, delete, exists, func, insert, literal, select, text
+from sqlalchemy.dialects import postgresql, sqlite
+
+from replaybuf.storage.base import Checkpoint
+from replaybuf.storage.kept import missing_checkpoint
+from replaybuf.storage.sql.database import Database
+from replaybuf.storage.sql.fence import check_fence
+from replaybuf.storage.sql.lanes import Scope
+from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, cursor, garbage, group, lane
+from replaybuf.storage.sql.tally import read_lane_tallies
+from replaybuf.storage.sql.uids import last_uid
+
+_SWEEP_LOCK = 0x5EB11
+
+
+def keep_sweeps_away(connection: Connection) -> None:
+    """Let no sweep run, and no other checkpoint be made or dropped, until the end of the transaction."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SWEEP_LOCK})
+
+
+def may_sweep(connection: Connection) -> bool:
+    """Whether a sweep may run: not while a checkpoint is made or dropped."""
+    if connection.dialect.name != "postgresql":
+        return True
+    locked = connection.execute(text("SELECT pg_try_advisory_xact_lock_shared(:key)"), {"key": _SWEEP_LOCK})
+    return bool(locked.scalar())
+
+
+async def make_checkpoint(database: Database, scope: Scope, step: int, keep: int | None) -> Checkpoint:
+    """Keep the buffer as it is now. Others go on writing: all the time on PostgreSQL, on SQLite after it."""
+
+    def copy(connection: Connection) -> Checkpoint:
+        check_fence(connection, scope)
+        return copy_groups(connection, scope, step, keep, time.time())
+
+    if database.dialect == "sqlite":
+        return await database.write(copy)
+    async with database.transaction(write=True) as guard:
+        await guard.run_sync(keep_sweeps_away)
+        # Its snapshot is younger than the guard: what it finds, no sweep has begun to delete.
+        return await database.read(copy)
+
+
+def copy_groups(connection: Connection, scope: Scope, step: int, keep: int | None, now: float) -> Checkpoint:
+    """Copy the metadata of all groups, the lanes, the counts and the cursors, and drop checkpoints beyond `keep`."""
+    of_step = select(checkpoint.c.id).where(checkpoint.c.buffer == scope.buffer, checkpoint.c.step == step)
+    forget(connection, list(connection.execute(of_step).scalars()), now)
+    lanes = [dict(row) for row in connection.execute(select(lane).where(lane.c.buffer == scope.buffer)).mappings()]
+    ours = group.c.lane.in_([row["id"] for row in lanes])
+    count, size = connection.execute(select(func.count(), func.sum(group.c.bytes)).where(ours)).one()
+    made = Checkpoint(step, now, int(count), int(size or 0))
+    values = {
+        "buffer": scope.buffer,
+        "step": step,
+        "created_at": now,
+        "groups": made.groups,
+        "bytes": made.bytes,
+        "next_ticket": last_uid(connection) + 1 - scope.ticket_shift,
+        "lanes": lanes,
+        "tallies": read_lane_tallies(connection, [row["id"] for row in lanes]),
+    }
+    new = connection.execute(insert(checkpoint).values(values).returning(checkpoint.c.id)).scalar_one()
+    rows = select(literal(new), *group.columns).where(ours).order_by(group.c.uid)
+    connection.execute(insert(checkpoint_group).from_select([column.name for column in checkpoint_group.c], rows))
+    _copy_cursors(connection, scope, new)
+    if keep is not None:
+        ids = list(connection.execute(_of_buffer(scope).with_only_columns(checkpoint.c.id)).scalars())
+        forget(connection, ids[:-keep], now)
+    return made
+
+
+def _copy_cursors(connection: Connection, scope: Scope, new: int) -> None:
+    copied = [literal(new) if column is cursor.c.checkpoint else column for column in cursor.c]
+    now = select(*copied).where(cursor.c.buffer == scope.buffer, cursor.c.checkpoint == 0)
+    connection.execute(insert(cursor).from_select([column.name for column in cursor.c], now))
+
+
+def read_checkpoints(connection: Connection, scope: Scope) -> list[Checkpoint]:
+    """The checkpoints of the buffer, in the order in which they were made."""
+    return [
+        Checkpoint(row.step, row.created_at, row.groups, row.bytes) for row in connection.execute(_of_buffer(scope))
+    ]
+
+
+def find_checkpoint(connection: Connection, scope: Scope, step: int) -> Any:
+    """The row of the checkpoint of a step. Raises CheckpointError."""
+    row = connection.execute(_of_buffer(scope).where(checkpoint.c.step == step)).first()
+    if row is None:
+        raise missing_checkpoint(step, [made.step for made in read_checkpoints(connection, scope)])
+    return row
+
+
+def drop_checkpoint(connection: Connection, scope: Scope, step: int, now: float) -> None:
+    """Forget the checkpoint of a step. Raises CheckpointError."""
+    keep_sweeps_away(connection)
+    forget(connection, [find_checkpoint(connection, scope, step).id], now)
+
+
+def _of_buffer(scope: Scope) -> Any:
+    return select(checkpoint).where(checkpoint.c.buffer == scope.buffer).order_by(checkpoint.c.id)
+
+
+def forget(connection: Connection, ids: Sequence[int], now: float) -> None:
+    """Delete checkpoints, and leave the payloads that nothing needs any more to the sweep."""
+    if not ids:
+        return
+    other = checkpoint_group.alias("other")
+    needed = exists().where(other.c.checkpoint == checkpoint.c.id, other.c.uid == checkpoint_group.c.uid)
+    unneeded = (
+        select(checkpoint_group.c.uid, literal(now, garbage.c.removed_at.type))
+        .distinct()
+        .where(
+            checkpoint_group.c.checkpoint.in_(ids),
+            ~exists().where(group.c.uid == checkpoint_group.c.uid),
+            ~exists().where(checkpoint.c.id.not_in(ids), needed),
+        )
+    )
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    into = dialect.insert(garbage).from_select(["uid", "removed_at"], unneeded)
+    connection.execute(into.on_conflict_do_nothing())
+    for table, column in ((checkpoint_group, checkpoint_group.c.checkpoint), (cursor, cursor.c.checkpoint)):
+        connection.execute(delete(table).where(column.in_(ids)))
+    connection.execute(delete(checkpoint).where(checkpoint.c.id.in_(ids)))
