@@ -17,7 +17,7 @@ from replaybuf.storage.sql.driver import parse_url
 from tests.postgres import execute, new_database
 
 # What differs from one run of the same operation to the next; shards are summed up.
-_OF_THE_MOMENT = {"created_at", "archived_at", "leased_until", "removed_at", "shard", "amount"}
+_OF_THE_MOMENT = {"created_at", "archived_at", "leased_until", "removed_at", "restored_at", "shard", "amount"}
 
 
 class Copies(ABC):

@@ -74,12 +74,10 @@ def short_name(statement: str) -> str:
 
 
 def choose(points: list[str], count: int | None) -> list[int]:
-    """The numbers of so many points (None: all), evenly spread; those beside commits are always among them."""
+    """The numbers of so many points (None: all), evenly spread, with those on both sides of the last commit."""
     if count is None or count >= len(points):
         return list(range(len(points)))
-    chosen = {number for number, name in enumerate(points) if name == "after commit"}
-    chosen = set(sorted(chosen)[-2:]) | {number - 1 for number in sorted(chosen)[-1:]}
-    rest = [number for number in range(len(points)) if number not in chosen]
-    wanted = max(1, count - len(chosen))
-    chosen |= {rest[int((place + 0.5) * len(rest) / wanted)] for place in range(wanted)}
-    return sorted(chosen)
+    last = max(number for number, name in enumerate(points) if name == "after commit")
+    rest = [number for number in range(len(points)) if number not in (last, last - 1)]
+    wanted = count - 2
+    return sorted({last, last - 1, *(rest[int((place + 0.5) * len(rest) / wanted)] for place in range(wanted))})

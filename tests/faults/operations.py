@@ -33,15 +33,11 @@ Arm = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Operation:
-    """What is done while armed, in a buffer with these options; `ready` comes before that, in the same process.
-
-    `reads` says that it changes nothing in the database.
-    """
+    """What is done while armed, in a buffer with these options; `ready` comes before that, in the same process."""
 
     run: Callable[[ReplayBuffer, Any], Awaitable[object]]
     ready: Callable[[ReplayBuffer], Awaitable[Any]] | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    reads: bool = False
 
 
 async def fill(url: str) -> None:
@@ -229,7 +225,7 @@ OPERATIONS = {
     "lease": Operation(lease),
     "acknowledge": Operation(acknowledge, leased),
     "give back": Operation(give_back, leased),
-    "extend": Operation(extend, leased, reads=True),
+    "extend": Operation(extend, leased),
     "leases end": Operation(end_all_leases, leased_for_a_moment),
     "refresh": Operation(refresh),
     "refresh dropping": Operation(refresh_dropping),
@@ -237,7 +233,7 @@ OPERATIONS = {
     "update priorities": Operation(update_priorities),
     "delete": Operation(delete),
     "sweep": Operation(sweep_all, taken),
-    "save": Operation(save, reads=True),
+    "save": Operation(save),
     "resume": Operation(resume, save_and_delete),
     "checkpoint": Operation(checkpoint, kept_and_changed),
     "checkpoint over another": Operation(checkpoint, kept_and_changed, options={"keep_checkpoints": 1}),

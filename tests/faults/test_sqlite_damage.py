@@ -65,7 +65,8 @@ def flipped(content: bytes, chance: random.Random, first: int, last: int, count:
     return bytes(changed)
 
 
-SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 200))]
+# (3 and 27 hit texts and numbers among the metadata.)
+SEEDS = [0, 3, 27, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(100, 300))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,15 +121,21 @@ class GroupRow:
         if self.payload is None:
             raise DecodeError(f"group {self.uid}: its payload is missing")
         rollouts = codec.decode(self.payload, verified=self.verified)
-        marks = Marks.from_json(self.columns["marks"])
-        if len(rollouts) != len(marks.oldest):
-            raise DecodeError(
-                f"group {self.uid}: {len(rollouts)} rollouts in the payload, {len(marks.oldest)} expected"
-            )
-        marks.apply(rollouts, self.refreshed_to)
-        return self.item(rollouts)
+        with _metadata_of(self.uid):
+            marks = Marks.from_json(self.columns["marks"])
+            if len(rollouts) != len(marks.oldest):
+                raise DecodeError(
+                    f"group {self.uid}: {len(rollouts)} rollouts in the payload, {len(marks.oldest)} expected"
+                )
+            marks.apply(rollouts, self.refreshed_to)
+            return self.item(rollouts)
 
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
+        """The group with these rollouts. Raises DecodeError."""
+        with _metadata_of(self.uid):
+            return self._item(rollouts, error)
+
+    def _item(self, rollouts: list[Any], error: str | None) -> StorageItem:
         columns = self.columns
         return StorageItem(
             uid=self.uid,
@@ -148,6 +155,17 @@ class GroupRow:
             probability=self.probability,
             weight=self.weight,
         )
+
+
+@contextlib.contextmanager
+def _metadata_of(uid: int) -> Iterator[None]:
+    """Raise DecodeError where the metadata of a group is not what was written."""
+    try:
+        yield
+    except DecodeError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DecodeError(f"group {uid}: its metadata is damaged ({type(error).__name__}: {error})") from error
 
 
 def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:

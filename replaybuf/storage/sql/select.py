@@ -71,7 +71,7 @@ def read_histogram(connection: Connection, scope: Scope, field: str) -> dict[Lan
     )
     found: dict[LaneName, dict[int, int]] = {}
     for task_name, status, number, count in connection.execute(query):
-        found.setdefault((task_name, Status(status)), {})[number] = count
+        found.setdefault((task_name, Status(status)), {})[int(number)] = int(count)
     return found
 
 

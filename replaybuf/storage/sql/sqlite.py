@@ -81,8 +81,9 @@ def sqlite_engine(url: URL, *, durability: str, lock_timeout: float, read_only: 
     @event.listens_for(engine.sync_engine, "connect")
     def configure(connection: Any, record: Any) -> None:
         cursor = connection.cursor()
-        for pragma in _pragmas(durability, read_only):
-            _patiently(partial(cursor.execute, f"PRAGMA {pragma}"), lock_timeout)
+        with files.read():
+            for pragma in _pragmas(durability, read_only):
+                _patiently(partial(cursor.execute, f"PRAGMA {pragma}"), lock_timeout)
         cursor.close()
         record.info["replaybuf_files"] = files
         files.opened()
@@ -141,11 +142,12 @@ async def run_transaction(connection: AsyncConnection, function: Callable[[Conne
     driver: Any = pooled.driver_connection
 
     def transaction(raw: sqlite3.Connection) -> T:
-        pooled.info["replaybuf_files"].check()
+        files: OpenFiles = pooled.info["replaybuf_files"]
+        files.check()
         engine = pooled.info.get("replaybuf_engine")
         if engine is None:
             engine = pooled.info["replaybuf_engine"] = _engine_over(raw)
-        with engine.connect() as inner:
+        with files.read(), engine.connect() as inner:
             inner.execution_options(replaybuf_write=write)
             with inner.begin():
                 return function(inner)

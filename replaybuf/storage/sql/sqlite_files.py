@@ -6,8 +6,10 @@ sees, and whoever opens the database then finds a log that doesn't fit. So every
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from replaybuf.errors import (
@@ -90,6 +92,20 @@ class OpenFiles:
                 "process had it open: nothing more is stored. Close the buffer, in all processes: what was committed "
                 "is written to the database then"
             )
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[None]:
+        """What can't be made sense of within this block was not written by replaybuf: NotADatabaseError."""
+        try:
+            yield
+        except (ReplayBufError, UnicodeEncodeError):  # the latter of what was to be written
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            if self._path is None:
+                raise
+            raise NotADatabaseError(
+                f"{self._path} is damaged: it holds what replaybuf never wrote ({type(error).__name__}: {error})"
+            ) from error
 
 
 def _identity(path: str) -> _Identity:
