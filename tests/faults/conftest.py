@@ -9,6 +9,7 @@ from dataclasses import asdict
 import pytest
 
 from tests.faults.figures import Figures, total
+from tests.faults.processes import reap
 
 _GATHERED = pytest.StashKey[list[tuple[str, Figures]]]()
 
@@ -19,6 +20,12 @@ def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
     counts = Figures()
     yield counts
     request.config.stash.setdefault(_GATHERED, []).append((request.node.nodeid, counts))
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    reap()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -1,4 +1,5 @@
 """What the process that others are forked from imports."""
 
 import tests.faults.operations
-import tests.faults.roles  # noqa: F401
+import tests.faults.roles
+import tests.faults.runs  # noqa: F401

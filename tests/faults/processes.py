@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 import traceback
@@ -14,13 +15,23 @@ from tests.faults.ledger import Ledger, entries
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.faults.preloaded"])
+_started: list[BaseProcess] = []
 
 
 def start(function: Callable[..., None], ledger: Path, *arguments: object) -> BaseProcess:
     """Run `function(Ledger(ledger), *arguments)` in a process of its own."""
     process = _context.Process(target=_run, args=(function, ledger, arguments), daemon=True)
     process.start()
+    _started.append(process)
     return process
+
+
+def reap() -> None:
+    """Kill what a test that failed has left."""
+    while _started:
+        process = _started.pop()
+        with contextlib.suppress(ValueError):  # it was closed, as it should be
+            kill(process)
 
 
 def _run(function: Callable[..., None], path: Path, arguments: tuple[Any, ...]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,6 @@ class Storm:
         for role in list(self._started):
             end(*self._started.pop(role))
 
-    def reap(self) -> None:
-        for process, _ in self._started.values():
-            kill(process)
-
     def numbers(self, prefix: str, what: str) -> list[int]:
         """What was written of a kind by all in a role."""
         ledgers = [
@@ -109,10 +105,8 @@ def shots(request: pytest.FixtureRequest) -> tuple[int, int]:
 
 
 @pytest.fixture
-def storm(tmp_path: Path, shared_url: str, shots: tuple[int, int]) -> Iterator[Storm]:
-    storm = Storm(tmp_path, shared_url, shots[0])
-    yield storm
-    storm.reap()
+def storm(tmp_path: Path, shared_url: str, shots: tuple[int, int]) -> Storm:
+    return Storm(tmp_path, shared_url, shots[0])
 
 
 ROLES = ["producer-1", "trainer-1", "taker-1", "refresher", "saver", "producer-2", "trainer-2"]

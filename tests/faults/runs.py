@@ -1,0 +1,97 @@
+"""Whole runs in one process, which do the same every time: killed and restored, they have to give the same batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from replaybuf import FencedError, ReplayBuffer
+from tests.faults.failpoints import FailPoints
+from tests.faults.ledger import Ledger
+from tests.stores import TASK, build, group, numbers_of
+
+STEPS = 10
+BATCH = 3
+
+POLICIES: dict[str, dict[str, object]] = {
+    "fifo": {"policy": "fifo"},
+    "staleness": {"policy": "staleness"},
+    "uniform": {"policy": "uniform", "seed": 7},
+    "prioritized": {"policy": "prioritized", "seed": 7},
+    "prioritized, drawn twice": {"policy": "prioritized", "seed": 7, "max_times_sampled": 2, "archive": 1000},
+}
+
+
+def train(ledger: Ledger, url: str, policy: str, kill_at: int | None) -> None:
+    """From the last checkpoint to the last step; `batch STEP N N N` for each, and `left N ...` at the end."""
+    points = FailPoints(ledger, kill_at)
+    with points.armed():
+        asyncio.run(_train(ledger, url, policy))
+
+
+async def _train(ledger: Ledger, url: str, policy: str) -> None:
+    async with build(url, **POLICIES[policy]) as buffer:
+        kept = await buffer.checkpoints()
+        first = 1
+        if kept:
+            await buffer.restore(kept[-1].step)
+            first = kept[-1].step + 1
+        for step in range(first, STEPS + 1):
+            await _step(ledger, buffer, step)
+            if step % 2 == 0:
+                await buffer.checkpoint(step)
+                ledger.write("checkpoint", step)
+        left = [item.item async for item in buffer.find({"status": "completed"})]
+        ledger.write("left", *numbers_of(left))
+
+
+async def _step(ledger: Ledger, buffer: ReplayBuffer, step: int) -> None:
+    for number in range(10 * step, 10 * step + 5):
+        await buffer.put(
+            group(number),
+            TASK,
+            model_step=max(0, step - number % 4),
+            current_train_step=step,
+            priority=0.5 + number % 7,
+            key=str(number),
+        )
+    await buffer.refresh_staleness(task_stale_thresholds={TASK: 6}, current_train_step=step)
+    async with buffer.lease_batch({TASK: BATCH}, heartbeat=False) as lease:
+        numbers = numbers_of(lease.batch[TASK])
+    items = [item async for item in buffer.find({"status": "completed"}, order_by="timestamp_id")]
+    await buffer.update_priorities({item.uid: 1.0 + (step * place) % 5 for place, item in enumerate(items)})
+    ledger.write("batch", step, *numbers)
+
+
+# Processes of the run before a restore
+
+
+def old_run(ledger: Ledger, url: str, what: str, first: int) -> None:
+    """Go on with one thing until it is fenced off."""
+    asyncio.run(_old_run(ledger, url, what, first))
+
+
+async def _old_run(ledger: Ledger, url: str, what: str, first: int) -> None:
+    async with build(url) as buffer:
+        calls: dict[str, Callable[[int], Awaitable[object]]] = {
+            "put": lambda number: buffer.put(group(number), TASK),
+            "take": lambda _: buffer.get(1, TASK),
+            "wait": lambda _: buffer.take_batch({TASK: 100_000}, timeout=60),
+            "lease": lambda _: _lease_once(buffer),
+            "refresh": lambda n: buffer.refresh_staleness(task_stale_thresholds={TASK: None}, current_train_step=n),
+            "checkpoint": lambda _: buffer.checkpoint(8),
+        }
+        ledger.write("open")
+        for number in range(first, first + 100_000):
+            try:
+                await calls[what](number)
+            except FencedError as error:
+                ledger.write("fenced", error)
+                return
+            ledger.write("did", number)
+            await asyncio.sleep(0.01)
+
+
+async def _lease_once(buffer: ReplayBuffer) -> None:
+    async with buffer.lease_batch({TASK: 1}):
+        await asyncio.sleep(0.05)
