@@ -2,4 +2,5 @@
 
 import tests.faults.operations
 import tests.faults.roles
-import tests.faults.runs  # noqa: F401
+import tests.faults.runs
+import tests.faults.steady  # noqa: F401
