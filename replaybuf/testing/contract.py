@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from replaybuf.testing.archiving import ArchiveLaws
+from replaybuf.testing.checkpointing import CheckpointLaws
+from replaybuf.testing.claiming import ClaimLaws
 from replaybuf.testing.damage import DamageLaws
 from replaybuf.testing.durable import DurableLaws
 from replaybuf.testing.durable_rules import DurableRulesLaws
@@ -47,6 +49,8 @@ class StorageContract(
     WaitingLaws,
     ClosingLaws,
     PersistenceLaws,
+    CheckpointLaws,
+    ClaimLaws,
     DamageLaws,
 ):
     """What every backend keeps to. Needs the fixture `new_storage`."""
