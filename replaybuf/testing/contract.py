@@ -9,6 +9,7 @@ from replaybuf.testing.damage import DamageLaws
 from replaybuf.testing.durable import DurableLaws
 from replaybuf.testing.durable_rules import DurableRulesLaws
 from replaybuf.testing.expiring import ExpiryLaws
+from replaybuf.testing.fencing import FenceLaws
 from replaybuf.testing.filling import EvictionLaws, FullLaws
 from replaybuf.testing.lapsing import LeaseTimeLaws
 from replaybuf.testing.leasing import LeaseLaws
@@ -56,5 +57,5 @@ class StorageContract(
     """What every backend keeps to. Needs the fixture `new_storage`."""
 
 
-class DurableContract(DurableLaws, DurableRulesLaws):
+class DurableContract(DurableLaws, DurableRulesLaws, FenceLaws):
     """What backends keep to that outlive their process. Needs the fixtures `new_storage` and `same_place`."""
