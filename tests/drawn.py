@@ -134,3 +134,8 @@ def make_group(drawn: tuple[list[str], list[dict[str, Any]]]) -> list[RolloutSta
             fields = {name: np.array(v, np.int32) if isinstance(v, list) else v for name, v in fields.items()}
         made.append(RolloutState(message=[{"role": "user", "content": "?"}], status=Status(status), **fields))
     return made
+
+
+def make_prompt(number: int) -> list[RolloutState]:
+    """A group of which nothing was generated yet."""
+    return [RolloutState(rollout_id=number, message=[{"role": "user", "content": "?"}], status=Status.INIT)]

@@ -101,7 +101,8 @@ class Databases:
 _EMPTY = """
 DO $$ BEGIN
     IF to_regclass('rb_version') IS NOT NULL THEN
-        TRUNCATE rb_lane, rb_group, rb_payload, rb_garbage, rb_tally, rb_info RESTART IDENTITY;
+        TRUNCATE rb_lane, rb_group, rb_payload, rb_garbage, rb_tally, rb_info, rb_buffer, rb_cursor, rb_checkpoint,
+            rb_checkpoint_group RESTART IDENTITY;
         UPDATE rb_counter SET value = 0;
         ALTER SEQUENCE rb_uid RESTART;
     END IF;

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import replaybuf.buffer
-from replaybuf import ReplayBuffer, Rules, Status
+from replaybuf import Cursor, NewGroup, ReplayBuffer, Rules, Status
 from replaybuf.errors import NotEmptyError, ReplayBufError
 from replaybuf.lease import Lease
 from replaybuf.storage.base import StorageItem
@@ -31,6 +31,7 @@ from tests.drawn import (
     by_task,
     changes,
     make_group,
+    make_prompt,
     orders,
     puts,
     rules,
@@ -261,6 +262,54 @@ class SideBySide(RuleBasedStateMachine):
             return found, await buffer.count_where(query)
 
         self.both(operation)
+
+    # Checkpoints
+
+    @rule(
+        step=st.integers(0, 2),
+        how=st.sampled_from(["checkpoint", "checkpoint", "restore", "restore", "keep new", "drop"]),
+    )
+    def keep_or_restore(self, step: int, how: str) -> None:
+        async def operation(buffer: ReplayBuffer) -> Any:
+            if how == "checkpoint":
+                made = await buffer.checkpoint(step)
+                return made.step, made.groups
+            if how == "drop":
+                return await buffer.drop_checkpoint(step)
+            made = await buffer.restore(step, keep_new=how == "keep new")
+            return made.step, made.groups, [one.step for one in await buffer.checkpoints()]
+
+        self.both(operation)
+        states = [_without_payloads(buffer.state_dict()) for buffer in (self.reference, self.other)]
+        assert states[0] == states[1]
+
+    @rule(numbers=st.lists(st.integers(0, 9), max_size=3), behind=st.sampled_from([0, 0, 0, 1]), settle=st.booleans())
+    def claim(self, numbers: list[int], behind: int, settle: bool) -> None:
+        """Prompts are claimed, and one of them is finished."""
+
+        async def claimed(buffer: ReplayBuffer) -> Any:
+            storage = buffer.storage
+            now = await storage.cursor("data")
+            prompts = [NewGroup(TASKS[0], Status.INIT, 0, make_prompt(number), 1.0) for number in numbers]
+            moved = Cursor("data", now.version - behind, now.position + len(numbers), bytes(numbers))
+            leased = await storage.claim(prompts, moved, 1000)
+            return None if leased is None else Lease(storage, leased, 1000, heartbeat=False)
+
+        pair = self.each(claimed)
+        expected, got = (_seen(one.items) if isinstance(one, Lease) else one for one in pair)
+        assert got == expected
+        if not isinstance(pair[0], Lease):
+            return
+        self.leases.append(pair)
+        uids = sorted(pair[0].open)[:1]
+
+        async def finished(buffer: ReplayBuffer) -> Any:
+            lease = pair[0] if buffer is self.reference else pair[1]
+            prompt = make_prompt(7)
+            return await buffer.put(prompt, TASKS[0], replaces=uids, lease=lease, keep_leased=settle)
+
+        if uids:
+            self.both(finished)
 
     # Persistence
 

@@ -33,6 +33,7 @@ _PARTS = (
     *("harness", "putting", "expiring", "taking", "policies", "weighing", "reusing", "filling"),
     *("limiting", "leasing", "lapsing", "archiving"),
     *("tallying", "replacing", "querying", "refreshing", "waiting", "persistence", "damage"),
+    *("checkpointing", "claiming", "fencing"),
     *("durable", "durable_rules", "contract"),
 )
 pytest.register_assert_rewrite(*(f"replaybuf.testing.{part}" for part in _PARTS))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from replaybuf.testing.archiving import ArchiveLaws
+from replaybuf.testing.checkpointing import CheckpointLaws
+from replaybuf.testing.claiming import ClaimLaws
 from replaybuf.testing.damage import DamageLaws
 from replaybuf.testing.durable import DurableLaws
 from replaybuf.testing.durable_rules import DurableRulesLaws
 from replaybuf.testing.expiring import ExpiryLaws
+from replaybuf.testing.fencing import FenceLaws
 from replaybuf.testing.filling import EvictionLaws, FullLaws
 from replaybuf.testing.lapsing import LeaseTimeLaws
 from replaybuf.testing.leasing import LeaseLaws
@@ -47,10 +50,12 @@ class StorageContract(
     WaitingLaws,
     ClosingLaws,
     PersistenceLaws,
+    CheckpointLaws,
+    ClaimLaws,
     DamageLaws,
 ):
     """What every backend keeps to. Needs the fixture `new_storage`."""
 
 
-class DurableContract(DurableLaws, DurableRulesLaws):
+class DurableContract(DurableLaws, DurableRulesLaws, FenceLaws):
     """What backends keep to that outlive their process. Needs the fixtures `new_storage` and `same_place`."""

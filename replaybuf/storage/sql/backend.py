@@ -293,7 +293,8 @@ class SQLStorage(StorageBackend):
         return self._blocking(lambda connection: read_state(connection, self.scope, self.codec))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._blocking(lambda connection: load_state(connection, self.scope, self.codec, state), write=True)
+        opened = self._state()
+        self._blocking(lambda connection: load_state(connection, opened.scope, self.codec, state), write=True)
 
     async def save(self, path: str, about: Mapping[str, str]) -> None:
         state = await self._ready()
@@ -303,7 +304,7 @@ class SQLStorage(StorageBackend):
         state = await self._ready()
 
         async def work() -> None:
-            await copy_from(state.database, self.scope, path, expected)
+            await copy_from(state.database, state.scope, path, expected)
             state.watch.committed()
 
         await state.thread.run(work)

@@ -118,14 +118,14 @@ def forget(connection: Connection, ids: Sequence[int], now: float) -> None:
     if not ids:
         return
     other = checkpoint_group.alias("other")
-    needed = exists().where(other.c.checkpoint == checkpoint.c.id, other.c.uid == checkpoint_group.c.uid)
+    others = select(checkpoint.c.id).where(checkpoint.c.id.not_in(ids))
     unneeded = (
         select(checkpoint_group.c.uid, literal(now, garbage.c.removed_at.type))
         .distinct()
         .where(
             checkpoint_group.c.checkpoint.in_(ids),
             ~exists().where(group.c.uid == checkpoint_group.c.uid),
-            ~exists().where(checkpoint.c.id.not_in(ids), needed),
+            ~exists().where(other.c.uid == checkpoint_group.c.uid, other.c.checkpoint.in_(others)),
         )
     )
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite

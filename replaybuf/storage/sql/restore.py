@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, exists, insert, literal, select, update
+from sqlalchemy import ColumnElement, Connection, delete, exists, insert, literal, select, update
 
 from replaybuf.rollout import Status
 from replaybuf.storage.base import Checkpoint
@@ -53,16 +53,16 @@ def _lanes(connection: Connection, scope: Scope) -> list[Any]:
     return list(connection.execute(select(lane).where(lane.c.buffer == scope.buffer)))
 
 
-def _kept(checkpoint_id: int) -> ColumnElement[bool]:
+def _kept(checkpoint_id: int, *as_it_is: ColumnElement[bool]) -> ColumnElement[bool]:
     """The condition for a group that is in the checkpoint."""
-    here = and_(checkpoint_group.c.checkpoint == checkpoint_id, checkpoint_group.c.uid == group.c.uid)
-    return exists().where(here)
+    same_group = checkpoint_group.c.uid == group.c.uid  # a join: PostgreSQL has none over IS NOT DISTINCT FROM
+    return exists().where(checkpoint_group.c.checkpoint == checkpoint_id, same_group, *as_it_is)
 
 
 def _unchanged(checkpoint_id: int) -> ColumnElement[bool]:
     """The condition for a group that is in the checkpoint as it is now."""
-    same = [column.is_not_distinct_from(checkpoint_group.c[column.name]) for column in group.c]
-    return exists().where(checkpoint_group.c.checkpoint == checkpoint_id, *same)
+    others = [column for column in group.c if column is not group.c.uid]
+    return _kept(checkpoint_id, *(column.is_not_distinct_from(checkpoint_group.c[column.name]) for column in others))
 
 
 def _in(lanes: Sequence[Any]) -> ColumnElement[bool]:

@@ -1,0 +1,98 @@
+"""Laws of claims (groups that are leased from the beginning) and of puts that settle a lease."""
+
+from __future__ import annotations
+
+import pytest
+
+from replaybuf.buffer import ReplayBuffer
+from replaybuf.errors import InputError, LeaseLostError
+from replaybuf.rollout import Status
+from replaybuf.storage.base import Cursor, NewGroup
+from replaybuf.tally import Tally
+from replaybuf.testing.harness import Harness, OpenBuffer, found, group, ids
+from replaybuf.testing.leasing import LONG
+
+
+class ClaimLaws(Harness):
+    """Groups that are leased from the beginning, and puts that settle a lease."""
+
+    def prompt(self, number: int) -> NewGroup:
+        """A group of which nothing was generated yet."""
+        return NewGroup("math", Status.INIT, 0, group(number, status=Status.INIT), 1.0)
+
+    async def test_a_claim_moves_the_cursor_with_its_groups(self, buffer: ReplayBuffer) -> None:
+        """In one transaction; a claim from another version of the cursor does nothing."""
+        storage = buffer.storage
+        first = await storage.claim([self.prompt(1), self.prompt(2)], Cursor("data", 0, 2, b"x"), LONG)
+        assert first is not None
+        assert ids([item.item for item in first.items["math"]]) == [1, 2]
+        assert [(item.times_sampled, item.deliveries) for item in first.items["math"]] == [(1, 1), (1, 1)]
+        assert await storage.claim([self.prompt(3)], Cursor("data", 0, 3, b"y"), LONG) is None
+        assert await storage.cursor("data") == Cursor("data", 1, 2, b"x")
+        second = await storage.claim([self.prompt(3)], Cursor("data", 1, 3, b"y"), LONG)
+        assert second is not None
+        assert second.token > first.token
+
+    async def test_claimed_groups_are_leased(self, buffer: ReplayBuffer) -> None:
+        """Nobody draws them; given back they are there for the next, as if they had not been drawn."""
+        leased = await buffer.storage.claim([self.prompt(1)], Cursor("data"), LONG)
+        assert leased is not None
+        uids = [item.uid for item in leased.items["math"]]
+        assert len(buffer) == 0
+        assert await buffer.storage.give_back(leased, uids, counts=False) == 1
+        [item] = await found(buffer)
+        assert (item.uid, item.status, item.times_sampled, item.deliveries) == (uids[0], Status.INIT, 0, 0)
+        tallies = {name: n for (_, _, name), n in (await buffer.storage.tallies()).items() if n}
+        assert tallies == {Tally.PUT: 1, Tally.SIZE: 1, Tally.RETURNED: 1}
+
+    async def test_a_claim_evicts_nothing(self, open_buffer: OpenBuffer) -> None:
+        """What is leased is not in the buffer."""
+        buffer = await open_buffer(capacity=1)
+        await buffer.put(group(1), "math")
+        await buffer.storage.claim([self.prompt(2), self.prompt(3)], Cursor("data"), LONG)
+        assert ids(await buffer.get(9, "math")) == [1]
+
+    async def test_a_put_settles_what_it_was_made_from(self, buffer: ReplayBuffer) -> None:
+        """The leased group leaves as its result comes in; the lease has nothing open then."""
+        uid = await buffer.put(group(1, status=Status.INIT), "math")
+        lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG)
+        await buffer.put(group(2), "math", replaces=[uid], lease=lease)
+        assert not lease.open
+        await lease.acknowledge()
+        assert ids(await buffer.get(9, "math")) == [2]
+        tallies = {(status, name): n for (_, status, name), n in (await buffer.storage.tallies()).items() if n}
+        assert tallies[(Status.INIT, Tally.REPLACED)] == 1
+        assert (Status.INIT, Tally.LEASED) not in tallies
+
+    async def test_a_lease_can_go_on_with_other_content(self, buffer: ReplayBuffer) -> None:
+        """With keep_leased the new group is held in the place of the old one, and comes back instead of it."""
+        uid = await buffer.put(group(1, status=Status.INIT), "math")
+        lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG)
+        newer = await buffer.put(group(2, status=Status.ABORTED), "math", replaces=[uid], lease=lease, keep_leased=True)
+        assert lease.open == {newer}
+        assert len(buffer) == 0
+        await lease.extend()
+        assert await lease.give_back(failed="x") == 1
+        [item] = await found(buffer)
+        assert (item.uid, ids([item.item]), item.status, item.deliveries) == (newer, [2], Status.ABORTED, 1)
+
+    async def test_a_put_for_a_lost_lease_is_refused(self, buffer: ReplayBuffer) -> None:
+        """LeaseLostError, and nothing is stored: the group is with another consumer by then."""
+        uid = await buffer.put(group(1, status=Status.INIT), "math")
+        lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
+        other = await buffer.lease_batch({"math": 0}, seconds=LONG)
+        with pytest.raises(InputError, match="not open in this lease"):
+            await buffer.put(group(2), "math", replaces=[uid], lease=other)
+        await buffer.storage.give_back(lease._leased, [uid], counts=False)
+        await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
+        for keep in (False, True):
+            with pytest.raises(LeaseLostError):
+                await buffer.put(group(2), "math", replaces=[uid], lease=lease, keep_leased=keep)
+        assert len(buffer) == 0
+
+    async def test_a_lease_needs_what_it_replaces(self, buffer: ReplayBuffer) -> None:
+        """InputError for a lease without groups, and for keep_leased without a lease."""
+        lease = await buffer.lease_batch({"math": 0}, seconds=LONG)
+        for wrong in ({"lease": lease}, {"keep_leased": True}, {"replaces": [1], "keep_leased": True}):
+            with pytest.raises(InputError, match="lease"):
+                await buffer.put(group(1), "math", **wrong)  # type: ignore[arg-type]

@@ -1,0 +1,162 @@
+"""Step checkpoints in databases: payloads stay while one needs them, and only then; other buffers are left alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sqlalchemy import func, select
+
+from replaybuf import Cursor, NewGroup, ReplayBuffer, Status
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.sweep import sweep
+from replaybuf.storage.sql.tables import checkpoint_group, garbage, payload
+from replaybuf.testing.harness import CODEC
+from tests.stores import TASK, build, fill, group, numbers_of, take_all
+
+ALWAYS = 1e12
+
+
+async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
+    """Sweep all there is to sweep; how many payloads, unswept groups and rows of checkpoints are left."""
+    opened = buffer.storage._state()  # type: ignore[attr-defined]
+
+    async def work() -> tuple[int, ...]:
+        while await opened.database.write(lambda connection: sweep(connection, ALWAYS, 100)):
+            pass
+        return await opened.database.read(
+            lambda connection: tuple(
+                connection.execute(select(func.count()).select_from(table)).scalar_one()
+                for table in (payload, garbage, checkpoint_group)
+            )
+        )
+
+    return await opened.thread.run(work)
+
+
+async def test_payloads_stay_while_a_checkpoint_needs_them(sql_url: str) -> None:
+    async with build(sql_url) as buffer:
+        await fill(buffer, 6)
+        await buffer.checkpoint(1)
+        await take_all(buffer)
+        assert await swept(buffer) == (6, 0, 6)
+        await buffer.restore(1)
+        assert await swept(buffer) == (6, 0, 6)
+        assert sorted(await take_all(buffer)) == list(range(6))
+
+
+async def test_payloads_go_with_the_last_checkpoint_that_needs_them(sql_url: str) -> None:
+    async with build(sql_url) as buffer:
+        await fill(buffer, 4)
+        await buffer.checkpoint(1)
+        await buffer.get(1, TASK)
+        await buffer.checkpoint(2)
+        await buffer.get(1, TASK)
+        await swept(buffer)
+        await buffer.drop_checkpoint(1)
+        assert await swept(buffer) == (3, 0, 3)
+        await buffer.drop_checkpoint(2)
+        assert await swept(buffer) == (2, 0, 0)
+
+
+async def test_a_restore_leaves_nothing_behind(sql_url: str) -> None:
+    """Groups that were put since are swept, also after many restores."""
+    async with build(sql_url, keep_checkpoints=1) as buffer:
+        await fill(buffer, 3)
+        for step in range(4):
+            await buffer.checkpoint(step)
+            await fill(buffer, 5, 100)
+            await buffer.get(2, TASK)
+            await buffer.restore(step)
+        assert await swept(buffer) == (3, 0, 3)
+
+
+async def test_buffers_of_a_database_are_kept_and_restored_apart(sql_url: str) -> None:
+    """A restore of one fences off nobody from another, and takes none of its groups."""
+    storage = SQLStorage(sql_url, CODEC)
+    first = ReplayBuffer(storage, CODEC.rollout_type)
+    async with first:
+        url = sql_url
+        if url.endswith(":memory:"):
+            return
+        async with build(url, name="second") as second:
+            await fill(first, 2)
+            await fill(second, 3)
+            await first.checkpoint(1)
+            await second.checkpoint(1)
+            await take_all(first)
+            await take_all(second)
+            await fill(second, 1, 50)
+            await first.restore(1)
+            assert await second.count(TASK, "completed") == 1
+            await fill(second, 1, 60)
+            await second.restore(1)
+            assert [len(first), len(second)] == [2, 3]
+            await second.drop_checkpoint(1)
+            assert [made.step for made in await first.checkpoints()] == [1]
+            assert await second.checkpoints() == []
+
+
+async def test_writers_go_on_while_a_checkpoint_is_made(shared_url: str) -> None:
+    """Every put and take of others is in the checkpoint or after it; nothing is there twice or lost."""
+    async with build(shared_url) as buffer, build(shared_url) as other:
+        await fill(buffer, 200)
+        stop = asyncio.Event()
+        put: list[int] = []
+        taken: list[int] = []
+
+        async def produce() -> None:
+            for number in range(1000, 3000):
+                if stop.is_set():
+                    return
+                await other.put(group(number), TASK)
+                put.append(number)
+
+        async def consume() -> None:
+            while not stop.is_set():
+                taken.extend(numbers_of(await other.get(3, TASK)))
+                await asyncio.sleep(0)
+
+        tasks = [asyncio.create_task(produce()), asyncio.create_task(consume())]
+        for step in range(10):
+            before = list(put)
+            await buffer.checkpoint(step)
+        stop.set()
+        await asyncio.gather(*tasks)
+        everyone = sorted([*range(200), *put])
+        assert sorted(taken + await take_all(other)) == everyone
+        await buffer.restore(9)
+        back = await take_all(buffer)
+        assert len(set(back)) == len(back)
+        assert {*range(200), *before} <= {*back, *taken}
+        assert set(back) <= set(everyone)
+
+
+async def test_a_checkpoint_can_be_made_by_several_at_once(shared_url: str) -> None:
+    """As by all ranks of a distributed trainer: one of them stays."""
+    async with build(shared_url) as buffer, build(shared_url) as other:
+        await fill(buffer, 20)
+        made = await asyncio.gather(*(one.checkpoint(5) for one in (buffer, other, buffer, other)))
+        assert {one.groups for one in made} == {20}
+        assert len(await buffer.checkpoints()) == 1
+        await take_all(buffer)
+        await buffer.restore(5)
+        assert len(buffer) == 20
+
+
+async def test_claims_of_several_processes_never_overlap(shared_url: str) -> None:
+    """Of claims from the same version of a cursor one succeeds."""
+    async with build(shared_url) as buffer, build(shared_url) as other:
+        positions: list[int] = []
+
+        async def draw(one: ReplayBuffer) -> None:
+            for _ in range(10):
+                claimed = None
+                while claimed is None:
+                    now = await one.storage.cursor("data")
+                    prompt = NewGroup(TASK, Status.INIT, 0, group(now.position, status=Status.INIT), 1.0)
+                    moved = Cursor("data", now.version, now.position + 1)
+                    claimed = await one.storage.claim([prompt], moved, 60)
+                positions.append(now.position)
+
+        await asyncio.gather(*(draw(one) for one in (buffer, other) for _ in range(2)))
+        assert sorted(positions) == list(range(40))
