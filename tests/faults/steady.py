@@ -21,7 +21,7 @@ def flow(ledger: Ledger, url: str, seconds: float, grace: float) -> None:
     `grace` is how long payloads of taken groups wait for the sweep: less than two seconds for a run that is quicker
     than real ones.
     """
-    Sweeper.__init__.__defaults__ = (grace,)  # type: ignore[misc]
+    Sweeper.__init__.__defaults__ = (grace,)
     asyncio.run(_flow(ledger, url, seconds))
 
 

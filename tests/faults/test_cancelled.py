@@ -35,7 +35,7 @@ class CancelledAt:
         problem: BaseException | None = None
         while True:
             try:
-                waited_for = inner.send(answer) if problem is None else inner.throw(problem)  # type: ignore[attr-defined]
+                waited_for = inner.send(answer) if problem is None else inner.throw(problem)
             except StopIteration as result:
                 return result.value
             self.waits += 1

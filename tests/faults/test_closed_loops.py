@@ -15,17 +15,19 @@ from tests.faults import operations
 from tests.faults.copies import look
 from tests.faults.figures import Figures
 from tests.faults.operations import OPERATIONS, Operation
-from tests.faults.test_cancelled import DRAWING, left_alone, new_url, seen
+from tests.faults.test_cancelled import DRAWING, new_url, seen
 from tests.stores import build
 
 __all__ = ["new_url"]  # the fixture
 
 #: How long the database goes on by itself between the stop and the close, in seconds.
 PAUSES = [0.0, 0.15]
+# Several calls, which are done or not each for itself; and those that are no calls of a buffer.
+OTHERS = ["put several", "put evicting", "sweep", "leases end"]
 SOME = ["put", "take", "lease", "acknowledge", "refresh"]
 NAMES = [
     *SOME,
-    *(pytest.param(name, marks=pytest.mark.long) for name in OPERATIONS if name not in (*SOME, "sweep", "leases end")),
+    *(pytest.param(name, marks=pytest.mark.long) for name in OPERATIONS if name not in (*SOME, *OTHERS)),
 ]
 
 
@@ -66,12 +68,13 @@ def after(url: str, operation: Operation, pause: float) -> Any:
     return found if operation in DRAWING else state
 
 
-async def whole(url: str, operation: Operation) -> Any:
-    """What is in a new database after the whole operation."""
+async def whole(url: str, operation: Operation, *, done: bool) -> Any:
+    """What is in a new database after the whole operation, or before it."""
     await operations.fill(url)
     async with build(url, **operation.options) as buffer:
         ready = await operation.ready(buffer) if operation.ready else None
-        await operation.run(buffer, ready)
+        if done:
+            await operation.run(buffer, ready)
         found = await seen(buffer)
     state = await look(url)
     state.pop("rb_garbage")
@@ -84,8 +87,7 @@ def test_what_its_loop_has_left_is_done_or_undone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     operation = OPERATIONS[name]
-    nothing = Operation(left_alone, operation.ready, operation.options)
-    before, done = asyncio.run(whole(new_url(), nothing)), asyncio.run(whole(new_url(), operation))
+    before, done = (asyncio.run(whole(new_url(), operation, done=done)) for done in (False, True))
     for pause in PAUSES:
         found = after(new_url(), operation, pause)
         figures.add(faults=1)
