@@ -44,6 +44,7 @@ from replaybuf.policy import (
     StalenessPolicy,
     UniformPolicy,
 )
+from replaybuf.prompts import Prompt, PromptLedger
 from replaybuf.rollout import RolloutState, Status, group_status
 from replaybuf.rollout_type import RolloutType
 from replaybuf.rules import Limits, Rules
@@ -103,6 +104,8 @@ __all__ = [
     "OldestVersionPolicy",
     "OrderTerm",
     "PrioritizedPolicy",
+    "Prompt",
+    "PromptLedger",
     "QueryError",
     "Refresh",
     "ReplayBufError",
