@@ -45,6 +45,7 @@ from replaybuf.policy import (
     StalenessPolicy,
     UniformPolicy,
 )
+from replaybuf.prompts import Prompt, PromptLedger
 from replaybuf.rollout import RolloutState, Status, group_status
 from replaybuf.rollout_type import RolloutType
 from replaybuf.rules import Limits, Rules
@@ -105,6 +106,8 @@ __all__ = [
     "OldestVersionPolicy",
     "OrderTerm",
     "PrioritizedPolicy",
+    "Prompt",
+    "PromptLedger",
     "QueryError",
     "Refresh",
     "ReplayBufError",

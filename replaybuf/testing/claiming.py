@@ -54,9 +54,9 @@ class ClaimLaws(Harness):
 
     async def test_a_put_settles_what_it_was_made_from(self, buffer: ReplayBuffer) -> None:
         """The leased group leaves as its result comes in; the lease has nothing open then."""
-        uid = await buffer.put(group(1, status=Status.INIT), "math")
+        await buffer.put(group(1, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG)
-        await buffer.put(group(2), "math", replaces=[uid], lease=lease)
+        await buffer.put(group(2), "math", replaces=lease.open, lease=lease)
         assert not lease.open
         await lease.acknowledge()
         assert ids(await buffer.get(9, "math")) == [2]
@@ -66,9 +66,10 @@ class ClaimLaws(Harness):
 
     async def test_a_lease_can_go_on_with_other_content(self, buffer: ReplayBuffer) -> None:
         """With keep_leased the new group is held in the place of the old one, and comes back instead of it."""
-        uid = await buffer.put(group(1, status=Status.INIT), "math")
+        await buffer.put(group(1, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG)
-        newer = await buffer.put(group(2, status=Status.ABORTED), "math", replaces=[uid], lease=lease, keep_leased=True)
+        half = group(2, status=Status.ABORTED)
+        newer = await buffer.put(half, "math", replaces=lease.open, lease=lease, keep_leased=True)
         assert lease.open == {newer}
         assert len(buffer) == 0
         await lease.extend()
@@ -78,16 +79,16 @@ class ClaimLaws(Harness):
 
     async def test_a_put_for_a_lost_lease_is_refused(self, buffer: ReplayBuffer) -> None:
         """LeaseLostError, and nothing is stored: the group is with another consumer by then."""
-        uid = await buffer.put(group(1, status=Status.INIT), "math")
+        await buffer.put(group(1, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
         other = await buffer.lease_batch({"math": 0}, seconds=LONG)
         with pytest.raises(InputError, match="not open in this lease"):
-            await buffer.put(group(2), "math", replaces=[uid], lease=other)
-        await buffer.storage.give_back(lease._leased, [uid], counts=False)
+            await buffer.put(group(2), "math", replaces=lease.open, lease=other)
+        await buffer.storage.give_back(lease._leased, sorted(lease.open), counts=False)
         await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
         for keep in (False, True):
             with pytest.raises(LeaseLostError):
-                await buffer.put(group(2), "math", replaces=[uid], lease=lease, keep_leased=keep)
+                await buffer.put(group(2), "math", replaces=lease.open, lease=lease, keep_leased=keep)
         assert len(buffer) == 0
 
     async def test_a_lease_needs_what_it_replaces(self, buffer: ReplayBuffer) -> None:
@@ -95,4 +96,4 @@ class ClaimLaws(Harness):
         lease = await buffer.lease_batch({"math": 0}, seconds=LONG)
         for wrong in ({"lease": lease}, {"keep_leased": True}, {"replaces": [1], "keep_leased": True}):
             with pytest.raises(InputError, match="lease"):
-                await buffer.put(group(1), "math", **wrong)  # type: ignore[arg-type]
+                await buffer.put(group(1), "math", **wrong)

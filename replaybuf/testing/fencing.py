@@ -63,7 +63,7 @@ class FenceLaws(Harness):
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
         """They can't be acknowledged, extended or given back by those who still hold them."""
-        uid = await buffer.put(group(1), "math")
+        await buffer.put(group(1), "math")
         await buffer.checkpoint(1)
         lease = await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
         trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))
@@ -72,7 +72,7 @@ class FenceLaws(Harness):
             lease.acknowledge(),
             lease.extend(),
             lease.give_back(),
-            buffer.put(group(2), "math", replaces=[uid], lease=lease),
+            buffer.put(group(2), "math", replaces=lease.open, lease=lease),
         ):
             with pytest.raises(FencedError):
                 await call

@@ -1,0 +1,5 @@
+"""The prompt ledger: every prompt of a dataset is in the dataset, in flight, or finished, whoever crashes."""
+
+from replaybuf.prompts.ledger import LedgerCounts, Prompt, PromptLedger
+
+__all__ = ["LedgerCounts", "Prompt", "PromptLedger"]

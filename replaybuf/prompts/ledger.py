@@ -1,0 +1,223 @@
+"""The prompt ledger: where every prompt of a dataset is, kept in the store with everything else.
+
+A prompt that is drawn becomes a group of the buffer, leased from the beginning, in the same transaction that moves the
+dataset's cursor. Finishing it stores the result and removes the prompt in one transaction. A prompt whose worker died
+comes back when its lease is over, and is handed out before new ones. So at any moment, and after any crash, a prompt is
+in the dataset, in flight, or finished: none is skipped, none is finished twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from replaybuf.buffer import ReplayBuffer
+from replaybuf.checks import check_list, check_seconds, check_status, check_task_name, check_timeout, whole
+from replaybuf.errors import InputError, NotReadyError
+from replaybuf.lease import Lease
+from replaybuf.normalise import as_group
+from replaybuf.prompts.source import Source
+from replaybuf.rollout import Status
+from replaybuf.rollout_type import get_field, set_field
+from replaybuf.staleness import reset_response
+from replaybuf.storage.base import Cursor, NewGroup, StorageItem
+from replaybuf.tally import Tally
+
+#: Prompts that are handed out again: those whose worker is gone, interrupted ones, and expired ones.
+AGAIN = (Status.ABORTED, Status.EXPIRED, Status.INIT)
+
+_LONGEST_WAIT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounts:
+    """Where the prompts are.
+
+    `drawn` from the dataset so far; of these `in_flight` with workers, `waiting` to be handed out again, and
+    `finished`, with those that were given up as FAILED.
+    """
+
+    drawn: int
+    in_flight: int
+    waiting: int
+    finished: int
+
+
+class Prompt:
+    """A prompt in flight: `group` are its rollouts, with what was generated of them, `attempt` counts from 1.
+
+    It is finished or given back once. While this process lives, its lease goes on.
+    """
+
+    def __init__(self, ledger: PromptLedger, lease: Lease, item: StorageItem) -> None:
+        self._ledger = ledger
+        self._lease = lease
+        self.uid = item.uid
+        self.group: list[Any] = item.item
+        self.attempt = item.deliveries
+
+    def __repr__(self) -> str:
+        return f"<Prompt {self.uid} of {self._ledger.task_name}, attempt {self.attempt}>"
+
+    async def finish(self, group: Sequence[Any] | None = None, **options: Any) -> int | None:
+        """Store the result (default: `group` as it is now) in the place of the prompt, in one transaction.
+
+        `options` are those of `ReplayBuffer.put`, whose rules hold. Returns what it returns. Raises LeaseLostError when
+        the lease was over and the prompt was handed to another worker, FencedError after a restore; then nothing is
+        stored, and the prompt is in other hands.
+        """
+        return await self._put(self.group if group is None else group, **options)
+
+    async def save(self, group: Sequence[Any] | None = None) -> None:
+        """Keep what was generated so far: if this worker dies, the next one goes on from there."""
+        uid = await self._put(self.group if group is None else group, keep_leased=True)
+        self.uid = self.uid if uid is None else uid
+
+    async def give_back(self, group: Sequence[Any] | None = None, *, failed: str | None = None) -> None:
+        """Let it be handed out again, with what was generated if a `group` is given.
+
+        `failed` says why it could not be generated; a prompt that failed `max_deliveries` times is set aside as FAILED.
+        """
+        if group is not None:
+            await self.save(group)
+        await self._lease.give_back([self.uid], failed=failed)
+
+    async def _put(self, rollouts: Sequence[Any], **options: Any) -> int | None:
+        ledger = self._ledger
+        return await ledger.buffer.put(
+            list(rollouts), ledger.task_name, replaces=[self.uid], lease=self._lease, **options
+        )
+
+
+class PromptLedger:
+    """Hands out the prompts of a dataset to any number of workers, each until it is finished.
+
+    `dataset` is indexed, or has `state_dict`, `load_state_dict` and `iter`; every worker has its own copy of it, and
+    they all go by the cursor `name` in the store, which is part of step checkpoints and snapshots. It is read `epochs`
+    times (None: for ever). `make_group` makes a group of an item of the dataset: a list of rollouts of the buffer's
+    type, which become INIT (default: the item is such a list, or one rollout).
+
+    Prompts that have come back are handed out first: groups of the task with one of the statuses `again`. With
+    `partial_rollouts` they have what was generated of them, otherwise interrupted rollouts begin anew. `seconds` is the
+    time after which a dead worker's prompts come back.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        dataset: Any,
+        task_name: str,
+        *,
+        name: str | None = None,
+        make_group: Callable[[Any], list[Any]] | None = None,
+        epochs: int | None = 1,
+        partial_rollouts: bool = False,
+        again: Iterable[Status | str] = AGAIN,
+        seconds: float = 60.0,
+    ) -> None:
+        if epochs is not None and (whole(epochs) is None or epochs < 0):
+            raise InputError(f"epochs must be a whole number, or None for no end, got {epochs!r:.100}")
+        self.buffer = buffer
+        self.task_name = check_task_name(task_name)
+        self.name = check_task_name(task_name if name is None else name, "name")
+        self._source = Source(dataset, epochs)
+        self._make_group = make_group or _as_group
+        self._partial_rollouts = partial_rollouts
+        self._again = tuple(check_status(status) for status in check_list(again, "again"))
+        self._seconds = check_seconds(seconds, "seconds")
+
+    async def draw(self, count: int = 1, *, timeout: float | None = 0) -> list[Prompt]:
+        """Up to `count` prompts: first those that have come back, then new ones. An empty list: none is left.
+
+        With a timeout (seconds; None: for ever) it waits while none is there but some are in flight, which may come
+        back: then an empty list means that all are finished, and NotReadyError that the time was over.
+        """
+        if whole(count) is None or count < 1:
+            raise InputError(f"count must be a whole number of at least 1, got {count!r:.100}")
+        patience = check_timeout(timeout)
+        deadline = time.monotonic() + patience
+        while True:
+            seen = self.buffer.storage.version()
+            prompts = await self._draw_again(count) or await self._draw_new(count)
+            if prompts or patience <= 0:
+                return prompts
+            counts = await self.counts()
+            if not counts.in_flight and not counts.waiting:
+                return []
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise NotReadyError(
+                    f"after {patience:g} s: task {self.task_name}: no prompt is left in the dataset, and "
+                    f"{counts.in_flight} are in flight with workers"
+                )
+            await self.buffer.storage.check_fence()
+            await self.buffer.storage.changed(min(remaining, _LONGEST_WAIT), seen)
+
+    async def counts(self) -> LedgerCounts:
+        """Where the prompts are. Counts of the task: other groups of these statuses count too."""
+        drawn = (await self.buffer.storage.cursor(self.name)).position
+        tallies = await self.buffer.storage.tallies()
+
+        def total(name: Tally) -> int:
+            return sum(tallies.get((self.task_name, status, name), 0) for status in self._again)
+
+        waiting, in_flight = total(Tally.SIZE), total(Tally.LEASED)
+        return LedgerCounts(drawn, in_flight, waiting, drawn - waiting - in_flight)
+
+    async def _draw_again(self, count: int) -> list[Prompt]:
+        tallies = await self.buffer.storage.tallies()
+        drawn: list[Prompt] = []
+        for status in self._again:
+            size = min(count - len(drawn), tallies.get((self.task_name, status, Tally.SIZE), 0))
+            if size > 0:
+                lease = await self.buffer.lease_batch(
+                    {self.task_name: size}, group_status=status, seconds=self._seconds
+                )
+                drawn += [Prompt(self, lease, item) for item in lease.items[self.task_name]]
+        if not self._partial_rollouts:
+            for prompt in drawn:
+                _begin_anew(prompt.group)
+        return drawn
+
+    async def _draw_new(self, count: int) -> list[Prompt]:
+        """Draw from the dataset; when another worker has moved the cursor meanwhile, from where it is then."""
+        storage, attempt = self.buffer.storage, 0
+        while True:
+            now = await storage.cursor(self.name)
+            items, place = await asyncio.to_thread(self._source.read, now.value, count)
+            if not items:
+                return []
+            groups = [self._new_group(item) for item in items]
+            moved = Cursor(self.name, now.version, now.position + len(items), place)
+            claimed = await storage.claim(groups, moved, self._seconds)
+            if claimed is not None:
+                lease = Lease(storage, claimed, self._seconds, heartbeat=True)
+                return [Prompt(self, lease, item) for item in claimed.items[self.task_name]]
+            attempt += 1  # somebody else got on by it
+            await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
+
+    def _new_group(self, item: Any) -> NewGroup:
+        rollouts = [copy.copy(rollout) for rollout in as_group(self._make_group(item))]  # the dataset keeps its own
+        if not rollouts:
+            raise InputError(f"make_group gave an empty group for {item!r:.200}")
+        for rollout in rollouts:
+            self.buffer.storage.codec.rollout_type.require_all(rollout, [("put", ("status",))])
+            set_field(rollout, "status", Status.INIT)
+        return NewGroup(self.task_name, Status.INIT, 0, rollouts, time.time())
+
+
+def _as_group(item: Any) -> list[Any]:
+    return list(item) if isinstance(item, (list, tuple)) else [item]
+
+
+def _begin_anew(rollouts: Iterable[Any]) -> None:
+    """Take away what interrupted rollouts have generated; expired ones have lost it already, others are done."""
+    for rollout in rollouts:
+        if get_field(rollout, "status") == Status.ABORTED:
+            reset_response(rollout)
+            set_field(rollout, "status", Status.INIT)

@@ -1,0 +1,36 @@
+"""States of data loaders hold torch tensors (of random generators, mostly): as arrays they can be stored.
+
+torch is not needed for it, other than by those who have tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_TENSOR = "__torch_tensor__"
+
+
+def with_arrays(state: Any) -> Any:
+    """The state with arrays in the place of tensors."""
+    if isinstance(state, dict):
+        return {name: with_arrays(value) for name, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(with_arrays(value) for value in state)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(state, torch.Tensor):
+        return {_TENSOR: state.detach().cpu().numpy()}
+    return state
+
+
+def with_tensors(state: Any) -> Any:
+    """The state as `with_arrays` got it."""
+    if isinstance(state, dict):
+        if state.keys() == {_TENSOR}:
+            import torch  # type: ignore[import-not-found]
+
+            return torch.from_numpy(state[_TENSOR].copy())
+        return {name: with_tensors(value) for name, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(with_tensors(value) for value in state)
+    return state
