@@ -11,9 +11,9 @@ import os
 import random
 from collections.abc import Awaitable, Callable
 
-from replaybuf import LeaseLostError, ReplayBuffer
+from replaybuf import LeaseLostError, Prompt, PromptLedger, ReplayBuffer, Status
 from tests.faults.ledger import Ledger
-from tests.stores import build, group, numbers_of
+from tests.stores import build, group, number_of, numbers_of
 
 LEASED, TAKEN = "leased", "taken"
 TASKS = (LEASED, TAKEN)
@@ -86,6 +86,45 @@ async def _left(buffer: ReplayBuffer, task: str) -> int:
     """How many groups of a task there are, whatever their status, leased ones too."""
     numbers = (await buffer.metrics(distributions=False))["tasks"][task]
     return int(sum(numbers["buffered"].values()) + numbers["leased"])
+
+
+def generate(ledger: Ledger, url: str, prompts: int, epochs: int, seed: int) -> None:
+    """Generate for the prompts of a dataset until all are finished; some are given back, some saved half-way."""
+
+    async def work(buffer: ReplayBuffer) -> None:
+        chance = random.Random(seed)
+        source = PromptLedger(
+            buffer,
+            range(prompts),
+            LEASED,
+            make_group=lambda number: group(number, 2, status=Status.INIT),
+            epochs=epochs,
+            partial_rollouts=True,
+            seconds=LEASE_SECONDS,
+        )
+        while drawn := await source.draw(chance.randint(1, 4), timeout=60):
+            ledger.write("drawn", *(number_of(prompt.group) for prompt in drawn))
+            for prompt in drawn:
+                await _generate(ledger, prompt, chance)
+
+    _run(url, work, max_deliveries=0)
+
+
+async def _generate(ledger: Ledger, prompt: Prompt, chance: random.Random) -> None:
+    number, fate = number_of(prompt.group), chance.random()
+    try:
+        await asyncio.sleep(0.02 * chance.random())
+        if fate > 0.9:
+            await prompt.give_back(failed="bad luck")
+            return
+        if fate > 0.6:
+            await prompt.save()
+        for rollout in prompt.group:
+            rollout.status = Status.COMPLETED
+        await prompt.finish()
+        ledger.write("finished", number)
+    except LeaseLostError:  # on a machine that stood still for so long
+        ledger.write("late", number)
 
 
 def take(ledger: Ledger, url: str, done: str, size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from replaybuf import FencedError, ReplayBuffer
+from replaybuf import FencedError, PromptLedger, ReplayBuffer, RolloutState, Status
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
 from tests.stores import TASK, build, group, numbers_of
@@ -18,6 +18,7 @@ POLICIES: dict[str, dict[str, object]] = {
     "staleness": {"policy": "staleness"},
     "uniform": {"policy": "uniform", "seed": 7},
     "prioritized": {"policy": "prioritized", "seed": 7},
+    "prompts": {"policy": "uniform", "seed": 3},
     "prioritized, drawn twice": {"policy": "prioritized", "seed": 7, "max_times_sampled": 2, "archive": 1000},
 }
 
@@ -31,13 +32,14 @@ def train(ledger: Ledger, url: str, policy: str, kill_at: int | None) -> None:
 
 async def _train(ledger: Ledger, url: str, policy: str) -> None:
     async with build(url, **POLICIES[policy]) as buffer:
+        prompts = PromptLedger(buffer, range(15), TASK, epochs=2, make_group=_prompt)
         kept = await buffer.checkpoints()
         first = 1
         if kept:
             await buffer.restore(kept[-1].step)
             first = kept[-1].step + 1
         for step in range(first, STEPS + 1):
-            await _step(ledger, buffer, step)
+            await _step(ledger, buffer, step, prompts if policy == "prompts" else None)
             if step % 2 == 0:
                 await buffer.checkpoint(step)
                 ledger.write("checkpoint", step)
@@ -45,8 +47,17 @@ async def _train(ledger: Ledger, url: str, policy: str) -> None:
         ledger.write("left", *numbers_of(left))
 
 
-async def _step(ledger: Ledger, buffer: ReplayBuffer, step: int) -> None:
-    for number in range(10 * step, 10 * step + 5):
+def _prompt(number: int) -> list[RolloutState]:
+    return group(number, status=Status.INIT)
+
+
+async def _step(ledger: Ledger, buffer: ReplayBuffer, step: int, prompts: PromptLedger | None) -> None:
+    if prompts is not None:
+        for prompt in await prompts.draw(4):
+            for rollout in prompt.group:
+                rollout.status = Status.COMPLETED
+            await prompt.finish(model_step=step - 1, current_train_step=step)
+    for number in range(10 * step, 10 * step + 5) if prompts is None else ():
         await buffer.put(
             group(number),
             TASK,

@@ -33,6 +33,7 @@ class Storm:
         self._started: dict[str, tuple[BaseProcess, Path]] = {}
         self.stop, self.done = folder / "stop", folder / "done"
         self.snapshot = folder / "snapshot"
+        self.prompts = (0, 0)  # how many, and in how many epochs
         self.chance = random.Random(seed)
         self.ledgers: dict[str, list[Path]] = {}
         self.killed: Counter[str] = Counter()
@@ -52,24 +53,27 @@ class Storm:
                 return roles.train, (self.done, number)
             case "taker":
                 return roles.take, (self.done, TAKER_SIZE)
+            case "worker":
+                return roles.generate, (*self.prompts, number)
             case "refresher":
                 return roles.refresh, (self.done,)
             case _:
                 return roles.save, (self.done, self.snapshot)
 
     def shoot(self, role: str) -> None:
-        """Kill one, at whatever it is doing, and start it again."""
+        """Kill one, at whatever it is doing, and start it again; not one that has finished its work."""
         process, ledger = self._started[role]
         assert entries(ledger, "problem") == [], entries(ledger, "problem")[0].replace("\\n", "\n")
-        assert process.is_alive()
+        if not process.is_alive():
+            return
         kill(process)
         self.killed[role] += 1
         self.start(role)
 
     def finish(self) -> None:
-        """The producers end, and then the others when nothing is left."""
+        """The producers and workers end, and then the others when nothing is left."""
         self.stop.touch()
-        for role in [role for role in self._started if role.startswith("producer")]:
+        for role in [role for role in self._started if role.startswith(("producer", "worker"))]:
             end(*self._started.pop(role))
         self.done.touch()
         for role in list(self._started):
@@ -82,15 +86,15 @@ class Storm:
         ]
         return [number for ledger in ledgers for number in numbers(ledger, what)]
 
-    def settling_when_killed(self) -> set[int]:
+    def settling_when_killed(self) -> list[int]:
         """The groups that trainers were acknowledging when they were killed."""
-        open_ones: set[int] = set()
+        open_ones: list[int] = []
         for role, ledgers in self.ledgers.items():
             for ledger in ledgers if role.startswith("trainer") else ():
                 lines = entries(ledger, "acking")
                 settled = len(entries(ledger, "acked")) + len(entries(ledger, "late"))
                 if len(lines) > settled:
-                    open_ones |= set(map(int, lines[-1].split()))
+                    open_ones += map(int, lines[-1].split())
         return open_ones
 
 
@@ -125,7 +129,7 @@ def test_every_group_is_accounted_for(storm: Storm, shared_url: str, shots: tupl
     put, begun = storm.numbers("producer", "put"), set(storm.numbers("producer", "begin"))
     acked = {task: storm.numbers(role, "acked") for task, role in ((LEASED, "trainer"), (TAKEN, "taker"))}
     lost = {task: {n for n in put if TASKS[n % 2] == task} - set(acked[task]) for task in TASKS}
-    with_the_dead = {LEASED: lost[LEASED] & storm.settling_when_killed(), TAKEN: set(lost[TAKEN])}
+    with_the_dead = {LEASED: lost[LEASED] & set(storm.settling_when_killed()), TAKEN: set(lost[TAKEN])}
     doubled = [n for found in acked.values() for n, times in Counter(found).items() if times > 1]
     figures.add(
         faults=sum(storm.killed.values()),
@@ -144,12 +148,52 @@ def test_every_group_is_accounted_for(storm: Storm, shared_url: str, shots: tupl
     asyncio.run(check_snapshot(storm.snapshot, begun))
 
 
-async def check_totals(url: str, acked: dict[str, int], put: int, begun: int) -> None:
-    """What the store has counted itself agrees with the ledgers: what was put has left, and nothing is there."""
+def test_every_prompt_is_trained_as_often_as_asked(
+    storm: Storm, shared_url: str, shots: tuple[int, int], figures: Figures
+) -> None:
+    """Workers and trainers are killed at random: no prompt of the dataset is skipped, none is trained once more."""
+    count, epochs = storm.prompts = (30 + 3 * shots[1], 2)
+    roles = ["worker-1", "worker-2", "trainer-1", "worker-3"]
+    for role in roles:
+        storm.start(role)
+    time.sleep(0.3)
+    for shot in range(shots[1]):
+        time.sleep(0.02 + storm.chance.random() * 0.3)
+        storm.shoot(roles[shot % len(roles)])
+    storm.finish()
+
+    trained, perhaps = Counter(storm.numbers("trainer", "acked")), Counter(storm.settling_when_killed())
+    skipped = [number for number in range(count) if trained[number] + perhaps[number] < epochs]
+    doubled = [number for number, times in trained.items() if times > epochs]
+    figures.add(
+        faults=sum(storm.killed.values()),
+        groups=count * epochs,
+        prompts=count * epochs,
+        skipped=len(skipped),
+        doubled=len(doubled),
+        with_the_dead=count * epochs - trained.total(),
+    )
+    assert (skipped, doubled) == ([], [])
+    assert set(trained) <= set(range(count))
+    assert sum(storm.killed.values()) > shots[1] // 2
+    totals = asyncio.run(totals_of(shared_url))
+    assert totals[LEASED, Tally.TAKEN] == count * epochs
+    assert totals[LEASED, Tally.SIZE] == totals[LEASED, Tally.LEASED] == 0
+
+
+async def totals_of(url: str) -> Counter[tuple[str, Tally]]:
+    """What the store has counted of each task."""
     totals: Counter[tuple[str, Tally]] = Counter()
     async with build(url) as buffer:
         for (task, _, name), count in (await buffer.storage.tallies()).items():
             totals[task, name] += count
+    return totals
+
+
+async def check_totals(url: str, acked: dict[str, int], put: int, begun: int) -> None:
+    """What the store has counted itself agrees with the ledgers: what was put has left, and nothing is there."""
+    totals = await totals_of(url)
+    async with build(url) as buffer:
         assert [item.uid async for item in buffer.find({})] == []
     assert put <= sum(totals[task, Tally.PUT] for task in TASKS) <= begun
     for task in TASKS:
