@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,15 @@ def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
             yield lend
 
 
+SOME = {"put", "take", "lease", "acknowledge", "finish", "restore", "get", "lease_batch as a block"}
+
+
+def cases(names: Iterable[str]) -> list[Any]:
+    """All of them on SQLite, and on PostgreSQL too: most of them in the long form only."""
+    on_postgres = [pytest.param("postgresql", name, marks=[] if name in SOME else pytest.mark.long) for name in names]
+    return [*(("sqlite", name) for name in names), *on_postgres]
+
+
 async def left_alone(_: ReplayBuffer, __: Any) -> None:
     """Nothing is done."""
 
@@ -110,7 +119,7 @@ NAMES = sorted(set(OPERATIONS) - {"sweep", "leases end"})
 DRAWING = [OPERATIONS[name] for name in ("take", "take at random", "take again", "lease")]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("new_url", "name"), cases(NAMES), indirect=["new_url"])
 async def test_what_is_cancelled_is_done_or_undone(
     new_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, figures: Figures
 ) -> None:
@@ -165,7 +174,7 @@ DRAWS: dict[str, Callable[[ReplayBuffer], Awaitable[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*READS, *DRAWS])
+@pytest.mark.parametrize(("new_url", "name"), cases([*READS, *DRAWS]), indirect=["new_url"])
 async def test_groups_of_a_cancelled_call_are_all_there(
     new_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, figures: Figures
 ) -> None:
