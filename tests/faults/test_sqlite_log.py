@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from replaybuf import NotADatabaseError
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger, numbers
-from tests.faults.processes import kill, start
+from tests.faults.processes import end, kill, start
 from tests.processes.test_processes import wait_for_lines
 from tests.stores import TASK, build, fill, group, take_all
 
@@ -144,3 +145,29 @@ async def test_a_torn_end_of_the_log_is_what_was_not_yet_committed(tmp_path: Pat
     figures.add(faults=1)
     assert COUNT // 2 < len(found) < COUNT
     assert found == list(range(len(found)))
+
+
+def open_and_close(ledger: Ledger, url: str, seconds: float) -> None:
+    """Open the database, use it and close it, again and again: with its last user the log goes."""
+
+    async def main() -> None:
+        ends = time.monotonic() + seconds
+        count = 0
+        while time.monotonic() < ends:
+            async with build(url) as buffer:
+                await buffer.put(group(count), TASK)
+                assert await buffer.get(1, TASK)
+            count += 1
+        ledger.write("opened", count)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.long)])
+def test_a_log_that_goes_with_its_last_user_is_not_missed(tmp_path: Path, seconds: float) -> None:
+    """Whoever opens the database at the moment when another one closes it."""
+    ledgers = [tmp_path / str(number) for number in range(3)]
+    processes = [start(open_and_close, ledger, f"sqlite:///{tmp_path}/run.db", seconds) for ledger in ledgers]
+    for process, ledger in zip(processes, ledgers, strict=True):
+        assert end(process, ledger) == 0
+        assert numbers(ledger, "opened")[0] > 2

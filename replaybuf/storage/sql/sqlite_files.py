@@ -51,7 +51,8 @@ class OpenFiles:
         SQLite deletes the index of the log (-shm) first and makes it last. While another process has both open, a
         second log beside it would damage the database.
         """
-        self.check()
+        if self._connections:
+            self.check()
         if self._path is None or not _exists(f"{self._path}-shm") or _exists(f"{self._path}-wal"):
             return
         time.sleep(_LOOK_AGAIN_SECONDS)  # another process may just be deleting both
