@@ -27,7 +27,7 @@ async def fill_many(url: str, count: int) -> None:
             for step in range(start // 100, start // 100 + 5):
                 await put_all(buffer, [groups.small() for _ in range(100)], model_step=step)
         if count > SEED:
-            await buffer.storage._open.thread.run(lambda: _copy(engine_of(buffer), count))  # type: ignore[attr-defined]
+            await multiply(buffer, SEED, count)
         await refresh(buffer, groups.TRAIN_STEP)
         if (found := await buffer.count(TASK, "completed")) != count:
             raise RuntimeError(f"{found} groups where {count} should be")
@@ -39,7 +39,12 @@ async def refresh(buffer: Any, step: int) -> int:
     return int(counts[TASK])
 
 
-async def _copy(engine: Any, count: int) -> None:
+async def multiply(buffer: Any, seed: int, count: int) -> None:
+    """Copy the rows of the first `seed` groups until there are `count`, a multiple of it."""
+    await buffer.storage._open.thread.run(lambda: _copy(engine_of(buffer), seed, count))
+
+
+async def _copy(engine: Any, seed: int, count: int) -> None:
     async with engine.connect() as connection:
         await connection.execution_options(replaybuf_write=True)
         first = (await connection.execute(text("SELECT min(uid) FROM rb_group"))).scalar_one()
@@ -48,11 +53,11 @@ async def _copy(engine: Any, count: int) -> None:
             copy = text(
                 f"INSERT INTO {table.name} (uid, {columns}) "  # noqa: S608
                 f"SELECT uid + :offset, {columns} FROM {table.name} "
-                f"WHERE uid >= {first} AND uid < {first + SEED} ORDER BY uid"
+                f"WHERE uid >= {first} AND uid < {first + seed} ORDER BY uid"
             )
-            for offset in range(SEED, count, SEED):
+            for offset in range(seed, count, seed):
                 await connection.execute(copy, {"offset": offset})
-        await connection.execute(text(f"UPDATE rb_tally SET amount = amount * {count // SEED}"))  # noqa: S608
+        await connection.execute(text(f"UPDATE rb_tally SET amount = amount * {count // seed}"))  # noqa: S608
         if engine.dialect.name == "postgresql":
             await connection.execute(text("SELECT setval('rb_uid', (SELECT max(uid) FROM rb_group))"))
         else:

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -25,16 +26,18 @@ class Lease:
     """Groups on loan: `batch` has them by task, `items` the same with their metadata, `counts` how many.
 
     `token` is the fencing token: a later lease has a higher one. Each group is acknowledged (it has been consumed) or
-    given back (it is drawn again), once. What is neither comes back when the lease's time is over; a heartbeat in a
-    thread of its own keeps it from being over while this process lives.
+    given back (it is drawn again), once. What is neither comes back when the lease's time is over: `seconds` after
+    its last heartbeat; a thread of its own keeps it from being over while this process lives.
     """
 
     def __init__(self, storage: StorageBackend, leased: Leased, seconds: float, *, heartbeat: bool) -> None:
         self._storage = storage
         self._leased = leased
-        self._seconds = seconds
+        self.seconds = seconds
         self._open = {item.uid for items in leased.items.values() for item in items}
-        self._heartbeat = _Heartbeat(self) if heartbeat and self._open else None
+        self._heart = _hearts.setdefault(storage, _Heart()) if heartbeat and self._open else None
+        if self._heart is not None:
+            self._heart.beat_for(self)
 
     def __repr__(self) -> str:
         return f"<Lease {self.token}: {len(self._open)} groups open>"
@@ -87,7 +90,7 @@ class Lease:
 
     async def extend(self, seconds: float | None = None) -> None:
         """Let the lease be over in `seconds` (default: its own time) from now. Raises LeaseLostError."""
-        await self._extend(self._seconds if seconds is None else check_seconds(seconds, "seconds"))
+        await self._extend(self.seconds if seconds is None else check_seconds(seconds, "seconds"))
 
     async def _extend(self, seconds: float) -> None:
         leased, chosen = self._leased, sorted(self._open)
@@ -114,47 +117,76 @@ class Lease:
 
     def _settle(self, uids: Iterable[int]) -> None:
         self._open.difference_update(uids)
-        if not self._open and self._heartbeat is not None:
-            self._heartbeat.stop()
+        if not self._open:
+            self.stop()
 
     def stop(self) -> None:
         """Let the lease run out: no more heartbeats."""
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
+        if self._heart is not None:
+            self._heart.stop_for(self)
 
 
-class _Heartbeat:
-    """Extends a lease from a thread of its own: a training step that blocks the event loop doesn't stop it.
+class _Heart:
+    """Extends the leases of a storage from a thread of its own: a training step that blocks the loop doesn't stop it.
 
-    A lease that nobody has any more, though it was never settled, runs out.
+    A lease that nobody has any more, though it was never settled, runs out. The thread ends with the last lease.
     """
 
-    def __init__(self, lease: Lease) -> None:
-        self._lease = weakref.ref(lease)
-        self._seconds = lease._seconds
-        self._stopping = threading.Event()
-        threading.Thread(target=self._run, name="replaybuf-heartbeat", daemon=True).start()
+    def __init__(self) -> None:
+        self._leases: weakref.WeakKeyDictionary[Lease, float] = weakref.WeakKeyDictionary()  # when to beat for each
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
 
-    def stop(self) -> None:
-        self._stopping.set()
+    def beat_for(self, lease: Lease) -> None:
+        """Extend a lease from now on."""
+        with self._changed:
+            self._leases[lease] = time.monotonic() + lease.seconds / _BEATS
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="replaybuf-heartbeat", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def stop_for(self, lease: Lease) -> None:
+        with self._changed:
+            self._leases.pop(lease, None)
+            self._changed.notify()
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._seconds / _BEATS) and self._beat():
-            pass
+        while (due := self._wait()) is not None:
+            asyncio.run(self._beat(due))
+            due.clear()  # nothing may keep them alive during the next wait
 
-    def _beat(self) -> bool:
-        """Extend the lease; whether to go on."""
-        lease = self._lease()
-        if lease is None:
-            return False
+    def _wait(self) -> list[Lease] | None:
+        """The leases that are to be extended now; None when there are none left."""
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                due = [lease for lease, when in self._leases.items() if when <= now]
+                if due:
+                    return due
+                if not self._leases:
+                    self._thread = None
+                    return None
+                self._changed.wait(min(self._leases.values()) - now)
+
+    async def _beat(self, due: Sequence[Lease]) -> None:
+        await asyncio.gather(*map(self._extend, due))
+
+    async def _extend(self, lease: Lease) -> None:
         try:
-            asyncio.run(lease._extend(self._seconds))
+            await lease._extend(lease.seconds)
         except (LeaseLostError, FencedError, ClosedError) as error:
             _logger.debug("%r ends: %s", lease, error)
-            return False
+            self.stop_for(lease)
+            return
         except ReplayBufError as error:
             _logger.warning("%r could not be extended and will be tried again: %s", lease, error)
-        return True
+        with self._changed:
+            if lease in self._leases:
+                self._leases[lease] = time.monotonic() + lease.seconds / _BEATS
+
+
+_hearts: weakref.WeakKeyDictionary[StorageBackend, _Heart] = weakref.WeakKeyDictionary()
 
 
 class Leasing:

@@ -1,0 +1,140 @@
+"""Step checkpoints of 100,000 groups of 100 KB (10 GB): making, restoring, what puts notice of it; and `kill -9`.
+
+The yardstick is what frameworks do: pickling the list of groups to a file and reading it back. It is done with a
+hundredth of them, because 10 GB of rollouts don't fit into the memory of small machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+
+from benchmarks import groups
+from benchmarks.databases import TASK, fill, new_database, new_folder, open_buffer, put_all
+from benchmarks.million import multiply
+from benchmarks.table import Row, Settings, in_turn, milliseconds, number, seconds, spread
+from replaybuf import ReplayBuffer
+
+SEED = 1_000
+_PUTS = 16_384
+
+
+async def run(settings: Settings) -> AsyncIterator[Row]:
+    """Rows for each database."""
+    count = settings.size(100_000, 5_000)
+    saved, loaded = await _pickling()
+    for kind in settings.databases:
+        async with new_database(kind) as url:
+            async with open_buffer(url, keep_checkpoints=None) as buffer:
+                await fill(buffer, groups.arrays, SEED)
+                await multiply(buffer, SEED, count)
+                async for row in _checkpoints(settings, kind, buffer, count, saved, loaded):
+                    yield row
+            yield await _reopening(settings, kind, url, count)
+        yield await _puts_beside(settings, kind, settings.size(100_000, 10_000))
+
+
+async def _pickling() -> tuple[float, float]:
+    """Seconds to pickle a thousand groups into a file, with fsync, and to load them."""
+    made = [groups.arrays() for _ in range(SEED)]
+    async with new_folder() as folder:
+        file = folder / "buffer.pickle"
+
+        def save() -> None:
+            with open(file, "wb") as stream:
+                pickle.dump(made, stream, protocol=pickle.HIGHEST_PROTOCOL)
+                os.fsync(stream.fileno())
+
+        return await seconds(save), await seconds(lambda: pickle.loads(file.read_bytes()))
+
+
+async def _checkpoints(
+    settings: Settings, kind: str, buffer: ReplayBuffer, count: int, saved: float, loaded: float
+) -> AsyncIterator[Row]:
+    size = f"{count:,} groups, {count / 1e4:g} GB"
+    made = [await seconds(lambda step=step: buffer.checkpoint(step)) for step in range(settings.rounds)]
+    times = count // SEED
+    pickled = f"pickling {SEED:,} of them: {milliseconds(saved)}"
+    yield _row(f"{kind}: checkpoint of {size}", made, pickled, saved, times, 1.0)
+    pickled = f"loading {SEED:,} of them: {milliseconds(loaded)}"
+    same = [await seconds(lambda: buffer.restore(1)) for _ in range(settings.rounds)]
+    yield _row(f"{kind}: restore, nothing changed: {size}", same, pickled, loaded, times, 2.0)
+    gone = []
+    for _ in range(3):
+        await buffer.delete({})
+        gone.append(await seconds(lambda: buffer.restore(1)))
+    yield _row(f"{kind}: restore, all had left: {size}", gone, pickled, loaded, times, 2.0)
+
+
+def _row(measured: str, figures: list[float], yardstick: str, base: float, times: int, most: float) -> Row:
+    middle = sorted(figures)[len(figures) // 2]
+    ratio = f"{number(middle / base)}, with {times} times as many groups"
+    return Row("checkpoints", measured, spread(figures), yardstick, ratio, f"<= {most:g} s", middle <= most)
+
+
+async def _puts_beside(settings: Settings, kind: str, count: int) -> Row:
+    """A checkpoint in the middle of puts that take some seconds."""
+    async with new_database(kind) as url, open_buffer(url) as buffer:
+        await fill(buffer, groups.small, SEED)
+        await multiply(buffer, SEED, count)
+        puts = settings.size(_PUTS, _PUTS // 8)
+        longest: list[float] = []
+
+        async def with_checkpoint() -> None:
+            async def later() -> None:
+                await asyncio.sleep(0.2)
+                longest.append(await seconds(lambda: buffer.checkpoint(1)))
+
+            await asyncio.gather(later(), put_all(buffer, fresh.pop()))
+
+        fresh = [[groups.small() for _ in range(puts)] for _ in range(2 * (settings.rounds + 1))]
+        pairs = await in_turn(with_checkpoint, lambda: put_all(buffer, fresh.pop()), settings.rounds)
+    middle, shown = pairs.ratio(faster=False)
+    mine, base = pairs.median
+    return Row(
+        "checkpoints",
+        f"{kind}: {puts:,} puts of 1 KB by 256 coroutines while a checkpoint of {count:,} groups is made "
+        f"({milliseconds(sorted(longest)[len(longest) // 2])})",
+        f"{number(puts / mine)}/s",
+        f"without one: {number(puts / base)}/s",
+        shown,
+        "<= 1.1",
+        middle <= 1.1,
+    )
+
+
+async def _reopening(settings: Settings, kind: str, url: str, count: int) -> Row:
+    """A process that puts and takes is killed; how long until another one has opened and taken a batch."""
+    took = []
+    for _ in range(settings.rounds):
+        command = [sys.executable, "-m", "benchmarks.checkpoints", url]
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        await process.stdout.readline()  # it is in the middle of it now
+        await asyncio.sleep(1)
+        process.kill()
+        await process.communicate()
+        start = time.perf_counter()
+        async with open_buffer(url) as buffer:
+            assert await buffer.get(1, TASK)
+            took.append(time.perf_counter() - start)
+    middle = sorted(took)[len(took) // 2]
+    measured = f"{kind}: open {count / 1e4:g} GB after kill -9 of a process that put and took, and take a group"
+    return Row("checkpoints", measured, spread(took), aim="<= 1 s", met=middle <= 1)
+
+
+async def _work(url: str) -> None:
+    async with open_buffer(url) as buffer:
+        while True:
+            await put_all(buffer, [groups.arrays() for _ in range(64)])
+            await buffer.get(64, TASK)
+            print("working", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_work(sys.argv[1]))
