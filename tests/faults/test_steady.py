@@ -18,7 +18,7 @@ from tests.faults.processes import end, start
 from tests.postgres import execute, new_database, running_server
 
 #: Seconds of the run; and for how long payloads of taken groups wait to be swept.
-RUNS = [pytest.param((8, 0.2), id="short"), pytest.param((600, 2.0), id="long", marks=pytest.mark.long)]
+RUNS = [pytest.param((8, 0.2), id="short"), pytest.param((300, 2.0), id="long", marks=pytest.mark.long)]
 
 
 class Sizes:
@@ -93,7 +93,7 @@ def test_the_database_its_log_and_the_memory_stay_bounded(
         time.sleep(seconds / 60)
         measure(flowing_url, sizes)
     for process, ledger in zip(processes, (flow, look), strict=True):
-        assert end(process, ledger) == 0
+        assert end(process, ledger, 120) == 0
     steps = [line.split() for line in entries(flow, "step")]
     for _, memory in steps:
         sizes.add("memory", float(memory))
