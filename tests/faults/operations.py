@@ -6,29 +6,23 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
-from replaybuf import Lease, ReplayBuffer, Status
-from replaybuf.storage.base import NewGroup
+from replaybuf import Lease, Prompt, PromptLedger, ReplayBuffer, Status
 from replaybuf.storage.sql.lease import end_leases
-from replaybuf.storage.sql.rows import encode_group
-from replaybuf.storage.sql.schema import create_schema, upgrade
 from replaybuf.storage.sql.sweep import sweep
-from replaybuf.testing.harness import CODEC
 from tests.faults.copies import transact
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
+from tests.faults.schemas import SCHEMAS
 from tests.stores import TASK, build, group
 
 COUNT = 10
 STEP = 9
-
-Arm = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ async def run_operation(url: str, name: str, ledger: Ledger, kill_at: int | None
 
 
 def victim(ledger: Ledger, url: str, name: str, folder: Path, kill_at: int | None) -> None:
-    """A process that does an operation of `OPERATIONS` or `SCHEMAS` and may be killed in it.
+    """A process that does an operation of `OPERATIONS` or of `SCHEMAS` and may be killed in it.
 
     What it saves goes into the folder.
     """
@@ -212,6 +206,35 @@ async def finish(buffer: ReplayBuffer, held: Lease) -> None:
     await buffer.put(group(100), TASK, replaces=[first], lease=held)
 
 
+def prompts_of(buffer: ReplayBuffer) -> PromptLedger:
+    return PromptLedger(
+        buffer, range(100, 110), TASK, make_group=lambda number: group(number, status=Status.INIT), seconds=100
+    )
+
+
+async def given_up(buffer: ReplayBuffer) -> None:
+    """Nothing is there of what `fill` has put that a ledger would hand out again."""
+    await buffer.delete({"status": "aborted"})
+
+
+async def draw_prompts(buffer: ReplayBuffer, _: Any) -> None:
+    assert len(await prompts_of(buffer).draw(3)) == 3
+
+
+async def a_prompt(buffer: ReplayBuffer) -> Prompt:
+    await given_up(buffer)
+    [prompt, _] = await prompts_of(buffer).draw(2)
+    return prompt
+
+
+async def finish_a_prompt(_: ReplayBuffer, prompt: Prompt) -> None:
+    await prompt.finish([*group(prompt.group[0].rollout_id)])
+
+
+async def save_a_prompt(_: ReplayBuffer, prompt: Prompt) -> None:
+    await prompt.save()
+
+
 SNAPSHOT = "snapshot"
 
 OPERATIONS = {
@@ -241,46 +264,7 @@ OPERATIONS = {
     "restore": Operation(restore, kept_and_changed),
     "restore keeping new": Operation(restore_keeping_new, kept_and_changed),
     "finish": Operation(finish, leased),
-}
-
-
-# The schema
-
-
-def _create(connection: Connection) -> None:
-    create_schema(connection, "here")
-
-
-def _nothing(_: Connection) -> None:
-    pass
-
-
-def fill_old(connection: Connection) -> None:
-    """A database of the first version, with COUNT groups."""
-    upgrade(connection, "0001")
-    connection.execute(text("INSERT INTO rb_lane (id, task_name, status, step) VALUES (1, :task, 'completed', 9)"),
-                       {"task": TASK})  # fmt: skip
-    marks = "CAST(:marks AS jsonb)" if connection.dialect.name == "postgresql" else ":marks"
-    for uid in range(1, COUNT + 1):
-        one = encode_group(CODEC, NewGroup(TASK, Status.COMPLETED, 3, group(uid), 1.0))
-        connection.execute(
-            text(
-                "INSERT INTO rb_group (uid, lane, oldest_step, mixed, priority, times_sampled, created_at, bytes,"
-                f" marks) VALUES (:uid, 1, 5, :no, 1.0, 0, 1.0, :size, {marks})"
-            ),
-            {"uid": uid, "no": False, "size": len(one.payload), "marks": one.marks},
-        )
-        connection.execute(
-            text("INSERT INTO rb_payload (uid, outline, data) VALUES (:uid, '[]', :data)"),
-            {"uid": uid, "data": one.payload},
-        )
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT setval('rb_uid', :uid)"), {"uid": COUNT})
-    else:
-        connection.execute(text("UPDATE rb_counter SET value = :uid"), {"uid": COUNT})
-
-
-SCHEMAS: dict[str, tuple[Callable[[Connection], None], Callable[[Connection], None]]] = {
-    "create the schema": (_nothing, _create),
-    "upgrade": (fill_old, upgrade),
+    "draw prompts": Operation(draw_prompts, given_up),
+    "finish a prompt": Operation(finish_a_prompt, a_prompt),
+    "save a prompt": Operation(save_a_prompt, a_prompt),
 }

@@ -16,7 +16,7 @@ from tests.faults import operations
 from tests.faults.copies import look
 from tests.faults.figures import Figures
 from tests.faults.operations import OPERATIONS, Operation
-from tests.stores import TASK, build, group, take_all
+from tests.stores import TASK, build, group, number_of, take_all
 
 # To be cancelled while it waits, or when the answer is there and not yet seen.
 MOMENTS = ["at once", "when it is done"]
@@ -114,7 +114,7 @@ async def seen(buffer: ReplayBuffer) -> Any:
     return items, +Counter(await buffer.storage.tallies())
 
 
-NAMES = sorted(set(OPERATIONS) - {"sweep", "leases end"})
+NAMES = sorted(set(OPERATIONS) - {"sweep", "leases end", "draw prompts"})
 #: Whoever is cancelled in drawing has nothing: all is as before.
 DRAWING = [OPERATIONS[name] for name in ("take", "take at random", "take again", "lease")]
 
@@ -148,6 +148,27 @@ async def a_lease_of_a_block(buffer: ReplayBuffer) -> None:
 async def a_find(buffer: ReplayBuffer) -> None:
     async for item in buffer.find({}, limit=3):
         assert item.item
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_prompts_whose_draw_is_cancelled_are_handed_out_again(
+    new_url: Callable[[], str], moment: str, figures: Figures
+) -> None:
+    """At whatever await: each prompt of the dataset is drawn once, by the one or the other."""
+    waits, number = 1, 0
+    while number < waits:
+        number += 1
+        async with build(new_url()) as buffer:
+            prompts = operations.prompts_of(buffer)
+            cancelled, waits, drawn = await ended(prompts.draw(3), number, moment)
+            drawn = drawn or []
+            while more := await prompts.draw(4):
+                drawn += more
+            found = sorted(number_of(prompt.group) for prompt in drawn)
+        lost, doubled = set(range(100, 110)) - set(found), len(found) - len(set(found))
+        figures.add(faults=1, prompts=10, skipped=len(lost), doubled=doubled)
+        assert cancelled
+        assert found == list(range(100, 110))
 
 
 READS: dict[str, Callable[[ReplayBuffer], Awaitable[Any]]] = {

@@ -16,8 +16,9 @@ from tests.faults.copies import Copies, copies, look, transact
 from tests.faults.failpoints import choose
 from tests.faults.figures import Figures
 from tests.faults.ledger import entries
-from tests.faults.operations import OPERATIONS, SCHEMAS, SNAPSHOT, fill, victim
+from tests.faults.operations import OPERATIONS, SNAPSHOT, fill, victim
 from tests.faults.processes import end, start
+from tests.faults.schemas import SCHEMAS
 from tests.stores import TASK, build, group, take_all, until
 
 # How many of its points: copies of databases take longer on PostgreSQL.
