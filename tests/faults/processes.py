@@ -50,7 +50,7 @@ def end(process: BaseProcess, ledger: Path, seconds: float = 60) -> int:
     if process.exitcode is None:
         process.kill()
         process.join()
-        raise AssertionError(f"the process hangs: {ledger.read_text()}")
+        raise AssertionError(f"the process hangs; its ledger ends with {ledger.read_text()[-1000:]!r}")
     assert problems == [], problems[0].replace("\\n", "\n")
     assert process.exitcode in (0, -signal.SIGKILL), process.exitcode
     code = process.exitcode

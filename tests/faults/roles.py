@@ -79,7 +79,7 @@ def train(ledger: Ledger, url: str, done: str, seed: int) -> None:
             elif last and not await _left(buffer, LEASED):
                 return
 
-    _run(url, work, max_deliveries=0)
+    _run(url, work)
 
 
 async def _left(buffer: ReplayBuffer, task: str) -> int:
@@ -107,7 +107,7 @@ def generate(ledger: Ledger, url: str, prompts: int, epochs: int, seed: int) -> 
             for prompt in drawn:
                 await _generate(ledger, prompt, chance)
 
-    _run(url, work, max_deliveries=0)
+    _run(url, work)
 
 
 async def _generate(ledger: Ledger, prompt: Prompt, chance: random.Random) -> None:
@@ -171,9 +171,10 @@ def save(ledger: Ledger, url: str, done: str, folder: str) -> None:
     _run(url, work)
 
 
-def _run(url: str, work: Callable[[ReplayBuffer], Awaitable[None]], **options: object) -> None:
+def _run(url: str, work: Callable[[ReplayBuffer], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with build(url, **options) as buffer:
+        # Whoever comes by ends leases, by its own rules: no group is set aside however often its trainer dies.
+        async with build(url, max_deliveries=0) as buffer:
             await work(buffer)
 
     asyncio.run(main())
