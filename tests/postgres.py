@@ -103,6 +103,7 @@ DO $$ BEGIN
     IF to_regclass('rb_version') IS NOT NULL THEN
         TRUNCATE rb_lane, rb_group, rb_payload, rb_garbage, rb_tally, rb_info, rb_buffer, rb_cursor, rb_checkpoint,
             rb_checkpoint_group RESTART IDENTITY;
+        DELETE FROM rb_counter WHERE name <> 'uid';
         UPDATE rb_counter SET value = 0;
         ALTER SEQUENCE rb_uid RESTART;
     END IF;

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 from sqlalchemy import Connection
 
@@ -15,6 +17,7 @@ from replaybuf.storage.base import Draw, Leased, StorageItem
 from replaybuf.storage.sql import lease
 from replaybuf.storage.sql.lanes import Scope, find_lanes
 from replaybuf.storage.sql.leaving import by_lane, consume, set_aside, unconsume
+from replaybuf.storage.sql.repeat import Insistent, OutcomeUnknownError
 from replaybuf.storage.sql.rows import GroupRow
 from replaybuf.storage.sql.take import draw_groups
 from replaybuf.storage.sql.thread import DatabaseThread
@@ -63,7 +66,7 @@ class Drawing:
     async def run(self) -> Taken | None:
         """Draw, until every group that was drawn could be decoded (database's thread)."""
         while True:
-            taken: Taken | None = await self._store.write(self._transaction, announce=lambda: self._news)
+            taken = await self._take()
             if taken is None:
                 return None
             try:
@@ -77,6 +80,20 @@ class Drawing:
             # Rare: intact, but of another rollout type. Those are set aside, and the draw begins anew.
             await self._give_back(taken, failed)
             self._set_aside.update(failed)
+
+    async def _take(self) -> Taken | None:
+        try:
+            taken: Taken | None = await self._store.write(self._transaction, announce=lambda: self._news)
+        except OutcomeUnknownError as error:
+            self._store.thread.keep_trying(partial(self._give_back_if_taken, error))
+            raise
+        return taken
+
+    async def _give_back_if_taken(self, doubt: OutcomeUnknownError) -> None:
+        """Groups that may have been taken by someone who has been told otherwise come back."""
+        if await doubt.was_committed():
+            with contextlib.suppress(StorageError):  # then that is being tried again
+                await self.undo(cast("Taken | None", doubt.result))
 
     async def undo(self, taken: Taken | None) -> None:
         """Put everything back as it was: nobody received it (database's thread)."""
@@ -107,9 +124,7 @@ class Drawing:
                 lease.unhold(connection, scope, taken.lease(), uids)
             _fail(connection, scope, [row for row in taken.rows if row.uid in failed], failed)
 
-        def work() -> Awaitable[None]:
-            return self._store.write(transaction)
-
+        work = Insistent(lambda: self._store.write(transaction))
         try:
             await work()
         except StorageError:
