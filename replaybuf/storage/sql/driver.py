@@ -25,7 +25,7 @@ from replaybuf.errors import (
     StorageError,
     UnreachableError,
 )
-from replaybuf.storage.sql.postgres import postgres_engine
+from replaybuf.storage.sql.postgres import is_lost, postgres_engine
 from replaybuf.storage.sql.sqlite import sqlite_engine
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
@@ -161,6 +161,8 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     cause = _driver_error(error)
     if url.get_backend_name() == "sqlite":
         return _translate_sqlite(cause, where, str(url.database), lock_timeout)
+    if isinstance(error, exc.TimeoutError) or is_lost(error, connected=False):
+        return _unreachable(cause, where)
     return _translate_postgres(cause, where, lock_timeout)
 
 
@@ -211,10 +213,13 @@ def _translate_postgres(error: BaseException, where: str, lock_timeout: float) -
         return LockedError(f"{where}: waited more than {lock_timeout:g} s for a lock: {text}")
     if code in _DISK_FULL:
         return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
-    if code == "53300":
+    return StorageError(f"{where}: {text}")
+
+
+def _unreachable(error: BaseException, where: str) -> UnreachableError:
+    text = str(error) or type(error).__name__
+    if getattr(error, "sqlstate", None) == "53300":
         return UnreachableError(f"{where}: {text}; raise its max_connections, or open fewer buffers at once")
-    if code is not None and not code.startswith(("08", "57P", "53", "25P03")):
-        return StorageError(f"{where}: {text}")
     return UnreachableError(f"can't reach {where}: {text}; is the server running, and are host and port right?")
 
 

@@ -115,7 +115,7 @@ _LOST = {
 _FINAL = {"28000", "28P01", "3D000", "42501", "25006", "53100"}
 
 
-def is_lost(error: ReplayBufError, *, connected: bool) -> bool:
+def is_lost(error: BaseException, *, connected: bool) -> bool:
     """Whether a connection was lost or, before it was there, could not be had for the moment.
 
     Never so for what another attempt would not change: a refused user, an unknown database, a full disk.
@@ -139,8 +139,8 @@ def _says_lost(cause: BaseException, connected: bool) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """What drivers raised on the way to an error of replaybuf's."""
-    seen = error.__cause__
+    """What drivers raised, up to this error."""
+    seen = error.__cause__ if isinstance(error, ReplayBufError) else error
     while seen is not None:
         yield seen
         inner = getattr(seen, "orig", None) or seen.__cause__
