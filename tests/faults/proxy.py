@@ -58,6 +58,18 @@ class Proxy:
         finally:
             await connection.close()
 
+    def refuse(self, fault: Callable[[Link], Awaitable[bool]]) -> Callable[[Link], Awaitable[bool]]:
+        """The fault, after which no connection is to be had: all others are cut."""
+
+        async def refuse(link: Link) -> bool:
+            self.refusing = True
+            for other in self.links:
+                if other is not link:
+                    other.cut()
+            return await fault(link)
+
+        return refuse
+
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
 

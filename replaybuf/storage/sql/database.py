@@ -177,13 +177,16 @@ class Database:
                 return False
             asking: _Attempt[bool] = _Attempt(patience.since)
             try:
-                return await self._find_out(attempt.identity, asking)
+                committed = await self._find_out(attempt.identity, asking)
             except ReplayBufError as later:
                 if not self._is_lost(later, asking):
                     if attempt.committing:
                         raise self._unknown(attempt, later, "") from later
                     raise
                 error = later
+            else:
+                self._outage.end()
+                return committed
 
     def _unknown(self, attempt: _Attempt[Any], error: ReplayBufError, tried: str) -> OutcomeUnknownError:
         identity = attempt.identity
