@@ -171,8 +171,8 @@ class Database:
                 await patience.wait(error)
             except TimeoutError:
                 if attempt.committing:
-                    raise self._unknown(attempt, error, patience.tried()) from error
-                raise patience.given_up(error, stored) from error
+                    raise self._unknown(attempt, str(patience)) from error
+                raise patience.given_up(stored) from error
             if attempt.identity is None:
                 return False
             asking: _Attempt[bool] = _Attempt(patience.since)
@@ -181,18 +181,18 @@ class Database:
             except ReplayBufError as later:
                 if not self._is_lost(later, asking):
                     if attempt.committing:
-                        raise self._unknown(attempt, later, "") from later
+                        raise self._unknown(attempt, str(later)) from later
                     raise
                 error = later
             else:
                 self._outage.end()
                 return committed
 
-    def _unknown(self, attempt: _Attempt[Any], error: ReplayBufError, tried: str) -> OutcomeUnknownError:
+    def _unknown(self, attempt: _Attempt[Any], why: str) -> OutcomeUnknownError:
         identity = attempt.identity
         assert identity is not None
         return OutcomeUnknownError(
-            f"{error}{tried}; the answer to a commit was lost, and it isn't known whether it succeeded: a put with "
+            f"{why}; the answer to a commit was lost, and it isn't known whether it succeeded: a put with "
             "key= can be repeated, and what was taken comes back",
             lambda: self._find_out(identity, _Attempt()),
             attempt.result,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import re
 import sqlite3
@@ -171,7 +172,7 @@ def _driver_error(error: BaseException) -> BaseException:
     seen = error
     while True:
         inner = getattr(seen, "orig", None) or getattr(seen, "__cause__", None)
-        if inner is None or inner is seen:
+        if inner is None or inner is seen or isinstance(inner, asyncio.CancelledError):  # of a timeout
             return seen
         seen = inner
 

@@ -120,10 +120,13 @@ class Patience:
         self._outage = outage
         self._pause = _FIRST_PAUSE
         self.since: float | None = None  # when it first met trouble
+        self.reason: ReplayBufError | None = None  # what it met last, as far as that says anything
 
     async def wait(self, error: ReplayBufError) -> None:
         """Pause before the next attempt. Raises TimeoutError when the time for attempts is over."""
         self._outage.begin(error)
+        if self.reason is None or not isinstance(error.__cause__, TimeoutError):  # that may be the end of the time
+            self.reason = error
         now = time.monotonic()
         if self.since is None:
             self.since = now
@@ -132,19 +135,19 @@ class Patience:
         await self._outage.pause(min(remaining, self._pause * random.uniform(0.5, 1)))
         self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
 
-    def tried(self) -> str:
-        """For how long, for messages."""
-        if self._outage.seconds <= 0:
-            return ""
-        if self._outage.hurried:
-            return "; the buffer was being closed"
-        elapsed = time.monotonic() - (self.since or time.monotonic())
-        return f"; tried again for {elapsed:.0f} s (reconnect_timeout={self._outage.seconds:g})"
-
-    def given_up(self, error: ReplayBufError, stored: str) -> UnreachableError:
+    def given_up(self, stored: str) -> UnreachableError:
         """The error for an operation that certainly left nothing behind."""
         kind = CutShortError if self._outage.hurried else UnreachableError
-        return kind(f"{error}{self.tried()}{stored}")
+        return kind(f"{self}{stored}")
+
+    def __str__(self) -> str:
+        """What was tried, for how long, for messages."""
+        if self._outage.hurried:
+            return f"{self.reason}; the buffer was being closed"
+        if self._outage.seconds <= 0 or self.since is None:
+            return str(self.reason)
+        elapsed = time.monotonic() - self.since
+        return f"{self.reason}; tried again for {elapsed:.0f} s (reconnect_timeout={self._outage.seconds:g})"
 
 
 class Insistent:
