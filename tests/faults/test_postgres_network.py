@@ -125,12 +125,15 @@ async def clients(url: str, network: Network) -> int:
 
 @pytest.mark.parametrize(
     ("silence", "cut"),
-    [(5, 1), (2, 6), pytest.param(20, 10, marks=pytest.mark.long), pytest.param(20, 45, marks=pytest.mark.long)],
+    [(5, 1), (2, 6), pytest.param(20, 5, marks=pytest.mark.long), pytest.param(20, 45, marks=pytest.mark.long)],
 )
 async def test_a_cut_network_loses_and_doubles_nothing(
     network: Network, server: Server, tmp_path: Path, silence: int, cut: int
 ) -> None:
-    """Each side gives a connection up after `silence` seconds: a longer cut ends it, a shorter one only stops it."""
+    """Each side gives a connection up after `silence` seconds: a longer cut ends it, a shorter one only stops it.
+
+    (Between a quarter of it and all of it either may happen: it depends on when TCP tries again.)
+    """
     with new_database(server.url) as url, ExitStack() as ending:
         worker = Worker(network, url, silence, tmp_path / "said")
         ending.callback(worker.kill)
