@@ -26,8 +26,9 @@ class OldestVersionPolicy(ReplayPolicy):
 class ChunkBufferConfig(ReadableConfig):
     """Where chunks are kept, how large they are, and when they leave.
 
-    `url`, `seed`, `durability`, `compression` and `lock_timeout` are those of ReplayBufferConfig, `name` tells several
-    chunk buffers in one database apart. Everyone who opens the same name should have the same rules.
+    `url`, `seed`, `durability`, `compression`, `lock_timeout` and `reconnect_timeout` are those of ReplayBufferConfig,
+    `name` tells several chunk buffers in one database apart. Everyone who opens the same name should have the same
+    rules.
 
     `fragments_per_chunk`: so many consecutive fragments of a worker make a chunk. `max_chunks`: beyond it the chunks of
     the lowest version leave (None: no bound). `max_staleness`: a chunk leaves when the model version is more than so
@@ -49,6 +50,7 @@ class ChunkBufferConfig(ReadableConfig):
     durability: Literal["normal", "full"] = "normal"
     compression: Literal["none", "zstd"] = "none"
     lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
+    reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
     lease_seconds: float = Field(default=60.0, gt=0, le=86_400)
 
     def build(self) -> ChunkBuffer:
@@ -77,5 +79,6 @@ class ChunkBufferConfig(ReadableConfig):
             durability=self.durability,
             compression=self.compression,
             lock_timeout=self.lock_timeout,
+            reconnect_timeout=self.reconnect_timeout,
             rollout_type=dict,
         )

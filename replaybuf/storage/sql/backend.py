@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -69,7 +70,8 @@ class SQLStorage(StorageBackend):
     A database holds any number of buffers, each under its `name`, that know nothing of each other.
 
     `durability="full"` makes SQLite wait for the disk at every commit, so that not even a power cut loses one; "normal"
-    survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds.
+    survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds;
+    `reconnect_timeout` for how long an operation goes on that lost its connection to PostgreSQL.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class SQLStorage(StorageBackend):
         name: str = "default",
         durability: str = "normal",
         lock_timeout: float = 30.0,
+        reconnect_timeout: float = 60.0,
         read_only: bool = False,
     ) -> None:
         self.url = parse_url(url)
@@ -90,6 +93,7 @@ class SQLStorage(StorageBackend):
         self.scope = Scope(name, self.rules)
         self._durability = durability
         self._lock_timeout = lock_timeout
+        self._reconnect_timeout = reconnect_timeout
         self._read_only = read_only
         self._closed = False
         self._opening = threading.Lock()
@@ -329,6 +333,7 @@ class _Open:
             storage.url,
             durability=storage._durability,
             lock_timeout=storage._lock_timeout,
+            reconnect_timeout=storage._reconnect_timeout,
             read_only=storage._read_only,
         )
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
@@ -349,6 +354,7 @@ class _Open:
             if not exists:
                 await self.database.write(lambda connection: create_schema(connection, where))
             self.scope = await self.database.read(lambda connection: join(connection, self.scope))
+            self.database.opened = True
             if not self._read_only:
                 self.sweeper.start()
             self.ready = True
@@ -409,6 +415,8 @@ class _Open:
                 return
             self.closed = True
             try:
+                with contextlib.suppress(ClosedError):
+                    self.thread.post(self.database.hurry)
                 self.thread.close(self._shut_down, timeout=60)
             finally:
                 self.executor.shutdown(wait=True)
@@ -417,6 +425,8 @@ class _Open:
         """Close without waiting for it."""
         if self.thread.pid == os.getpid() and not self.closed:
             self.executor.shutdown(wait=False)
+            with contextlib.suppress(ClosedError):
+                self.thread.post(self.database.hurry)
             self.thread.abandon(self._shut_down, timeout=60)
 
     async def _shut_down(self) -> None:
