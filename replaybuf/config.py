@@ -41,6 +41,7 @@ class ReplayBufferConfig(ReadableConfig):
     vain is set aside as FAILED; 0 for no such limit.
 
     `durability="full"` makes SQLite survive even a power cut. `lock_timeout` bounds the wait for a lock, in seconds.
+    An operation that loses its connection to PostgreSQL goes on for up to `reconnect_timeout` seconds.
     SQLite files on network file systems are refused, unless `allow_network_filesystem`.
     `rollout_type` is the class of the rollouts: a pydantic model, a dataclass or dict, itself or as "module:Class".
     """
@@ -63,6 +64,7 @@ class ReplayBufferConfig(ReadableConfig):
     durability: Literal["normal", "full"] = "normal"
     compression: Literal["none", "zstd"] = "none"
     lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
+    reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
     allow_network_filesystem: bool = False
     rollout_type: type | ImportString[Any] = RolloutState
 
@@ -118,6 +120,7 @@ class ReplayBufferConfig(ReadableConfig):
             name=self.name,
             durability=self.durability,
             lock_timeout=self.lock_timeout,
+            reconnect_timeout=self.reconnect_timeout,
             allow_network_filesystem=self.allow_network_filesystem,
         )
 

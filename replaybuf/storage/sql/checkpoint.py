@@ -7,10 +7,11 @@ advisory lock keeps the sweep away meanwhile, so that no payload goes that the c
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, exists, func, insert, literal, select, text
+from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, literal, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from replaybuf.storage.base import Checkpoint
@@ -21,6 +22,7 @@ from replaybuf.storage.sql.lanes import Scope
 from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, cursor, garbage, group, lane
 from replaybuf.storage.sql.tally import read_lane_tallies
 from replaybuf.storage.sql.uids import last_uid
+from replaybuf.tally import Tally
 
 _SWEEP_LOCK = 0x5EB11
 
@@ -73,8 +75,7 @@ def copy_groups(connection: Connection, scope: Scope, step: int, keep: int | Non
         "tallies": read_lane_tallies(connection, [row["id"] for row in lanes]),
     }
     new = connection.execute(insert(checkpoint).values(values).returning(checkpoint.c.id)).scalar_one()
-    rows = select(literal(new), *group.columns).where(ours).order_by(group.c.uid)
-    connection.execute(insert(checkpoint_group).from_select([column.name for column in checkpoint_group.c], rows))
+    _copy(connection, new, ours)
     _copy_cursors(connection, scope, new)
     if keep is not None:
         ids = list(connection.execute(_of_buffer(scope).with_only_columns(checkpoint.c.id)).scalars())
@@ -86,6 +87,36 @@ def _copy_cursors(connection: Connection, scope: Scope, new: int) -> None:
     copied = [literal(new) if column is cursor.c.checkpoint else column for column in cursor.c]
     now = select(*copied).where(cursor.c.buffer == scope.buffer, cursor.c.checkpoint == 0)
     connection.execute(insert(cursor).from_select([column.name for column in cursor.c], now))
+
+
+def undo_draw(
+    connection: Connection, scope: Scope, since: int, drawn: Mapping[int, int], counts: Mapping[tuple[int, Tally], int]
+) -> None:
+    """A draw has been undone that nobody received: undo it in the checkpoints, too, that were made after it.
+
+    `drawn` has how often each group had been drawn before, `counts` is what the undoing has added to the tallies, and
+    `since` the checkpoint that was the last one when the groups were drawn.
+    """
+    for made in connection.execute(_of_buffer(scope).where(checkpoint.c.id > since)).all():
+        copied = [checkpoint_group.c.checkpoint == made.id, checkpoint_group.c.uid.in_(list(drawn))]
+        there = connection.execute(select(checkpoint_group.c.uid, checkpoint_group.c.times_sampled).where(*copied))
+        if {row.uid: row.times_sampled for row in there} == drawn:
+            continue  # it was made before the draw
+        connection.execute(delete(checkpoint_group).where(*copied))
+        _copy(connection, made.id, group.c.uid.in_(list(drawn)))
+        tallies = Counter({(row["lane"], row["name"]): row["amount"] for row in made.tallies})
+        tallies.update({(lane_id, str(name)): n for (lane_id, name), n in counts.items()})
+        rows = [{"lane": lane_id, "name": name, "amount": n} for (lane_id, name), n in tallies.items()]
+        whole = select(func.count(), func.sum(checkpoint_group.c.bytes)).where(copied[0])
+        count, size = connection.execute(whole).one()
+        values = {"tallies": rows, "groups": int(count), "bytes": int(size or 0)}
+        connection.execute(update(checkpoint).where(checkpoint.c.id == made.id).values(values))
+
+
+def _copy(connection: Connection, checkpoint_id: int, condition: ColumnElement[bool]) -> None:
+    """Copy groups into a checkpoint."""
+    rows = select(literal(checkpoint_id), *group.columns).where(condition).order_by(group.c.uid)
+    connection.execute(insert(checkpoint_group).from_select([column.name for column in checkpoint_group.c], rows))
 
 
 def read_checkpoints(connection: Connection, scope: Scope) -> list[Checkpoint]:

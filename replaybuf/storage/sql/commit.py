@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import exc
 
-from replaybuf.errors import ClosedError, ReplayBufError
+from replaybuf.errors import ClosedError, ReplayBufError, UnreachableError
 from replaybuf.storage.base import NewGroup
 from replaybuf.storage.sql.rows import EncodedGroup
 from replaybuf.storage.sql.thread import DatabaseThread
@@ -199,6 +199,8 @@ def is_refusal(error: BaseException) -> bool:
     """Whether the database or its driver refused a row, as opposed to being out of reach, locked or full."""
     refusals = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError)
     cause = error.__cause__
+    if isinstance(error, UnreachableError):  # one by one might store them twice
+        return False
     return (
         not isinstance(error, ReplayBufError)
         or isinstance(cause, refusals)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 from sqlalchemy import Connection
 
 from replaybuf.codec import Codec
-from replaybuf.errors import DecodeError, StorageError
+from replaybuf.errors import DecodeError, FencedError, StorageError
 from replaybuf.storage.base import Draw, Leased, StorageItem
 from replaybuf.storage.sql import lease
+from replaybuf.storage.sql.checkpoint import keep_sweeps_away, undo_draw
 from replaybuf.storage.sql.lanes import Scope, find_lanes
 from replaybuf.storage.sql.leaving import by_lane, consume, set_aside, unconsume
+from replaybuf.storage.sql.repeat import Insistent, OutcomeUnknownError
 from replaybuf.storage.sql.rows import GroupRow
 from replaybuf.storage.sql.take import draw_groups
 from replaybuf.storage.sql.thread import DatabaseThread
@@ -36,13 +40,17 @@ class Store(Protocol):
 
 @dataclass(slots=True)
 class Taken:
-    """Rows that were drawn, and their groups by task; of a lease, its token and when it ends."""
+    """Rows that were drawn, and their groups by task; of a lease, its token and when it ends.
+
+    `epoch` and `checkpoint` are those of the moment when they were drawn.
+    """
 
     rows: list[GroupRow]
     items: dict[str, list[StorageItem]]
     token: int = 0
     until: float = 0.0
     epoch: int = 0
+    checkpoint: int = 0
 
     def lease(self) -> Leased:
         return Leased(self.token, self.until, self.items, self.epoch)
@@ -63,7 +71,7 @@ class Drawing:
     async def run(self) -> Taken | None:
         """Draw, until every group that was drawn could be decoded (database's thread)."""
         while True:
-            taken: Taken | None = await self._store.write(self._transaction, announce=lambda: self._news)
+            taken = await self._take()
             if taken is None:
                 return None
             try:
@@ -78,6 +86,20 @@ class Drawing:
             await self._give_back(taken, failed)
             self._set_aside.update(failed)
 
+    async def _take(self) -> Taken | None:
+        try:
+            taken: Taken | None = await self._store.write(self._transaction, announce=lambda: self._news)
+        except OutcomeUnknownError as error:
+            self._store.thread.keep_trying(partial(self._give_back_if_taken, error))
+            raise
+        return taken
+
+    async def _give_back_if_taken(self, doubt: OutcomeUnknownError) -> None:
+        """Groups that may have been taken by someone who has been told otherwise come back."""
+        if await doubt.was_committed():
+            with contextlib.suppress(StorageError):  # then that is being tried again
+                await self.undo(cast("Taken | None", doubt.result))
+
     async def undo(self, taken: Taken | None) -> None:
         """Put everything back as it was: nobody received it (database's thread)."""
         if taken is not None:
@@ -89,29 +111,30 @@ class Drawing:
         self._news = ended or scope.rules.limits.slows_puts
         if rows is None:
             return None
-        taken = Taken(rows, {})
+        taken = Taken(rows, {}, epoch=scope.epoch, checkpoint=scope.checkpoint)
         if self._seconds is None:
             consume(connection, scope, rows, time.time())
         else:
             taken.token, taken.until = lease.begin_lease(connection, self._seconds)
-            taken.epoch = scope.epoch
             lease.hold(connection, scope, rows, taken.token, taken.until)
         return taken
 
     async def _give_back(self, taken: Taken, failed: dict[int, str]) -> None:
         def transaction(connection: Connection, scope: Scope) -> None:
+            if scope.epoch != taken.epoch:  # a restore has decided what becomes of them
+                return
             if self._seconds is None:
-                unconsume(connection, scope, taken.rows)
+                _unconsume(connection, scope, taken)
             else:
                 uids = [row.uid for row in taken.rows]
                 lease.unhold(connection, scope, taken.lease(), uids)
             _fail(connection, scope, [row for row in taken.rows if row.uid in failed], failed)
 
-        def work() -> Awaitable[None]:
-            return self._store.write(transaction)
-
+        work = Insistent(lambda: self._store.write(transaction))
         try:
             await work()
+        except FencedError:  # as above
+            return
         except StorageError:
             # Locked for too long, or out of reach: until it works, the groups are only here.
             self._store.thread.keep_trying(work)
@@ -130,6 +153,13 @@ class Drawing:
             item.deliveries += self._seconds is not None
             items.append(item)
         return items, failed
+
+
+def _unconsume(connection: Connection, scope: Scope, taken: Taken) -> None:
+    keep_sweeps_away(connection)  # and a checkpoint that is being made: it has to be there, to be put right
+    counts = unconsume(connection, scope, taken.rows)
+    drawn = {row.uid: row.times_sampled for row in taken.rows}
+    undo_draw(connection, scope, taken.checkpoint, drawn, counts)
 
 
 def _fail(connection: Connection, scope: Scope, rows: Sequence[GroupRow], reasons: dict[int, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import re
 import sqlite3
@@ -11,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from replaybuf.errors import (
     AccessError,
@@ -23,7 +24,8 @@ from replaybuf.errors import (
     StorageError,
     UnreachableError,
 )
-from replaybuf.storage.sql.sqlite import JSON_OPTIONS, sqlite_engine
+from replaybuf.storage.sql.postgres import is_lost, postgres_engine
+from replaybuf.storage.sql.sqlite import sqlite_engine
 from replaybuf.storage.sql.sqlite_files import translate_sqlite
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
@@ -133,25 +135,10 @@ def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: 
     """The async engine for a URL from `parse_url`. Connects to nothing yet."""
     if url.get_backend_name() == "sqlite":
         return sqlite_engine(url, durability=durability, lock_timeout=lock_timeout, read_only=read_only)
-    milliseconds = str(max(1, int(lock_timeout * 1000)))
     # Those whose value is no text, or that asyncpg wants elsewhere, go past the URL.
     own = {name: read(url.query[name]) for name, read in _POSTGRES_OPTIONS.items() if name in url.query}  # type: ignore[arg-type]
     url = url.set(query={name: url.query[name] for name in ("host", "port") if own.pop(name, None) is not None})
-    settings = {"application_name": own.pop("application_name", "replaybuf")}
-    settings |= {"lock_timeout": milliseconds, "jit": "off"}
-    if durability == "normal":
-        settings["synchronous_commit"] = "on"
-    if read_only:
-        settings["default_transaction_read_only"] = "on"
-    return create_async_engine(
-        url,
-        **JSON_OPTIONS,
-        pool_size=8,
-        max_overflow=8,
-        pool_timeout=lock_timeout,
-        pool_pre_ping=True,
-        connect_args={"timeout": 10, "command_timeout": 600, **own, "server_settings": settings},
-    )
+    return postgres_engine(url, own, durability=durability, lock_timeout=lock_timeout, read_only=read_only)
 
 
 @contextmanager
@@ -174,6 +161,8 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     cause = _driver_error(error)
     if url.get_backend_name() == "sqlite":
         return translate_sqlite(cause, where, str(url.database), lock_timeout)
+    if isinstance(error, exc.TimeoutError) or is_lost(error, connected=False):
+        return _unreachable(cause, where)
     return _translate_postgres(cause, where, lock_timeout)
 
 
@@ -182,7 +171,7 @@ def _driver_error(error: BaseException) -> BaseException:
     seen = error
     while True:
         inner = getattr(seen, "orig", None) or getattr(seen, "__cause__", None)
-        if inner is None or inner is seen:
+        if inner is None or inner is seen or isinstance(inner, asyncio.CancelledError):  # of a timeout
             return seen
         seen = inner
 
@@ -204,8 +193,13 @@ def _translate_postgres(error: BaseException, where: str, lock_timeout: float) -
         return LockedError(f"{where}: waited more than {lock_timeout:g} s for a lock: {text}")
     if code in _DISK_FULL:
         return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
-    if code is not None and not code.startswith(("08", "57P", "53")):
-        return StorageError(f"{where}: {text}")
+    return StorageError(f"{where}: {text}")
+
+
+def _unreachable(error: BaseException, where: str) -> UnreachableError:
+    text = str(error) or type(error).__name__
+    if getattr(error, "sqlstate", None) == "53300":
+        return UnreachableError(f"{where}: {text}; raise its max_connections, or open fewer buffers at once")
     return UnreachableError(f"can't reach {where}: {text}; is the server running, and are host and port right?")
 
 

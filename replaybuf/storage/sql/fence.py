@@ -10,41 +10,42 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Column, ColumnElement, Connection, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from replaybuf.errors import FencedError
 from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.tables import buffer
+from replaybuf.storage.sql.tables import buffer, checkpoint
 from replaybuf.storage.sql.uids import last_uid
 
 
 def join(connection: Connection, scope: Scope) -> Scope:
     """The scope in the buffer's present epoch."""
     row = _row(connection, scope)
-    return replace(scope, epoch=row.epoch, ticket_shift=row.ticket_shift) if row else scope
+    return replace(scope, epoch=row.epoch or 0, ticket_shift=row.ticket_shift or 0, checkpoint=row.checkpoint or 0)
 
 
 def check_fence(connection: Connection, scope: Scope) -> Scope:
-    """The scope with what it may have missed. Raises FencedError when the buffer was restored since it was joined."""
+    """The scope as it is now. Raises FencedError when the buffer was restored since it was joined."""
     row = _row(connection, scope)
-    epoch, shift = (row.epoch, row.ticket_shift) if row else (0, 0)
-    if epoch != scope.epoch:
+    if (row.epoch or 0) != scope.epoch:
         restored = "restored"
-        if row and row.restored_step is not None:
+        if row.restored_step is not None:
             at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(row.restored_at))
             restored = f"restored to the checkpoint of step {row.restored_step} at {at}"
         raise FencedError(
             f"the buffer {scope.buffer!r} was {restored}, after this process had opened it: what it does belongs to "
             "the run before that, and nothing was changed. Build a new buffer to join the restored run"
         )
-    return scope if shift == scope.ticket_shift else replace(scope, ticket_shift=shift)
+    shift, newest = row.ticket_shift or 0, row.checkpoint or 0
+    if shift == scope.ticket_shift and newest == scope.checkpoint:
+        return scope
+    return replace(scope, ticket_shift=shift, checkpoint=newest)
 
 
 def begin_epoch(connection: Connection, scope: Scope, step: int, now: float, ticket_shift: int) -> Scope:
     """Fence off all who have joined before; the scope in the new epoch."""
-    row = _row(connection, scope)
-    epoch = (row.epoch if row else 0) + 1
+    epoch = (_row(connection, scope).epoch or 0) + 1
     _write(connection, scope, epoch=epoch, ticket_shift=ticket_shift, restored_step=step, restored_at=now)
     return replace(scope, epoch=epoch, ticket_shift=ticket_shift)
 
@@ -52,17 +53,23 @@ def begin_epoch(connection: Connection, scope: Scope, step: int, now: float, tic
 def set_next_ticket(connection: Connection, scope: Scope, ticket: int) -> None:
     """Let the next group have this ticket, and those after it the ones that follow."""
     shift, row = last_uid(connection) + 1 - ticket, _row(connection, scope)
-    if shift or row:
-        _write(connection, scope, epoch=row.epoch if row else 0, ticket_shift=shift)
+    if shift or row.epoch is not None:
+        _write(connection, scope, epoch=row.epoch or 0, ticket_shift=shift)
 
 
 def _row(connection: Connection, scope: Scope) -> Any:
-    return connection.execute(_READ, {"name": scope.buffer}).first()
+    return connection.execute(_READ, {"name": scope.buffer}).one()
 
 
-_READ = select(buffer.c.epoch, buffer.c.ticket_shift, buffer.c.restored_step, buffer.c.restored_at).where(
-    buffer.c.name == bindparam("name")
-)
+def _of_buffer(column: Column[Any]) -> ColumnElement[Any]:
+    return select(column).where(buffer.c.name == bindparam("name")).scalar_subquery().label(column.name)
+
+
+# One row, of a buffer without a row in `rb_buffer`, too.
+_READ = select(
+    func.max(checkpoint.c.id).label("checkpoint"),
+    *map(_of_buffer, (buffer.c.epoch, buffer.c.ticket_shift, buffer.c.restored_step, buffer.c.restored_at)),
+).where(checkpoint.c.buffer == bindparam("name"))
 
 
 def _write(connection: Connection, scope: Scope, **values: Any) -> None:

@@ -23,13 +23,15 @@ CLOCKS = {UNIFORM: lane.c.uniform_clock, PRIORITIZED: lane.c.prioritized_clock}
 class Scope:
     """One buffer in a database, and its rules. Without a name: all buffers, for those who only look.
 
-    `epoch` counts the restores of the buffer up to when it was opened; uids are `ticket_shift` ahead of tickets.
+    `epoch` counts the restores of the buffer up to when it was opened; uids are `ticket_shift` ahead of tickets;
+    `checkpoint` is the number of the checkpoint that was made last.
     """
 
     buffer: str | None = "default"
     rules: Rules = field(default_factory=Rules)
     epoch: int = 0
     ticket_shift: int = 0
+    checkpoint: int = 0
 
     @property
     def lanes(self) -> ColumnElement[bool]:

@@ -133,8 +133,8 @@ def by_lane(rows: Iterable[GroupRow]) -> dict[int, list[GroupRow]]:
 # Undoing a draw
 
 
-def unconsume(connection: Connection, scope: Scope, rows: Sequence[GroupRow]) -> None:
-    """Put groups that were drawn, and that nobody received, back as they were.
+def unconsume(connection: Connection, scope: Scope, rows: Sequence[GroupRow]) -> Counts:
+    """Put groups that were drawn, and that nobody received, back as they were; what that adds to the tallies.
 
     A group whose key was put again in the meantime stays away: the newer one has replaced it. One that had stayed for
     its next draw, and has left since, was delivered to others.
@@ -149,7 +149,7 @@ def unconsume(connection: Connection, scope: Scope, rows: Sequence[GroupRow]) ->
         if scope.rules.limits.keeps(row.status, row.times_sampled + 1):
             counts.update(_unsample(connection, row))  # += would drop what is negative
         else:
-            back = _restore(connection, scope, row)
+            back = _restore(connection, scope, row, counts)
             restored += [row] if back else []
             counts[(row.lane, Tally.TAKEN)] -= 1
             counts[(row.lane, sampled(row.times_sampled))] -= 1
@@ -160,6 +160,7 @@ def unconsume(connection: Connection, scope: Scope, rows: Sequence[GroupRow]) ->
         home = need_lane(connection, scope, members[0].home.name)
         keyless = [row.uid for row in members if any(row.columns[race] is None for race in home.clocks)]
         enter_races(connection, scope, home, keyless)
+    return counts
 
 
 def _unsample(connection: Connection, row: GroupRow) -> Counts:
@@ -172,12 +173,12 @@ def _unsample(connection: Connection, row: GroupRow) -> Counts:
     return counts
 
 
-def _restore(connection: Connection, scope: Scope, row: GroupRow) -> bool:
+def _restore(connection: Connection, scope: Scope, row: GroupRow, counts: Counts) -> bool:
     """Put a group that had left, or was archived, back; False when a newer one of its key is there."""
     archived = update(group).where(group.c.uid == row.uid, group.c.archived_at.is_not(None))
     if connection.execute(archived.values(row.columns)).rowcount:
         archive = need_lane(connection, scope, (row.task_name, Status.ARCHIVED))
-        add_counts(connection, {(archive.id, Tally.SIZE): -1})
+        counts[(archive.id, Tally.SIZE)] -= 1
         return True
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     if not connection.execute(dialect.insert(group).on_conflict_do_nothing(), row.columns).rowcount:

@@ -18,6 +18,7 @@ from replaybuf.storage.sql.archive import any_to_prune, prune
 from replaybuf.storage.sql.checkpoint import may_sweep
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.fields import uid_in
+from replaybuf.storage.sql.identity import forget_old
 from replaybuf.storage.sql.lanes import Scope
 from replaybuf.storage.sql.lease import any_overdue, end_leases
 from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, garbage, group, payload
@@ -110,6 +111,7 @@ class Sweeper:
         if self._database.dialect == "postgresql" and time.monotonic() > self._merge_at:
             self._merge_at = time.monotonic() + _MERGE_SECONDS
             await self._database.write(merge_shards)
+            await self._database.write(forget_old)
 
     async def _step(self) -> bool:
         """One small sweep; whether more is waiting."""

@@ -8,7 +8,7 @@ Payloads are immutable and apart; all that changes is narrow metadata:
     rb_payload  one wide row a group, written once: the encoded rollouts, their outline and previews for people
     rb_garbage  groups that were taken or deleted and whose payloads wait to be swept
     rb_tally    what was counted in each lane, as a sum over shards: a connection has its own, and waits for no other
-    rb_counter  counters of the store (SQLite: the last uid)
+    rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the last transaction of each connection)
     rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off who came before
     rb_cursor   where the prompt ledgers are in their datasets: now (checkpoint 0), and at each checkpoint
     rb_checkpoint        a row for each step checkpoint, with its lanes and what was counted in them

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from replaybuf.errors import ClosedError, LockedError, ReplayBufError
+from replaybuf.errors import ClosedError, FencedError, LockedError, ReplayBufError
 
 T = TypeVar("T")
 
@@ -182,7 +182,10 @@ class DatabaseThread:
                 self._settle_call(call, call.withdraw())
 
     def keep_trying(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Run `work()` every second until it succeeds (database's thread); closing waits for it, operations don't."""
+        """Run `work()` every second until it succeeds, or is fenced off (database's thread).
+
+        Closing waits for it, operations don't.
+        """
         task = self.loop.create_task(self._try_until_done(work))
         self._retries.add(task)
         task.add_done_callback(self._retries.discard)
@@ -192,6 +195,9 @@ class DatabaseThread:
             await asyncio.sleep(_RETRY_SECONDS)
             try:
                 await work()
+                return
+            except FencedError as error:  # what is of a run before a restore has no place any more
+                _logger.warning("will not be tried again: %s", error)
                 return
             except ReplayBufError as error:
                 _logger.warning("will be tried again: %s", error)

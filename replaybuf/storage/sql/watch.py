@@ -12,7 +12,7 @@ import logging
 import threading
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.errors import ReplayBufError
@@ -156,11 +156,16 @@ class Watch:
             while self._due:
                 await asyncio.sleep(_NOTIFY_SECONDS)
                 self._due = False
-                await self._database.read(lambda connection: connection.execute(text(f"NOTIFY {CHANNEL}")))
+                # Only a hint: if it is lost, the others notice half a second later.
+                await self._database.read(_send_notify, repeat=False)
         except ReplayBufError as error:
             _logger.debug("can't notify: %s", error)
         finally:
             self._notifying = None
+
+
+def _send_notify(connection: Connection) -> None:
+    connection.execute(text(f"NOTIFY {CHANNEL}"))
 
 
 def _data_version(connection: Any) -> int:

@@ -1,0 +1,170 @@
+"""Going on after a lost connection: for how long, in what pauses, and what is said when it was in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from replaybuf.errors import ClosedError, ReplayBufError, UnreachableError
+
+#: The longest time between two attempts.
+_LONGEST_PAUSE = 1.0
+_FIRST_PAUSE = 0.02
+#: For how long attempts go on in a store that is being closed.
+_CLOSING_SECONDS = 2.0
+
+_logger = logging.getLogger("replaybuf.database")
+
+
+class OutcomeUnknownError(UnreachableError):
+    """A transaction whose outcome could not be found out. `was_committed` asks once more, and raises ReplayBufError."""
+
+    in_doubt = True
+
+    def __init__(self, message: str, was_committed: Callable[[], Awaitable[bool]], result: object) -> None:
+        super().__init__(message)
+        self.was_committed = was_committed
+        self.result = result
+
+
+class CutShortError(UnreachableError, ClosedError):
+    """The buffer was closed while its server was out of reach."""
+
+
+class Outage:
+    """What the operations of a store know together about a server that is out of reach."""
+
+    def __init__(self, where: str, seconds: float) -> None:
+        self.where = where
+        self.seconds = seconds
+        self._since: float | None = None
+        self._hurried = asyncio.Event()
+        self._hurried_at = 0.0
+        self._connecting: set[asyncio.Timeout] = set()
+
+    @property
+    def on(self) -> bool:
+        return self._since is not None
+
+    @property
+    def hurried(self) -> bool:
+        return self._hurried.is_set()
+
+    def begin(self, error: BaseException) -> None:
+        """A connection was lost."""
+        if self._since is None:
+            self._since = time.monotonic()
+            _logger.warning("the connection was lost and will be made again: %s", error)
+
+    def end(self) -> None:
+        """Something succeeded."""
+        if self._since is not None:
+            since, self._since = self._since, None
+            _logger.info("connected to %s again after %.1f s", self.where, time.monotonic() - since)
+
+    def hurry(self) -> None:
+        """The store is being closed: give up soon."""
+        if not self._hurried.is_set():
+            self._hurried_at = time.monotonic()
+            self._hurried.set()
+            for limit in self._connecting:
+                self._limit(limit, None)
+
+    def deadline(self, since: float) -> float:
+        """Until when to try again after trouble that began then."""
+        end = since + self.seconds
+        return min(end, max(since, self._hurried_at) + _CLOSING_SECONDS) if self.hurried else end
+
+    async def pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurried.wait(), seconds) if not self.hurried else await asyncio.sleep(seconds)
+
+    @asynccontextmanager
+    async def connecting(self, since: float | None) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """Bound the time until a connection is there; it gives what is to be called then.
+
+        `since` is when the operation first met trouble. Raises TimeoutError.
+        """
+        async with asyncio.timeout(None) as limit:
+
+            async def connected() -> None:
+                self._connecting.discard(limit)
+                if limit.expired():
+                    await asyncio.sleep(0)  # the cancellation is under way
+                limit.reschedule(None)
+
+            self._connecting.add(limit)
+            self._limit(limit, since)
+            try:
+                yield connected
+            finally:
+                self._connecting.discard(limit)
+
+    def _limit(self, limit: asyncio.Timeout, since: float | None) -> None:
+        if limit.expired() or (since is None and not self.hurried):
+            return
+        now = time.monotonic()
+        end = self.deadline(now if since is None else since)
+        limit.reschedule(asyncio.get_running_loop().time() + end - now)
+
+
+class Patience:
+    """The attempts of one operation."""
+
+    def __init__(self, outage: Outage) -> None:
+        self._outage = outage
+        self._pause = _FIRST_PAUSE
+        self.since: float | None = None  # when it first met trouble
+        self.reason: ReplayBufError | None = None  # what it met last, as far as that says anything
+
+    async def wait(self, error: ReplayBufError) -> None:
+        """Pause before the next attempt. Raises TimeoutError when the time for attempts is over."""
+        self._outage.begin(error)
+        if self.reason is None or not isinstance(error.__cause__, TimeoutError):  # that may be the end of the time
+            self.reason = error
+        now = time.monotonic()
+        if self.since is None:
+            self.since = now
+        if (remaining := self._outage.deadline(self.since) - now) <= 0:
+            raise TimeoutError
+        await self._outage.pause(min(remaining, self._pause * random.uniform(0.5, 1)))
+        self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
+
+    def given_up(self, stored: str) -> UnreachableError:
+        """The error for an operation that certainly left nothing behind."""
+        kind = CutShortError if self._outage.hurried else UnreachableError
+        return kind(f"{self}{stored}")
+
+    def __str__(self) -> str:
+        """What was tried, for how long, for messages."""
+        if self._outage.hurried:
+            return f"{self.reason}; the buffer was being closed"
+        if self._outage.seconds <= 0 or self.since is None:
+            return str(self.reason)
+        elapsed = time.monotonic() - self.since
+        return f"{self.reason}; tried again for {elapsed:.0f} s (reconnect_timeout={self._outage.seconds:g})"
+
+
+class Insistent:
+    """A write that is tried until it is certain that it was committed, once."""
+
+    def __init__(self, write: Callable[[], Awaitable[object]]) -> None:
+        self._write = write
+        self._doubt: OutcomeUnknownError | None = None
+
+    async def __call__(self) -> None:
+        """Try. Raises ReplayBufError when it has to be called again."""
+        if self._doubt is not None:
+            if await self._doubt.was_committed():
+                return
+            self._doubt = None
+        try:
+            await self._write()
+        except OutcomeUnknownError as error:
+            self._doubt = error
+            raise

@@ -1,0 +1,328 @@
+"""A connection that is lost at any moment: every group is put once and taken once, and callers hear nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import asyncpg
+import pytest
+
+from replaybuf import Lease, ReplayBuffer, Status, Tally
+from tests.faults.proxy import COMMIT, Link, Proxy, once, proxied
+from tests.postgres import execute
+from tests.stores import TASK, build, fill, group, number_of, numbers_of, take_all, until
+from tests.test_cancellation import no_connection_out, storage_of
+
+GROUPS = 25
+
+
+@pytest.fixture
+async def proxy(postgres_database: str) -> AsyncIterator[Proxy]:
+    async with proxied(postgres_database) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def buffer(proxy: Proxy) -> AsyncIterator[ReplayBuffer]:
+    """A buffer behind the proxy, without background work; in the end all of its connections are back."""
+    async with build(proxy.url) as buffer:
+        await buffer.count_where({})
+        await end_background_work(buffer)
+        yield buffer
+        proxy.fault = None
+        await no_connection_out(buffer)
+
+
+async def end_background_work(buffer: ReplayBuffer) -> None:
+    state = storage_of(buffer)._state()
+    await state.thread.run(state.sweeper.stop)
+
+
+async def all_told(buffer: ReplayBuffer) -> None:
+    """Wait until nothing is announced any more, so that the next COMMIT is that of the next call."""
+
+    async def quiet() -> bool:
+        return storage_of(buffer)._state().watch._notifying is None
+
+    await until(quiet)
+
+
+def is_commit(data: bytes) -> bool:
+    return COMMIT in data
+
+
+# Ways to lose a connection, at the moment when the client sends something
+
+
+async def before_it_arrives(link: Link) -> bool:
+    link.cut()
+    return False
+
+
+async def before_the_answer(link: Link) -> bool:
+    link.answers_lost = True
+    return True
+
+
+def ended_by(proxy: Proxy) -> Callable[[Link], Awaitable[bool]]:
+    async def ended_by_the_server(link: Link) -> bool:
+        await proxy.end_process(link)
+        return True
+
+    return ended_by_the_server
+
+
+WAYS = ["before it arrives", "before the answer", "ended by the server"]
+
+
+def ways(*quick: str) -> list[Any]:
+    """All ways, those that aren't named as long forms."""
+    return [way if way in quick else pytest.param(way, marks=pytest.mark.long) for way in WAYS]
+
+
+def way_of(name: str, proxy: Proxy) -> Callable[[Link], Awaitable[bool]]:
+    return dict(zip(WAYS, (before_it_arrives, before_the_answer, ended_by(proxy)), strict=True))[name]
+
+
+async def at_every_message(proxy: Proxy, way: str, operation: Callable[[int], Awaitable[None]]) -> int:
+    """Run an operation again and again, and lose the connection at its first message, its second, ...; how many."""
+    for place in range(100):
+        left = place
+
+        def arrived(_data: bytes) -> bool:
+            nonlocal left
+            left -= 1
+            return left < 0
+
+        lost = False
+
+        async def lose(link: Link) -> bool:
+            nonlocal lost
+            lost = True
+            return await way_of(way, proxy)(link)
+
+        proxy.fault = once(lose, at=arrived)
+        await operation(place)
+        proxy.fault = None
+        if not lost:
+            return place
+    raise AssertionError("an operation of 100 messages?")
+
+
+async def tallies(buffer: ReplayBuffer) -> dict[Tally, int]:
+    totals: dict[Tally, int] = {}
+    for (_, _, name), count in (await buffer.storage.tallies()).items():
+        totals[name] = totals.get(name, 0) + count
+    return totals
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_put_is_stored_once_wherever_its_connection_is_lost(
+    buffer: ReplayBuffer, proxy: Proxy, way: str
+) -> None:
+    uids: dict[int, int] = {}
+
+    async def put(number: int) -> None:
+        uids[number] = await buffer.put(group(number), TASK)
+
+    places = await at_every_message(proxy, way, put)
+    assert places > 4  # BEGIN, the lock, at least one INSERT, COMMIT
+    assert {number_of(item.item): item.uid async for item in buffer.find({})} == uids
+    assert (await tallies(buffer))[Tally.PUT] == len(uids) == places + 1
+    assert sorted(await take_all(buffer)) == sorted(uids)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_take_hands_out_once_wherever_its_connection_is_lost(
+    buffer: ReplayBuffer, proxy: Proxy, way: str
+) -> None:
+    await fill(buffer, GROUPS)
+    taken: list[int] = []
+
+    async def take(_place: int) -> None:
+        taken.extend(numbers_of(await buffer.get(1, TASK)))
+
+    places = await at_every_message(proxy, way, take)
+    assert places > 4
+    assert taken == list(range(places + 1))
+    assert await take_all(buffer) == list(range(places + 1, GROUPS))
+    assert (await tallies(buffer))[Tally.TAKEN] == GROUPS
+
+
+@pytest.mark.parametrize("way", ways("before the answer", "ended by the server"))
+async def test_a_lease_is_given_once_wherever_its_connection_is_lost(
+    buffer: ReplayBuffer, proxy: Proxy, way: str
+) -> None:
+    await fill(buffer, GROUPS)
+    leased: list[int] = []
+
+    async def lease(_place: int) -> None:
+        held = await buffer.lease_batch({TASK: 1}, heartbeat=False)
+        leased.extend(numbers_of(held.batch[TASK]))
+
+    places = await at_every_message(proxy, way, lease)
+    assert places > 4
+    assert leased == list(range(places + 1))
+    counts = await tallies(buffer)
+    assert (counts[Tally.LEASED], counts[Tally.SIZE]) == (places + 1, GROUPS - places - 1)
+
+
+@pytest.mark.parametrize("way", ways("before the answer"))
+@pytest.mark.parametrize("end", ["acknowledge", "give_back"])
+async def test_a_lease_ends_once_wherever_its_connection_is_lost(
+    buffer: ReplayBuffer, proxy: Proxy, way: str, end: str
+) -> None:
+    await fill(buffer, GROUPS)
+    leases = [await buffer.lease_batch({TASK: 1}, heartbeat=False) for _ in range(GROUPS)]
+
+    async def settle(place: int) -> None:
+        lease: Lease = leases[place]
+        await getattr(lease, end)()
+        assert lease.open == frozenset()
+
+    places = await at_every_message(proxy, way, settle)
+    assert places > 4
+    counts = await tallies(buffer)
+    name = Tally.TAKEN if end == "acknowledge" else Tally.RETURNED
+    assert (counts[name], counts[Tally.LEASED]) == (places + 1, GROUPS - places - 1)
+
+
+@pytest.mark.parametrize("way", ways("before the answer"))
+async def test_a_refresh_expires_once_wherever_its_connection_is_lost(
+    buffer: ReplayBuffer, proxy: Proxy, way: str
+) -> None:
+    for number in range(2 * GROUPS):
+        await buffer.put(group(number), TASK, model_step=number, current_train_step=number + 1)
+    expired: list[int] = []
+
+    async def refresh(place: int) -> None:
+        counts = await buffer.refresh_staleness(task_stale_thresholds={TASK: 1}, current_train_step=place + 2)
+        expired.append(counts[TASK])
+
+    places = await at_every_message(proxy, way, refresh)
+    assert places > 4
+    assert expired == [1] * (places + 1)
+    assert await buffer.count(TASK, Status.EXPIRED) == places + 1
+
+
+@pytest.mark.parametrize("way", ways("ended by the server"))
+async def test_reading_goes_on_wherever_its_connection_is_lost(buffer: ReplayBuffer, proxy: Proxy, way: str) -> None:
+    await fill(buffer, 3)
+
+    async def read(_place: int) -> None:
+        assert [number_of(item.item) async for item in buffer.find({})] == [0, 1, 2]
+        assert await buffer.count(TASK, Status.COMPLETED) == await asyncio.to_thread(len, buffer) == 3
+
+    assert await at_every_message(proxy, way, read) > 4
+
+
+async def test_what_was_committed_is_not_done_again(buffer: ReplayBuffer, proxy: Proxy, caplog: Any) -> None:
+    """Of a put and a take whose answers were lost, the first results are the callers'."""
+    with caplog.at_level(logging.INFO, logger="replaybuf.database"):
+        await all_told(buffer)
+        proxy.fault = once(before_the_answer, at=is_commit)
+        uid = await buffer.put(group(7), TASK)
+        assert [item.uid async for item in buffer.find({})] == [uid]
+        await all_told(buffer)
+        proxy.fault = once(before_the_answer, at=is_commit)
+        assert numbers_of(await buffer.get(5, TASK)) == [7]
+    assert await buffer.count(TASK, Status.COMPLETED) == 0
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "replaybuf.database"]
+    assert [level for level, _ in said] == ["WARNING", "INFO"] * 2
+    assert said[0][1].startswith("the connection was lost and will be made again: can't reach postgresql://")
+    assert said[1][1].startswith("connected to postgresql://")
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_commit_whose_answer_never_comes_is_found_out(
+    postgres_database: str, proxy: Proxy, arrives: bool
+) -> None:
+    """The connection is frozen; the server's side of it, which still holds its locks, is ended."""
+    async with build(f"{proxy.url}?command_timeout=1") as buffer:
+        await fill(buffer, 2)
+        await end_background_work(buffer)
+
+        async def freeze(link: Link) -> bool:
+            link.frozen = True
+            if arrives:
+                link._writers[1].write(COMMIT_MESSAGE)
+            return False
+
+        await all_told(buffer)
+        proxy.fault = once(freeze, at=is_commit)
+        taken = numbers_of(await buffer.get(1, TASK))
+        await all_told(buffer)
+        proxy.fault = once(freeze, at=is_commit)
+        await buffer.put(group(2), TASK)
+        assert sorted(taken + await take_all(buffer)) == [0, 1, 2]
+        await no_connection_out(buffer)
+    assert await idle_in_transaction(postgres_database) == 0
+
+
+COMMIT_MESSAGE = b"Q" + (len(COMMIT) + 4).to_bytes(4, "big") + COMMIT
+
+
+async def idle_in_transaction(url: str) -> int:
+    connection = await asyncpg.connect(url)
+    try:
+        query = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in trans%'"
+        )
+        return int(await connection.fetchval(query))
+    finally:
+        await connection.close()
+
+
+async def test_connections_that_ended_while_nothing_was_asked_are_made_again(
+    postgres_database: str, caplog: Any
+) -> None:
+    async with build(postgres_database) as buffer:
+        await fill(buffer, 100)
+        for _ in range(5):
+            execute(postgres_database, END_ALL)
+            assert len(await asyncio.gather(*(buffer.get(1, TASK) for _ in range(10)))) == 10
+        assert len(buffer) == 50
+        await no_connection_out(buffer)
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
+END_ALL = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = 'replaybuf'"
+)
+
+
+async def test_a_take_that_is_cancelled_while_it_reconnects_takes_nothing(buffer: ReplayBuffer, proxy: Proxy) -> None:
+    await fill(buffer, 5)
+    for committed in (True, False):
+        await all_told(buffer)
+        proxy.fault = once(proxy.refuse(before_the_answer if committed else before_it_arrives), at=is_commit)
+        take = asyncio.create_task(buffer.get(2, TASK))
+        await asyncio.sleep(0.3)
+        take.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await take
+        proxy.refusing = False
+        assert await buffer.count(TASK, Status.COMPLETED) == 5
+    assert await take_all(buffer) == [0, 1, 2, 3, 4]
+
+
+async def test_outcomes_that_nobody_asks_for_any_more_are_forgotten(postgres_database: str) -> None:
+    async with build(postgres_database) as buffer:
+        await fill(buffer, 1)
+        execute(postgres_database, "INSERT INTO rb_counter VALUES ('connection of last month', 1)")
+        storage_of(buffer)._state().sweeper._merge_at = 0
+
+        async def forgotten() -> bool:
+            connection = await asyncpg.connect(postgres_database)
+            try:
+                names = [row["name"] for row in await connection.fetch("SELECT name FROM rb_counter")]
+            finally:
+                await connection.close()
+            assert any(name.startswith("connection ") for name in names)  # of those that are in use
+            return "connection of last month" not in names
+
+        await until(forgotten)

@@ -1,0 +1,355 @@
+"""The server is away, crashes, refuses or interrupts: operations go on when they can, within their bound."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from replaybuf import ClosedError, ReplayBuffer, Status, UnreachableError
+from replaybuf.storage.sql import drawing
+from tests.faults.proxy import Link, once, proxied
+from tests.faults.test_postgres_connections import (
+    all_told,
+    before_it_arrives,
+    before_the_answer,
+    end_background_work,
+    is_commit,
+)
+from tests.postgres import Server, execute, new_database, own_server
+from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
+from tests.test_cancellation import no_connection_out
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server that tests may stop; each leaves it running."""
+    with own_server() as server:
+        server.configure(max_connections="30")
+        server.stop()
+        server.start()
+        yield server
+
+
+@pytest.fixture
+def url(server: Server) -> Iterator[str]:
+    with new_database(server.url) as url:
+        yield url
+
+
+async def crash(server: Server, away: float = 0.0) -> None:
+    await asyncio.to_thread(server.stop)
+    await asyncio.sleep(away)
+    await asyncio.to_thread(server.start)
+
+
+@contextlib.asynccontextmanager
+async def stopped(server: Server) -> AsyncIterator[None]:
+    await asyncio.to_thread(server.stop)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(server.start)
+
+
+@pytest.mark.parametrize("crashes", [2, pytest.param(40, marks=pytest.mark.long)])
+async def test_no_crash_of_the_server_loses_or_doubles_a_group(server: Server, url: str, crashes: int) -> None:
+    """Tasks of two buffers put and take all the while; the ledger of what they were told is here."""
+    put: list[int] = []
+    taken: list[int] = []
+    producing = crashing = True
+
+    async def producer(buffer: ReplayBuffer, first: int) -> None:
+        number = first
+        while crashing:
+            await buffer.put(group(number), TASK)
+            put.append(number)
+            number += 1
+
+    async def consumer(buffer: ReplayBuffer) -> None:
+        chance = random.Random(1)
+        while producing or len(taken) < len(put):
+            taken.extend(numbers_of(await buffer.get(chance.randint(1, 3), TASK)))
+
+    async with build(url) as one, build(url) as other:
+        producers = [asyncio.create_task(producer(one, task * 1_000_000)) for task in range(6)]
+        consumers = [asyncio.create_task(consumer(buffer)) for buffer in (one, other, other)]
+        waiting = asyncio.create_task(other.take_batch({"another": 1}, timeout=600))
+        for count in range(crashes):
+
+            async def go_on(seen: int = len(put)) -> bool:
+                return len(put) > seen + 50
+
+            await until(go_on, 30)
+            await crash(server, 0.3 * (count % 2))
+        crashing = False
+        await asyncio.gather(*producers)
+        producing = False
+        await asyncio.gather(*consumers)
+        await one.put(group(7), "another")
+        batch, _ = await waiting
+        assert numbers_of(batch["another"]) == [7]
+        assert await take_all(one) == []
+    assert sorted(taken) == sorted(put)
+
+
+@pytest.mark.parametrize("operation", ["put", "take"])
+async def test_an_id_that_a_crash_gave_to_another_transaction_proves_nothing(
+    server: Server, url: str, operation: str
+) -> None:
+    """COMMIT never arrived, and after the crash another transaction is committed under the same id."""
+    async with proxied(url) as proxy, build(proxy.url) as buffer:
+        await fill(buffer, 1)
+        await end_background_work(buffer)
+        await all_told(buffer)
+        # What comes until here stays, and the next id after the crash is known.
+        execute(url, "CREATE TABLE others (x int)")
+        execute(url, "CHECKPOINT")
+        ids: list[int] = []
+
+        async def crash_and_reuse(link: Link) -> bool:
+            connection = await asyncpg.connect(url)
+            running = "SELECT backend_xid::text::bigint FROM pg_stat_activity WHERE pid = $1"
+            ids.append(await connection.fetchval(running, link.pid))
+            await crash(server)
+            connection.terminate()
+            connection = await asyncpg.connect(url)
+            while ids[-1] < ids[0] or len(ids) == 1:
+                ids.append(
+                    await connection.fetchval("INSERT INTO others VALUES (1) RETURNING txid_current() % 4294967296")
+                )
+            await connection.close()
+            link.cut()
+            return False
+
+        proxy.fault = once(crash_and_reuse, at=is_commit)
+        if operation == "put":
+            await buffer.put(group(1), TASK)
+            assert await take_all(buffer) == [0, 1]
+        else:
+            assert numbers_of(await buffer.get(1, TASK)) == [0]
+            assert await take_all(buffer) == []
+        assert ids[0] in ids[1:]  # or this test shows nothing
+
+
+@contextlib.asynccontextmanager
+async def connections_used_up(url: str) -> AsyncIterator[None]:
+    """All that the server has, also those for its administrators."""
+    held = []
+    with contextlib.suppress(asyncpg.TooManyConnectionsError):
+        while True:
+            held.append(await asyncpg.connect(url))
+    try:
+        yield
+    finally:
+        for connection in held:
+            await connection.close()
+
+
+END_ALL = (
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+    "WHERE pid <> pg_backend_pid() AND application_name = 'replaybuf'"
+)
+
+
+async def test_operations_wait_for_a_connection_when_the_server_has_none_left(url: str) -> None:
+    async with build(url) as buffer:
+        await fill(buffer, 3)
+        await end_background_work(buffer)
+        execute(url, END_ALL)
+        async with connections_used_up(url):
+            calls = [asyncio.create_task(buffer.get(1, TASK)) for _ in range(3)]
+            _, waiting = await asyncio.wait(calls, timeout=1)
+            assert len(waiting) == 3
+        taken = [number for groups in await asyncio.gather(*calls) for number in numbers_of(groups)]
+        assert sorted(taken) == [0, 1, 2]
+        await no_connection_out(buffer)
+
+
+async def test_a_server_without_connections_is_an_error_that_says_so_after_the_bound(url: str) -> None:
+    async with build(url, reconnect_timeout=0.5) as buffer:
+        await fill(buffer, 1)
+        await end_background_work(buffer)
+        execute(url, END_ALL)
+        async with connections_used_up(url):
+            with pytest.raises(UnreachableError, match=r"too many clients.*raise its max_connections.*tried again for"):
+                await buffer.get(1, TASK)
+        assert numbers_of(await buffer.get(1, TASK)) == [0]
+
+
+CALLS: dict[str, Callable[[ReplayBuffer], Awaitable[Any]]] = {
+    "put": lambda buffer: buffer.put(group(1), TASK),
+    "take": lambda buffer: buffer.get(1, TASK),
+    "wait": lambda buffer: buffer.take_batch({TASK: 9}, timeout=60),
+    "count": lambda buffer: buffer.count(TASK, Status.COMPLETED),
+    "refresh": lambda buffer: buffer.refresh_staleness(task_stale_thresholds={TASK: 1}, current_train_step=1),
+}
+
+
+async def test_after_the_bound_the_error_says_how_long_it_was_tried_and_what_is_known(server: Server, url: str) -> None:
+    async with build(url, reconnect_timeout=1) as buffer:
+        await fill(buffer, 2)
+        async with stopped(server):
+            ends = await asyncio.gather(*(call(buffer) for call in CALLS.values()), return_exceptions=True)
+        for name, error in zip(CALLS, ends, strict=True):
+            assert type(error) is UnreachableError
+            assert not error.in_doubt
+            assert "can't reach postgresql://" in str(error)
+            assert "tried again for 1 s (reconnect_timeout=1)" in str(error)
+            assert ("nothing of it was stored" in str(error)) == (name in ("put", "take", "refresh"))
+        assert await take_all(buffer) == [0, 1]
+        await no_connection_out(buffer)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("operation", ["get", "lease_batch"])
+async def test_what_a_taker_was_not_told_comes_back(url: str, operation: str, committed: bool, caplog: Any) -> None:
+    """The answer to its COMMIT is lost, and the server can't be asked before the bound."""
+    async with proxied(url) as proxy, build(proxy.url, reconnect_timeout=0.3) as buffer, build(url) as other:
+        await fill(buffer, 3)
+        await end_background_work(buffer)
+        await all_told(buffer)
+        proxy.fault = once(proxy.refuse(before_the_answer if committed else before_it_arrives), at=is_commit)
+        with pytest.raises(UnreachableError, match="it isn't known whether it succeeded") as caught:
+            await (buffer.get(2, TASK) if operation == "get" else buffer.lease_batch({TASK: 2}))
+        assert caught.value.in_doubt
+        assert await other.count(TASK, Status.COMPLETED) == (1 if committed else 3)
+        proxy.refusing = False
+
+        async def back() -> bool:
+            return await other.count(TASK, Status.COMPLETED) == 3
+
+        await until(back, 20)
+        assert [item.times_sampled async for item in other.find({})] == [0, 0, 0]
+        assert await take_all(buffer) == [0, 1, 2]
+        await no_connection_out(buffer)
+
+
+async def test_closing_brings_back_what_a_taker_was_not_told(url: str) -> None:
+    async with proxied(url) as proxy, build(url) as other:
+        async with build(proxy.url, reconnect_timeout=0.3) as buffer:
+            await fill(buffer, 3)
+            await end_background_work(buffer)
+            await all_told(buffer)
+            proxy.fault = once(proxy.refuse(before_the_answer), at=is_commit)
+            with pytest.raises(UnreachableError):
+                await buffer.get(2, TASK)
+            proxy.refusing = False
+        assert await take_all(other) == [0, 1, 2]
+
+
+async def test_a_give_back_whose_answer_is_lost_is_not_done_twice(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with proxied(url) as proxy, build(proxy.url, reconnect_timeout=0.3) as buffer, build(url) as other:
+        await fill(buffer, 3)
+        await end_background_work(buffer)
+        await all_told(buffer)
+        unconsume = drawing.unconsume
+
+        def back_and_lost(*arguments: Any) -> None:
+            unconsume(*arguments)
+            proxy.fault = once(proxy.refuse(before_the_answer), at=is_commit)
+
+        monkeypatch.setattr(drawing, "unconsume", back_and_lost)
+        monkeypatch.setattr(drawing.Drawing, "_decode", lambda *_: 1 / 0)  # whatever it is: they go back
+        with pytest.raises(UnreachableError):
+            await buffer.get(2, TASK)
+        monkeypatch.undo()
+        proxy.refusing = False
+        assert (await other.metrics())["tasks"][TASK]["taken"] == 0
+        assert await take_all(other) == [0, 1, 2]
+        await asyncio.sleep(1.5)  # longer than until the next attempt
+        assert (await other.metrics())["tasks"][TASK]["taken"] == 3
+
+
+async def test_closing_ends_all_calls_that_wait_for_the_server(server: Server, url: str) -> None:
+    buffer = build(url)
+    await fill(buffer, 2)
+    async with stopped(server):
+        calls = [asyncio.create_task(call(buffer)) for call in CALLS.values()]  # type: ignore[arg-type, var-annotated]
+        await asyncio.wait(calls, timeout=0.3)
+        async with asyncio.timeout(30):  # of the 60 s for which each of them would go on
+            await buffer.close()
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(end).__mro__.count(ClosedError) for end in ends] == [1] * len(CALLS)
+    async with build(url) as again:
+        assert await take_all(again) == [0, 1]
+
+
+async def test_a_server_that_was_never_reached_is_an_error_at_once(server: Server, url: str) -> None:
+    async with stopped(server):
+        for call in CALLS.values():
+            buffer = build(url)
+            with pytest.raises(UnreachableError, match="is the server running") as caught:
+                await call(buffer)
+            assert "tried again" not in str(caught.value)
+            await buffer.close()
+
+
+# Transactions that PostgreSQL rolls back for the sake of others
+
+
+async def test_a_deadlock_is_run_again(url: str) -> None:
+    """The buffer waits for group 1 while it holds group 0, which the other one wants: PostgreSQL ends the buffer's."""
+    name = url.rsplit("/", 1)[1].partition("?")[0]
+    execute(url, f"ALTER DATABASE {name} SET deadlock_timeout = '100ms'")
+    async with build(url) as buffer:
+        uids = [await buffer.put(group(number), TASK) for number in range(2)]
+        other = await asyncpg.connect(url, server_settings={"deadlock_timeout": "30s"})
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute("SELECT 1 FROM rb_group WHERE uid = $1 FOR UPDATE", uids[1])
+        changing = asyncio.create_task(buffer.update_priorities(dict.fromkeys(uids, 5.0)))
+        await until(lambda: is_waiting(url))
+        await other.execute("SELECT 1 FROM rb_group WHERE uid = $1 FOR UPDATE", uids[0])
+        await transaction.commit()
+        assert await changing == 2
+        assert [item.priority async for item in buffer.find({})] == [5.0, 5.0]
+
+        async def there_was_one() -> bool:
+            return await statistic(other, "deadlocks") == 1
+
+        await until(there_was_one)
+        await other.close()
+
+
+async def test_a_serialisation_failure_is_run_again(url: str) -> None:
+    name = url.rsplit("/", 1)[1].partition("?")[0]
+    execute(url, f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+    async with build(url) as buffer:
+        uid = await buffer.put(group(1), TASK)
+        other = await asyncpg.connect(url)
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute("UPDATE rb_group SET error = 'x' WHERE uid = $1", uid)
+        changing = asyncio.create_task(buffer.update_priorities({uid: 5.0}))
+        await until(lambda: is_waiting(url))
+        before = await statistic(other, "xact_rollback")
+        await transaction.commit()
+        assert await changing == 1
+        assert [(item.priority, item.error) async for item in buffer.find({})] == [(5.0, "x")]
+
+        async def one_was_rolled_back() -> bool:
+            return await statistic(other, "xact_rollback") > before
+
+        await until(one_was_rolled_back)
+        await other.close()
+
+
+async def is_waiting(url: str) -> bool:
+    """Whether somebody waits for a lock of a row."""
+    connection = await asyncpg.connect(url)
+    try:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'transactionid'"
+        return bool(await connection.fetchval(query))
+    finally:
+        await connection.close()
+
+
+async def statistic(connection: Any, name: str) -> int:
+    query = f"SELECT {name} FROM pg_stat_database WHERE datname = current_database()"
+    return int(await connection.fetchval(query))
