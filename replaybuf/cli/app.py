@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from replaybuf.cli import db, ls, show, sql, stats
+from replaybuf.cli import db, doctor, ls, show, sql, stats
 from replaybuf.cli.escape import escape_line
 from replaybuf.demo.command import demo
 from replaybuf.errors import ReplayBufError
@@ -54,6 +54,7 @@ app.command("stats")(stats.stats)
 app.command("ls")(ls.ls)
 app.command("show")(show.show)
 app.command("sql")(sql.sql)
+app.command("doctor")(doctor.doctor)
 app.add_typer(db.app, name="db")
 app.command("demo")(demo)
 
