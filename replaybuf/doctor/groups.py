@@ -186,7 +186,7 @@ def repair_garbage(connection: Connection, look: Look) -> Sequence[str]:
 
     wanted = _uids(connection, _wanted_garbage)
     if wanted:
-        connection.execute(delete(garbage).where(uid_in(connection, wanted)))
+        connection.execute(delete(garbage).where(exists().where(group.c.uid == garbage.c.uid)))
     swept = sweep(connection, time.time() - GRACE_SECONDS, _SWEPT_AT_ONCE)
     done = [f"took {groups(len(wanted))} off the list of what is to be swept"] if wanted else []
     return [*done, f"swept {swept:,} payloads"] if swept else done
