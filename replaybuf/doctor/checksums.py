@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, union
 
 from replaybuf.cli.reading import Reader
 from replaybuf.codec import Codec
-from replaybuf.doctor.finding import Finding, Look, fine, groups, repairable, some, warning
+from replaybuf.doctor.finding import Finding, Look, fine, groups, problem, repairable, some, warning
 from replaybuf.doctor.groups import put_aside
 from replaybuf.errors import DecodeError, StorageError
 from replaybuf.rollout_type import RolloutType
 from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.tables import group, payload
+from replaybuf.storage.sql.tables import checkpoint_group, group, payload
 
 NAME = "checksums"
 
@@ -44,12 +44,24 @@ def look_at_checksums(reader: Reader, look: Look) -> list[Finding]:
     note = f" (--quick: {len(chosen):,} of {len(named):,} read)" if len(chosen) < len(named) else ""
     if not damaged:
         return [fine(NAME, f"{what} read, all payloads as they were written")]
-    known = reader.read(lambda connection: _set_aside_already(connection, list(damaged)))
-    if new := sorted(damaged.keys() - known):
-        text = f"the payloads of {groups(len(new))} are damaged: {some([f'{uid} ({damaged[uid]})' for uid in new], 3)}"
-        return [repairable(NAME, text + note)]
-    text = f"the payloads of {groups(len(damaged))} are damaged, set aside already: {some(sorted(damaged))}"
-    return [warning(NAME, text + note, 'buffer.delete({"uid": ...}) when nobody needs to know of them')]
+    return reader.read(lambda connection: _findings(connection, damaged, note))
+
+
+def _findings(connection: Connection, damaged: dict[int, str], note: str) -> list[Finding]:
+    there = select(group.c.uid).where(uid_in(connection, sorted(damaged)))
+    uids = set(connection.execute(there).scalars())
+    known = _set_aside_already(connection, sorted(damaged))
+    found = []
+    if new := sorted(uids - known):
+        named = some([f"{uid} ({damaged[uid]})" for uid in new], 3)
+        found.append(repairable(NAME, f"the payloads of {groups(len(new))} are damaged: {named}{note}"))
+    if known:
+        text = f"the payloads of {groups(len(known))} are damaged, set aside already: {some(sorted(known))}{note}"
+        found.append(warning(NAME, text, 'buffer.delete({"uid": ...}) when nobody needs to know of them'))
+    if kept := sorted(damaged.keys() - uids):
+        text = f"the payloads of {groups(len(kept))} that only checkpoints have are damaged: {some(kept)}{note}"
+        found.append(problem(NAME, text, "buffer.drop_checkpoint(step), or restore without them"))
+    return found
 
 
 def repair_checksums(connection: Connection, look: Look) -> Sequence[str]:
@@ -59,7 +71,7 @@ def repair_checksums(connection: Connection, look: Look) -> Sequence[str]:
     for batch in (uids[start : start + 50] for start in range(0, len(uids), 50)):
         query = select(group.c.uid, payload.c.data).outerjoin_from(group, payload, payload.c.uid == group.c.uid)
         for uid, data in connection.execute(query.where(uid_in(connection, batch))):
-            if (why := _problem(data)) is not None:
+            if (why := _why(data)) is not None:
                 reasons[uid] = why
     return put_aside(connection, reasons)
 
@@ -72,9 +84,11 @@ def _set_aside_already(connection: Connection, uids: list[int]) -> set[int]:
 
 
 def _named(connection: Connection) -> list[_Named]:
-    """The groups with a payload, each with its size."""
-    query = select(group.c.uid, group.c.bytes).join_from(group, payload, payload.c.uid == group.c.uid)
-    return [(uid, size) for uid, size in connection.execute(query.order_by(group.c.uid))]
+    """The groups with a payload, those of checkpoints too, each with its size."""
+    tables = (group, checkpoint_group)
+    every = union(*(select(table.c.uid, table.c.bytes) for table in tables)).subquery()
+    query = select(every).join(payload, payload.c.uid == every.c.uid).order_by(every.c.uid)
+    return [(uid, size) for uid, size in connection.execute(query)]
 
 
 def _batches(named: Sequence[_Named]) -> Iterator[list[int]]:
@@ -104,10 +118,10 @@ def _verify(reader: Reader, uids: list[int]) -> dict[int, str]:
             return {uids[0]: f"it can't be read: {error}"}
         half = len(uids) // 2
         return _verify(reader, uids[:half]) | _verify(reader, uids[half:])
-    return {uid: why for uid, data in rows if (why := _problem(data)) is not None}
+    return {uid: why for uid, data in rows if (why := _why(data)) is not None}
 
 
-def _problem(data: bytes | None) -> str | None:
+def _why(data: bytes | None) -> str | None:
     if data is None:
         return "its payload is missing"
     try:

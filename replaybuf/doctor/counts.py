@@ -13,7 +13,7 @@ from replaybuf.rollout import Status
 from replaybuf.rules import Limits, Rules
 from replaybuf.storage.sql.lanes import Scope
 from replaybuf.storage.sql.lease import end_leases, store_clock
-from replaybuf.storage.sql.tables import counter, garbage, group, lane, payload, tally
+from replaybuf.storage.sql.tables import checkpoint_group, counter, garbage, group, lane, payload, tally
 from replaybuf.storage.sql.tally import add_counts
 from replaybuf.storage.sql.uids import last_uid, raise_uid
 from replaybuf.tally import Tally
@@ -130,8 +130,11 @@ def _last_uid(connection: Connection) -> int | None:
     return None if found is None else int(found)
 
 
+_UID_COLUMNS = (group.c.uid, group.c.lease, payload.c.uid, garbage.c.uid, checkpoint_group.c.uid)
+
+
 def _highest_uid(connection: Connection) -> int:
-    uids: Any = [func.max(column) for column in (group.c.uid, group.c.lease, payload.c.uid, garbage.c.uid)]
+    uids: Any = [func.max(column) for column in _UID_COLUMNS]
     highest = union_all(*(select(uid.label("uid")) for uid in uids)).subquery()
     return int(connection.execute(select(func.coalesce(func.max(highest.c.uid), 0))).scalar_one())
 

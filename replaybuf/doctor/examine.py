@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from replaybuf.cli.reading import Reader, SqliteReader
-from replaybuf.doctor import checksums, counts, files, groups, schema, server
+from replaybuf.doctor import checkpoints, checksums, counts, files, groups, schema, server
 from replaybuf.doctor.finding import Check, Finding, Level, Look, problem
 from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
 from replaybuf.storage.sql.database import Database
@@ -37,7 +37,7 @@ def examine(reader: Reader, look: Look) -> Iterator[Finding]:
         yield from checksums.look_at_checksums(reader, look)
     except ReplayBufError as error:
         yield _failed(checksums.NAME, error, look)
-    for check in (*counts.CHECKS, *own.LAST):
+    for check in (*counts.CHECKS, *checkpoints.CHECKS, *own.LAST):
         yield from _look(check, reader, look)
 
 
@@ -83,7 +83,7 @@ async def _repair(reader: Reader, look: Look) -> list[str]:
 def _repairs(reader: Reader) -> list[tuple[str, Repair]]:
     """In this order: what is set aside, or comes back, is counted afterwards."""
     own = files.CHECKS if isinstance(reader, SqliteReader) else ()
-    checks = (*own, *schema.CHECKS, *groups.CHECKS, *counts.CHECKS)
+    checks = (*own, *schema.CHECKS, *checkpoints.CHECKS, *groups.CHECKS, *counts.CHECKS)
     repairs = [(check.name, check.repair) for check in checks if check.repair is not None]
     repairs.insert(-1, (checksums.NAME, checksums.repair_checksums))
     return sorted(repairs, key=lambda named: named[0] == counts.COUNTS)

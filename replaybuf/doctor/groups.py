@@ -15,7 +15,7 @@ from replaybuf.storage.sql.lanes import Lane, Scope, need_lane
 from replaybuf.storage.sql.lease import store_clock
 from replaybuf.storage.sql.leaving import FREE, set_aside
 from replaybuf.storage.sql.races import enter_races
-from replaybuf.storage.sql.tables import garbage, group, lane, payload
+from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, garbage, group, lane, payload
 from replaybuf.storage.sql.tally import add_counts
 from replaybuf.tally import Tally
 
@@ -97,8 +97,12 @@ def repair_leased(connection: Connection, look: Look) -> Sequence[str]:
 # Payloads
 
 _bare = ~exists().where(payload.c.uid == group.c.uid)
-_known = or_(exists().where(group.c.uid == payload.c.uid), exists().where(garbage.c.uid == payload.c.uid))
-_leaked = select(payload.c.uid).where(~_known).order_by(payload.c.uid)
+_unknown = and_(
+    ~exists().where(group.c.uid == payload.c.uid),
+    ~exists().where(garbage.c.uid == payload.c.uid),
+    ~exists().where(checkpoint.c.id == checkpoint_group.c.checkpoint, checkpoint_group.c.uid == payload.c.uid),
+)
+_leaked = select(payload.c.uid).where(_unknown).order_by(payload.c.uid)
 _wanted_garbage = select(garbage.c.uid).where(exists().where(group.c.uid == garbage.c.uid)).order_by(garbage.c.uid)
 
 

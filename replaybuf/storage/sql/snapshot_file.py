@@ -40,6 +40,15 @@ async def open_file(path: str, expected: Mapping[str, str]) -> Database:
     return database
 
 
+async def read_snapshot_facts(path: str) -> dict[str, str]:
+    """What a snapshot says of itself. Raises SnapshotError, or SchemaError, when it is none."""
+    database = await open_file(path, {})
+    try:
+        return await database.read(read_facts)
+    finally:
+        await database.dispose()
+
+
 def _facts(connection: Connection, path: str) -> dict[str, str]:
     if not check_schema(connection, path):
         raise SnapshotMismatchError(f"{path} is a database, but not a snapshot of replaybuf")
