@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from replaybuf.cli import units
 from replaybuf.cli.escape import escape
 from replaybuf.cli.options import Url, listing, option
-from replaybuf.cli.output import Output, console
+from replaybuf.cli.output import Column, Output, console
 from replaybuf.cli.progress import progress_bar
 from replaybuf.cli.reading import Reader, open_reader
+from replaybuf.errors import InputError
 
 if TYPE_CHECKING:
     from replaybuf.doctor import Finding
@@ -56,6 +58,9 @@ def doctor(
     from replaybuf.doctor import Level
 
     reader = open_reader(url)
+    if rescue is not None:
+        _rescue(reader, rescue, output)
+        return
     rows = []
     for finding in _examined(reader, output, quick=quick, mend=repair):
         rows.append(row_of(finding))
@@ -64,6 +69,30 @@ def doctor(
     if not output.for_people:
         output.rows(rows, [])
     if any(row["level"] == Level.PROBLEM for row in rows):
+        raise typer.Exit(1)
+
+
+def _rescue(reader: Reader, folder: Path, output: Output) -> None:
+    from replaybuf import doctor
+
+    path = _path_of(reader)
+    if path is None:
+        raise InputError("--rescue is for SQLite files; a PostgreSQL server is restored from its backups")
+    with progress_bar("groups") as bar:
+        found = doctor.rescue(path, folder, bar)
+    rows = [
+        {"buffer": one.buffer, "file": one.file, "groups": one.groups, "bytes": one.bytes, "lost": one.lost}
+        for one in found
+    ]
+    columns = [
+        Column("buffer", lambda r: r["buffer"], right=False, text=True),
+        Column("file", lambda r: r["file"], right=False, text=True),
+        Column("groups", lambda r: units.number(r["groups"])),
+        Column("size", lambda r: units.size(r["bytes"])),
+        Column("lost", lambda r: units.number(r["lost"])),
+    ]
+    output.rows(rows, columns)
+    if any(row["lost"] for row in rows):
         raise typer.Exit(1)
 
 

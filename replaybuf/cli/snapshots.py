@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,16 +17,17 @@ from replaybuf.cli.groups import buffers_of, look_at
 from replaybuf.cli.options import Buffer, Url, listing, option, url_and
 from replaybuf.cli.output import Column, Output, iso
 from replaybuf.cli.progress import progress_bar
-from replaybuf.cli.reading import read, read_url
+from replaybuf.cli.reading import LOCK_TIMEOUT, read, read_url
 from replaybuf.errors import ConfigError, InputError, MissingSnapshotError
 from replaybuf.storage.sql.driver import parse_url, public_url
-from replaybuf.storage.sql.sqlite import is_memory
+from replaybuf.storage.sql.lanes import Scope
+from replaybuf.storage.sql.sqlite import is_memory, is_wal
 from replaybuf.storage.sql.tables import checkpoint
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
-    from replaybuf.progress import Progress
+    from replaybuf.progress import OnProgress, Progress
     from replaybuf.storage.sql.backend import SQLStorage
 
 _DEFAULT = "default"
@@ -60,7 +63,7 @@ def save(url: Url, output: Output, folder: Folder = None, buffer: Buffer = None,
     parsed, name = read_url(url), read(url, lambda connection: _chosen(connection, buffer))
     about = {"policy": _policy(policy).name} if policy else {}
     file = _file_in(Path(folder), make=True)
-    done = _run(_storage(parsed, name, read_only=True), "save", str(file), about)
+    done = _with_bar("saved", lambda tell: _save(parsed, name, str(file), about, tell))
     row = {"url": public_url(parsed), "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}
     output.rows([row], _COLUMNS)
 
@@ -86,8 +89,8 @@ def resume(url: Url, output: Output, folder: Folder = None, buffer: Buffer = Non
     parsed, name = _target_url(url), buffer or _DEFAULT
     file = _file_in(Path(folder))
     saved = asyncio.run(read_snapshot_facts(str(file))).get("policy")
-    storage = _storage(parsed, name, policy=_policy(policy) if policy else _known_policy(saved))
-    done = _run(storage, "resume", str(file), {})
+    storage = _storage(parsed, name, _policy(policy) if policy else _known_policy(saved))
+    done = _with_bar("loaded", lambda tell: _resume(storage, str(file), tell))
     row = {
         "url": public_url(parsed),
         "buffer": name,
@@ -116,18 +119,11 @@ def _chosen(connection: Connection, buffer: str | None) -> str:
     return look_at(connection, buffer).buffer or (there[0] if len(there) == 1 else _DEFAULT)
 
 
-def _run(storage: SQLStorage, what: str, file: str, about: dict[str, str]) -> Progress:
-    """Save or resume, with a bar; how much there was."""
+def _with_bar(what: str, work: Callable[[OnProgress], Coroutine[Any, Any, None]]) -> Progress:
+    """Run `work(tell)` with a bar; how much there was."""
     from replaybuf.progress import Progress
 
     last = Progress(0, 0, 0)
-
-    async def run() -> None:
-        try:
-            await getattr(storage, what)(file, about, tell)
-        finally:
-            await storage.close()
-
     with progress_bar(what) as bar:
 
         def tell(progress: Progress) -> None:
@@ -135,19 +131,47 @@ def _run(storage: SQLStorage, what: str, file: str, about: dict[str, str]) -> Pr
             last = progress
             bar(progress.groups, progress.total)
 
-        asyncio.run(run())
+        asyncio.run(work(tell))
     return last
 
 
-def _storage(url: URL, name: str, *, policy: Any = None, read_only: bool = False) -> SQLStorage:
+async def _save(url: URL, name: str, file: str, about: dict[str, str], tell: OnProgress) -> None:
+    from replaybuf.storage.sql.database import Database
+    from replaybuf.storage.sql.fence import join
+    from replaybuf.storage.sql.snapshot import copy_to
+
+    database = Database(url, durability="normal", lock_timeout=LOCK_TIMEOUT, read_only=not _has_log(url))
+    try:
+        scope = await database.read(lambda connection: join(connection, Scope(name)))
+        await copy_to(database, scope, file, about, tell)
+    finally:
+        await database.dispose()
+
+
+def _has_log(url: URL) -> bool:
+    """Whether it is a SQLite file with a write-ahead log, and may be written.
+
+    The last one to close such a file removes the log, unless it only reads: then an empty one would be left behind.
+    """
+    path = url.database or ""
+    return url.get_backend_name() == "sqlite" and os.access(path, os.W_OK) and is_wal(path)
+
+
+async def _resume(storage: SQLStorage, file: str, tell: OnProgress) -> None:
+    try:
+        await storage.resume(file, {}, tell)
+    finally:
+        await storage.close()
+
+
+def _storage(url: URL, name: str, policy: Any) -> SQLStorage:
     from replaybuf.codec import Codec
     from replaybuf.rollout_type import RolloutType
     from replaybuf.rules import Rules
     from replaybuf.storage.sql.backend import SQLStorage
 
     rules = Rules(policy) if policy is not None else Rules()
-    text = url.render_as_string(hide_password=False)
-    return SQLStorage(text, Codec(RolloutType(dict)), rules, name=name, read_only=read_only)
+    return SQLStorage(url.render_as_string(hide_password=False), Codec(RolloutType(dict)), rules, name=name)
 
 
 def _policy(name: str) -> Any:

@@ -2,5 +2,6 @@
 
 from replaybuf.doctor.examine import examine, repair
 from replaybuf.doctor.finding import Check, Finding, Level, Look
+from replaybuf.doctor.rescue import Rescued, rescue
 
-__all__ = ["Check", "Finding", "Level", "Look", "examine", "repair"]
+__all__ = ["Check", "Finding", "Level", "Look", "Rescued", "examine", "repair", "rescue"]

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 
 from replaybuf.cli import units
 from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, problem, repairable, some, warning
-from replaybuf.storage.sql.sqlite import CHECKPOINT_PAGES, PAGE_SIZE
+from replaybuf.storage.sql.sqlite import CHECKPOINT_PAGES, PAGE_SIZE, is_wal
 
 _INTEGRITY, _FILES, _LOG, _SPACE, _DISK, _SETTINGS = "integrity", "files", "log", "space", "disk", "settings"
 
@@ -139,7 +139,7 @@ def look_at_settings(connection: Connection, look: Look) -> Sequence[Finding]:
     """Whether the file is set up as replaybuf makes it, and is on a disk that SQLite can trust."""
     found = []
     size, encoding = int(_pragma(connection, "page_size")), _pragma(connection, "encoding")
-    if not _is_wal(Path(look.path or "")):
+    if not is_wal(look.path or ""):  # the pragma knows nothing of it where nobody has the file open
         what = "no write-ahead log (a snapshot has none): writers and readers wait for each other"
         found.append(warning(_SETTINGS, what, "nothing: a run that opens it makes one"))
     if size != PAGE_SIZE:
@@ -148,12 +148,6 @@ def look_at_settings(connection: Connection, look: Look) -> Sequence[Finding]:
     if encoding != "UTF-8":
         found.append(problem(_SETTINGS, f"its texts are {encoding}", "save it, and resume into a new file"))
     return found or [fine(_SETTINGS, f"wal, pages of {size:,} bytes, {encoding}, SQLite {_version(connection)}")]
-
-
-def _is_wal(path: Path) -> bool:
-    """What the header of the file says; the pragma knows nothing of it where nobody has the file open."""
-    with path.open("rb") as file:
-        return file.read(20)[18:19] == b"\x02"
 
 
 def _version(connection: Connection) -> str:

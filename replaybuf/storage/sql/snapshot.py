@@ -113,7 +113,8 @@ async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *,
     shift = await target.run(free_shift, last)
     if anew:
         _begin_anew(target.scope, lanes, tallies)
-    ids = await target.run(_write_lanes, target.scope, lanes, tallies)
+    ids = await target.run(write_lanes, target.scope, lanes)
+    await target.run(write_tallies, tallies, ids)
     there = (str(Tally.SIZE), str(Tally.LEASED))
     teller = Teller(progress, sum(int(row["amount"]) for row in tallies if row["name"] in there))
     after, size, digest = 0, 1, 0
@@ -159,9 +160,7 @@ def _begin_anew(scope: Scope, lanes: Sequence[dict[str, Any]], tallies: Sequence
             row.update({name: 0.0 if key in own else None for key, name in clocks.items()})
 
 
-def _write_lanes(
-    connection: Connection, scope: Scope, lanes: Sequence[dict[str, Any]], tallies: Sequence[dict[str, Any]]
-) -> dict[int, int]:
+def write_lanes(connection: Connection, scope: Scope, lanes: Sequence[dict[str, Any]]) -> dict[int, int]:
     """Make the lanes in a buffer that has none; their new ids by the old ones."""
     if not lanes:
         return {}
@@ -171,10 +170,12 @@ def _write_lanes(
     )
     made = select(lane.c.id, lane.c.task_name, lane.c.status, lane.c.leased).where(lane.c.buffer == scope.buffer)
     found = {(row.task_name, row.status, row.leased): row.id for row in connection.execute(made)}
-    ids = {row["id"]: found[(row["task_name"], row["status"], row["leased"])] for row in lanes}
-    rows = [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies]
-    _insert_rows(connection, tally, rows)
-    return ids
+    return {row["id"]: found[(row["task_name"], row["status"], row["leased"])] for row in lanes}
+
+
+def write_tallies(connection: Connection, tallies: Sequence[dict[str, Any]], ids: Mapping[int, int]) -> None:
+    """Write what was counted in these lanes; `ids` has their new ids."""
+    _insert_rows(connection, tally, [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies])
 
 
 def _insert_rows(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
