@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -99,14 +100,13 @@ async def _mend(database: Database, name: str, mend: Repair, look: Look) -> list
 async def _empty_log(database: Database) -> list[str]:
     """Copy the log into the file, and let it begin anew, unless somebody reads from it for long."""
 
-    def work(connection: Connection) -> bool:
-        cursor: Any = connection.connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout = {_LOG_TIMEOUT_MS}")
-        busy = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-        cursor.close()
-        return bool(busy)
+    def work(connection: sqlite3.Connection) -> bool:
+        connection.execute(f"PRAGMA busy_timeout = {_LOG_TIMEOUT_MS}")
+        return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
 
     with translated(database.url, database.lock_timeout):
         async with database.engine.connect() as connection:
-            busy = await connection.run_sync(work)
+            pooled = await connection.get_raw_connection()
+            driver: Any = pooled.driver_connection
+            busy = await driver.run(work)
     return ["could not empty the log: another process reads from it"] if busy else ["emptied the log"]

@@ -67,9 +67,8 @@ def look_at_settings(connection: Connection, look: Look) -> Sequence[Finding]:
     ):
         if _one(connection, "SELECT current_setting(:name)", name=name) == "off":
             found.append(level(_SETTINGS, f"{name} is off: {why}", _CHANGE.format(name)))
-    # This session has its own; the configured one is what others see.
-    commit = _one(connection, "SELECT boot_val FROM pg_settings WHERE name = 'synchronous_commit'")
-    commit = _one(connection, _CONFIGURED, name="synchronous_commit") or commit
+    # (Readers take it as it is configured; a run with durability "normal" sets it for itself.)
+    commit = _one(connection, "SELECT current_setting('synchronous_commit')")
     if commit == "off":
         why = "synchronous_commit is off: with durability 'full', a crash of the server takes the last commits along"
         found.append(warning(_SETTINGS, why, _CHANGE.format("synchronous_commit")))
@@ -87,19 +86,6 @@ def look_at_settings(connection: Connection, look: Look) -> Sequence[Finding]:
 
 
 _NEW_DATABASE = "createdb -T template0 -E UTF8 NAME, and move there with replaybuf save and resume"
-# The last one counts: that of the files, then of ALTER ROLE ... IN DATABASE and its kin.
-_CONFIGURED = """
-SELECT value FROM (
-    SELECT 1 AS place, setting AS value FROM pg_settings
-     WHERE name = :name AND source IN ('configuration file', 'command line', 'environment variable')
-    UNION ALL
-    SELECT 2 + (setdatabase <> 0)::int + 2 * (setrole <> 0)::int, split_part(entry, '=', 2)
-      FROM pg_db_role_setting, unnest(setconfig) AS entry
-     WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
-       AND setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = current_user))
-       AND split_part(entry, '=', 1) = :name
-) AS configured ORDER BY place DESC LIMIT 1
-"""
 
 
 def look_at_connections(connection: Connection, look: Look) -> Sequence[Finding]:

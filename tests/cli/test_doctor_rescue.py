@@ -216,6 +216,8 @@ def test_the_log_is_read_too(there: dict[int, Any], tmp_path: Path) -> None:
         (folder / "run.db").write_bytes(first)
         (folder / "run.db-wal").write_bytes(second)
         run("doctor", folder / "run.db", "--rescue", tmp_path / f"rescued-{n}", code=None)
+        assert (folder / "run.db").read_bytes() == first
+        assert (folder / "run.db-wal").read_bytes() == second
         if n == 0:
             assert asyncio.run(rescued(tmp_path / "rescued-0")).keys() == there.keys()
 
