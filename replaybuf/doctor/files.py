@@ -85,7 +85,7 @@ def look_at_files(connection: Connection, look: Look) -> Sequence[Finding]:
         if (other.st_uid, stat.S_IMODE(other.st_mode)) != (own.st_uid, stat.S_IMODE(own.st_mode)):
             what = f"{file.name} has not the owner and mode of {path.name}: not all may write it who may write that"
             found.append(warning(_FILES, what, f"chown --reference={path} {file}; chmod --reference={path} {file}"))
-    return found or [fine(_FILES, f"{path} and what is beside it can be written")]
+    return found or [fine(_FILES, f"{path.name} and what is beside it can be written")]
 
 
 def look_at_log(connection: Connection, look: Look) -> Sequence[Finding]:
