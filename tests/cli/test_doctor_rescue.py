@@ -239,6 +239,18 @@ def test_groups_whose_lane_is_lost_are_kept_apart(whole: Path, there: dict[int, 
     assert {(item.task_name, item.status) for item in saved.values()} == {("lost+found", Status.FAILED)}
 
 
+def test_cursors_of_prompt_ledgers_are_saved(whole: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copy(whole, tmp_path / "run.db"))
+    with closing(sqlite3.connect(copy)) as connection, connection:
+        connection.execute("INSERT INTO rb_cursor VALUES ('default', 'prompts', 0, 3, 17, x'07')")
+        connection.execute("INSERT INTO rb_cursor VALUES ('default', 'prompts', 5, 2, 9, x'05')")  # of a checkpoint
+    run("doctor", copy, "--rescue", tmp_path / "rescued")
+    run("resume", tmp_path / "new.db", tmp_path / "rescued")
+    with closing(sqlite3.connect(tmp_path / "new.db")) as connection:
+        rows = connection.execute("SELECT * FROM rb_cursor").fetchall()
+    assert rows == [("default", "prompts", 0, 3, 17, b"\x07")]
+
+
 def test_several_buffers_have_a_folder_each(tmp_path: Path) -> None:
     async def put(name: str, number: int) -> None:
         async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db", name=name).build() as buffer:
