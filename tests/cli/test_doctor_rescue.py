@@ -221,7 +221,15 @@ def test_the_log_is_read_too(there: dict[int, Any], tmp_path: Path) -> None:
             assert asyncio.run(rescued(tmp_path / "rescued-0")).keys() == there.keys()
 
 
-@pytest.mark.parametrize("content", [b"", b"no database", random.Random(1).randbytes(100_000), b"SQLite format 3\0" + b"\0" * 5000])
+NO_DATABASES = {
+    "empty": b"",
+    "a text": b"no database",
+    "rubbish": random.Random(1).randbytes(100_000),
+    "only a beginning": b"SQLite format 3\0" + b"\0" * 5000,
+}
+
+
+@pytest.mark.parametrize("content", NO_DATABASES.values(), ids=NO_DATABASES)
 def test_what_is_no_database_is_an_error_on_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.db").write_bytes(content)
     result = run("doctor", tmp_path / "run.db", "--rescue", tmp_path / "rescued", code=1)
