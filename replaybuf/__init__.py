@@ -45,6 +45,7 @@ from replaybuf.policy import (
     StalenessPolicy,
     UniformPolicy,
 )
+from replaybuf.progress import Progress
 from replaybuf.prompts import Prompt, PromptLedger
 from replaybuf.rollout import RolloutState, Status, group_status
 from replaybuf.rollout_type import RolloutType
@@ -106,6 +107,7 @@ __all__ = [
     "OldestVersionPolicy",
     "OrderTerm",
     "PrioritizedPolicy",
+    "Progress",
     "Prompt",
     "PromptLedger",
     "QueryError",

@@ -27,6 +27,7 @@ from replaybuf.errors import (
 )
 from replaybuf.metrics import Meter
 from replaybuf.policy import OrderTerm, ReplayPolicy, parse_order
+from replaybuf.progress import OnProgress
 from replaybuf.query import Query, parse
 from replaybuf.rollout import Status
 from replaybuf.storage.base import Checkpoint, StorageBackend, StorageItem
@@ -189,8 +190,13 @@ class BufferReader:
 
     # Snapshots
 
-    async def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a self-contained snapshot into the folder `path`, without stopping writers; the file that it is in."""
+    async def save(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> Path:
+        """Write a self-contained snapshot into the folder `path`, without stopping writers; the file that it is in.
+
+        The file has its name only when it is complete. `progress(Progress(groups, total, bytes))` is called at the
+        beginning, at the end, and at most five times a second in between, not in the caller's thread but in the
+        database's: it must not block. What it raises ends the save, and nothing is written.
+        """
         self._check_open()
         folder = check_folder(path)
         try:
@@ -198,20 +204,21 @@ class BufferReader:
         except OSError as error:
             raise SnapshotError(f"can't make the folder {folder} for the snapshot: {error}") from error
         file = folder / SNAPSHOT_FILE
-        await self.storage.save(str(file), {"policy": self.policy.name})
+        await self.storage.save(str(file), {"policy": self.policy.name}, progress)
         return file
 
-    async def resume(self, path: str | os.PathLike[str]) -> None:
-        """Load the snapshot in the folder `path` into this buffer.
+    async def resume(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> None:
+        """Load the snapshot in the folder `path` into this buffer, all of it or nothing.
 
-        Raises NotEmptyError when the buffer isn't empty, MissingSnapshotError, and SnapshotMismatchError or SchemaError
-        when the snapshot is of another policy or schema.
+        Raises NotEmptyError when the buffer isn't empty, MissingSnapshotError, SnapshotMismatchError or SchemaError
+        when the snapshot is of another policy or schema, and SnapshotError when it is damaged or was cut short.
+        `progress` is called as in `save`.
         """
         self._check_open()
         file = check_folder(path) / SNAPSHOT_FILE
         if not await asyncio.to_thread(file.is_file):
             raise MissingSnapshotError(f"there is no snapshot in {file.parent}: expected the file {SNAPSHOT_FILE}")
-        await self.storage.resume(str(file), {"policy": self.policy.name})
+        await self.storage.resume(str(file), {"policy": self.policy.name}, progress)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole buffer as a dict of plain values, for frameworks that want one. Blocks; `save` doesn't."""

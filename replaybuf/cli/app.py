@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from replaybuf.cli import db, ls, show, sql, stats
+from replaybuf.cli import db, doctor, ls, show, snapshots, sql, stats
 from replaybuf.cli.escape import escape_line
 from replaybuf.demo.command import demo
 from replaybuf.errors import ReplayBufError
@@ -54,6 +54,10 @@ app.command("stats")(stats.stats)
 app.command("ls")(ls.ls)
 app.command("show")(show.show)
 app.command("sql")(sql.sql)
+app.command("save")(snapshots.save)
+app.command("resume")(snapshots.resume)
+app.command("checkpoints")(snapshots.checkpoints)
+app.command("doctor")(doctor.doctor)
 app.add_typer(db.app, name="db")
 app.command("demo")(demo)
 
@@ -75,8 +79,8 @@ def replaybuf(
     """Look into a replay buffer while a run goes on.
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
-    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo" and "db upgrade" only read;
-    they don't create a database and don't wait for the run.
+    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "resume", "db upgrade" and
+    "doctor --repair" only read; they don't create a database and don't wait for the run.
 
     \b
     Examples:

@@ -190,7 +190,7 @@ class PostgresReader(Reader):
                 connection.execute(text("SELECT set_config('statement_timeout', :time, true)"), {"time": milliseconds})
             return function(connection)
 
-        database = Database(self.url, durability="normal", lock_timeout=LOCK_TIMEOUT, read_only=True)
+        database = Database(self.url, durability="full", lock_timeout=LOCK_TIMEOUT, read_only=True)
         try:
             async with database.transaction(write=False) as connection:
                 try:

@@ -125,13 +125,15 @@ class _Stateful:
             self._place = self._state()
 
     def _begin_epoch(self, *, rewind: bool) -> None:
-        """Let the next items be those of another epoch; some datasets begin anew by themselves, and shuffle anew."""
+        """Let the next items be those of another epoch; some datasets begin anew by themselves, and shuffle anew.
+
+        Their state is loaded, as it will be by whoever goes on from here: some begin otherwise then.
+        """
         self._items = None
         if not rewind:
             self._epoch += 1
             rewind = self._tell_epoch()
-        if rewind:
-            self._load(self._first)
+        self._load(self._first if rewind else self._state())
 
     def _go_to(self, place: bytes) -> None:
         self._items, self._ahead = None, []

@@ -17,6 +17,7 @@ from typing import Any, Final
 from replaybuf.codec import Codec
 from replaybuf.errors import FencedError, LeaseLostError
 from replaybuf.policy import Order
+from replaybuf.progress import OnProgress
 from replaybuf.query import Node
 from replaybuf.rollout import Status
 from replaybuf.rules import Rules
@@ -370,21 +371,23 @@ class StorageBackend(ABC):
         Raises NotEmptyError when it isn't, SnapshotMismatchError for a dict of another version.
         """
 
-    async def save(self, path: str, about: Mapping[str, str]) -> None:
+    async def save(self, path: str, about: Mapping[str, str], progress: OnProgress | None = None) -> None:
         """Write a consistent snapshot to the SQLite file `path`, over what is there, while others go on writing.
 
-        `about` is kept in the snapshot; `resume` compares it. This version goes through `state_dict`.
+        `about` is kept in the snapshot; `resume` compares it. `progress` is called now and then, in any thread. This
+        version goes through `state_dict`.
         """
         from replaybuf.storage.sql.snapshot import write_state
 
-        await asyncio.to_thread(write_state, path, self.state_dict(), about, self.codec)
+        await asyncio.to_thread(write_state, path, self.state_dict(), about, self.codec, progress)
 
-    async def resume(self, path: str, expected: Mapping[str, str]) -> None:
+    async def resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
         """Load the snapshot at `path` into this store, all of it or nothing.
 
-        Raises NotEmptyError when the store isn't empty and SnapshotMismatchError when the snapshot's `about` differs
-        from `expected`. This version goes through `load_state_dict`.
+        Raises NotEmptyError when the store isn't empty, SnapshotMismatchError when the snapshot's `about` differs from
+        `expected`, and SnapshotError when it isn't whole. `progress` is called now and then, in any thread. This
+        version goes through `load_state_dict`.
         """
         from replaybuf.storage.sql.snapshot import load_file_state
 
-        self.load_state_dict(await asyncio.to_thread(load_file_state, path, expected, self.codec))
+        self.load_state_dict(await asyncio.to_thread(load_file_state, path, expected, self.codec, progress))

@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from replaybuf.codec import Codec
 from replaybuf.errors import ClosedError, DecodeError, StorageError
 from replaybuf.policy import Order
+from replaybuf.progress import OnProgress
 from replaybuf.query import Node
 from replaybuf.rollout import Status
 from replaybuf.rules import Rules
@@ -300,15 +301,15 @@ class SQLStorage(StorageBackend):
         opened = self._state()
         self._blocking(lambda connection: load_state(connection, opened.scope, self.codec, state), write=True)
 
-    async def save(self, path: str, about: Mapping[str, str]) -> None:
+    async def save(self, path: str, about: Mapping[str, str], progress: OnProgress | None = None) -> None:
         state = await self._ready()
-        await state.thread.run(lambda: copy_to(state.database, self.scope, path, about))
+        await state.thread.run(lambda: copy_to(state.database, self.scope, path, about, progress))
 
-    async def resume(self, path: str, expected: Mapping[str, str]) -> None:
+    async def resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
         state = await self._ready()
 
         async def work() -> None:
-            await copy_from(state.database, state.scope, path, expected)
+            await copy_from(state.database, state.scope, path, expected, progress)
             state.watch.committed()
 
         await state.thread.run(work)

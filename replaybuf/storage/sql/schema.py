@@ -8,10 +8,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, insert, inspect, select, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    delete,
+    insert,
+    inspect,
+    select,
+    text,
+)
 
 from replaybuf.errors import NotADatabaseError, SchemaError
-from replaybuf.storage.sql.tables import counter, metadata
+from replaybuf.storage.sql.contents import DIGEST
+from replaybuf.storage.sql.tables import counter, info, metadata
 from replaybuf.storage.sql.views import CREATE_VIEWS, VIEWS
 
 #: The revisions of the alembic chain, oldest first; the last one is what this version of replaybuf works with.
@@ -110,3 +123,5 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
+    # The rows of a snapshot are others now than those that were saved.
+    connection.execute(delete(info).where(info.c.name == DIGEST))

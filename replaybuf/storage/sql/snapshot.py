@@ -7,66 +7,77 @@ others write, and between SQLite and PostgreSQL in both directions. The file app
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import glob
-import itertools
-import os
-import socket
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Table, insert, select
+from sqlalchemy import Connection, Table, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.codec import Codec
-from replaybuf.errors import SnapshotError, SnapshotMismatchError
+from replaybuf.errors import SnapshotError
+from replaybuf.progress import OnProgress, Teller
 from replaybuf.rollout import Status
+from replaybuf.storage.sql.contents import check_facts, damaged, is_damage, payloads_digest, write_facts
 from replaybuf.storage.sql.cursors import read_cursors, write_cursors
 from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.driver import parse_url, translated
+from replaybuf.storage.sql.driver import translated
 from replaybuf.storage.sql.fence import check_fence, join, set_next_ticket
 from replaybuf.storage.sql.lanes import CLOCKS, Scope
 from replaybuf.storage.sql.lease import return_all
-from replaybuf.storage.sql.put import set_info
 from replaybuf.storage.sql.rows import rescoped_key
-from replaybuf.storage.sql.schema import check_schema, create_schema
+from replaybuf.storage.sql.schema import create_schema
+from replaybuf.storage.sql.snapshot_file import close_file, file_database, open_file, partial_file, publish, same_file
 from replaybuf.storage.sql.states import load_state, read_state
-from replaybuf.storage.sql.tables import group, info, lane, payload, tally
+from replaybuf.storage.sql.tables import group, lane, payload, tally
 from replaybuf.storage.sql.tally import read_lane_tallies
 from replaybuf.storage.sql.uids import free_shift, last_uid, make_room, raise_uid
 from replaybuf.tally import Tally
 
 _BATCH_BYTES = 16 * 1024 * 1024
 _BATCH_GROUPS = 1000
+_FEW_GROUPS = 50
+
+T = TypeVar("T")
 
 
-async def copy_to(source: Database, scope: Scope, path: str, about: Mapping[str, str]) -> None:
+async def copy_to(
+    source: Database, scope: Scope, path: str, about: Mapping[str, str], progress: OnProgress | None = None
+) -> None:
     """Write a snapshot of a buffer in `source` to the file `path`, over an older one."""
-    if source.dialect == "sqlite" and not source.memory and _same_file(path, str(source.url.database)):
+    if source.dialect == "sqlite" and not source.memory and same_file(path, str(source.url.database)):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
-    with _partial_file(path) as partial:
-        target, held = _file_database(partial), Scope(rules=scope.rules)
+    with partial_file(path) as partial:
+        target, held = file_database(partial), Scope(rules=scope.rules)
         try:
             await target.write(lambda connection: create_schema(connection, path))
             async with source.transaction(write=False) as reading, target.transaction(write=True) as writing:
-                await _copy_rows(reading, scope, writing, held)
-                await writing.run_sync(return_all, held)
-                await writing.run_sync(set_info, dict(about))
+                ends = _End(source, scope, reading), _End(target, held, writing)
+                digest = await _copy_rows(*ends, progress)
+                await ends[1].run(return_all, held)
+                await ends[1].run(write_facts, about, digest)
         finally:
-            await _close_file(target)
-        await asyncio.to_thread(_publish, partial, path)
+            await close_file(target)
+        await asyncio.to_thread(publish, partial, path)
 
 
-async def copy_from(target: Database, scope: Scope, path: str, expected: Mapping[str, str]) -> None:
+async def copy_from(
+    target: Database, scope: Scope, path: str, expected: Mapping[str, str], progress: OnProgress | None = None
+) -> None:
     """Load the snapshot at `path` into a buffer in `target`, which must be empty."""
-    source = await _open_file(path, expected)
+    source = await open_file(path, expected)
     try:
         async with target.transaction(write=True, alone=True) as writing:
             await writing.run_sync(check_fence, scope)
             await writing.run_sync(make_room, scope)
             async with source.transaction(write=False) as reading:
-                await _copy_rows(reading, _FILE, writing, scope, anew=True)
+                ends = _End(source, _FILE, reading, path), _End(target, scope, writing)
+                try:
+                    digest = await _copy_rows(*ends, progress, anew=True)
+                except Exception:
+                    await ends[0].run(_check_file, path)  # what is damaged may be why
+                    raise
+                await ends[0].run(check_facts, path, digest)
     finally:
         await source.dispose()
 
@@ -75,38 +86,62 @@ async def copy_from(target: Database, scope: Scope, path: str, expected: Mapping
 _FILE = Scope()
 
 
-async def _copy_rows(
-    reading: AsyncConnection, source: Scope, writing: AsyncConnection, target: Scope, *, anew: bool = False
-) -> None:
-    lanes, tallies = await reading.run_sync(_read_lanes, source)
-    last = await reading.run_sync(last_uid)
-    next_ticket = last + 1 - (await reading.run_sync(join, source)).ticket_shift
-    shift = await writing.run_sync(free_shift, last)
+@dataclass(frozen=True, slots=True)
+class _End:
+    """One end of a copy: a buffer in a database, and a transaction of it. What goes wrong at it is of it."""
+
+    database: Database
+    scope: Scope
+    connection: AsyncConnection
+    snapshot: str | None = None  # the path of one that is being read
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        try:
+            with translated(self.database.url, self.database.lock_timeout):
+                return await self.connection.run_sync(function, *args)
+        except Exception as error:
+            if self.snapshot is None or not is_damage(error):
+                raise
+            raise damaged(self.snapshot, error) from error
+
+
+async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *, anew: bool = False) -> int:
+    """Copy a buffer; the digest of its payloads."""
+    lanes, tallies = await source.run(_read_lanes, source.scope)
+    last = await source.run(last_uid)
+    next_ticket = last + 1 - (await source.run(join, source.scope)).ticket_shift
+    shift = await target.run(free_shift, last)
     if anew:
-        _begin_anew(target, lanes, tallies)
-    ids = await writing.run_sync(_write_lanes, target, lanes, tallies)
-    after, size = 0, 1
+        _begin_anew(target.scope, lanes, tallies)
+    ids = await target.run(write_lanes, target.scope, lanes)
+    await target.run(write_tallies, tallies, ids)
+    there = (str(Tally.SIZE), str(Tally.LEASED))
+    teller = Teller(progress, sum(int(row["amount"]) for row in tallies if row["name"] in there))
+    after, size, digest = 0, 1, 0
     while True:
-        groups, payloads = await reading.run_sync(_batch, source, after, size)
+        groups, payloads = await source.run(_batch, source.scope, after, size)
         if not groups:
             break
-        after = groups[-1]["uid"]
-        mean = sum(row["bytes"] for row in groups) / len(groups)
-        size = max(1, min(_BATCH_GROUPS, int(_BATCH_BYTES / max(mean, 1))))
+        after, nbytes = groups[-1]["uid"], sum(row["bytes"] for row in groups)
+        size = max(1, min(_BATCH_GROUPS, int(_BATCH_BYTES * len(groups) / max(nbytes, 1))))
+        digest += payloads_digest(payloads)
         for row in groups:
             row["lane"] = ids[row["lane"]]
             if shift and row["ticket"] is None:
                 row["ticket"] = row["uid"]
             row["uid"] += shift
             if row["scoped_key"] is not None:
-                row["scoped_key"] = rescoped_key(row["scoped_key"], target.buffer)
+                row["scoped_key"] = rescoped_key(row["scoped_key"], target.scope.buffer)
         for row in payloads:
             row["uid"] += shift
-        await writing.run_sync(_insert_rows, group, groups)
-        await writing.run_sync(_insert_rows, payload, payloads)
-    await writing.run_sync(raise_uid, last + shift)
-    await writing.run_sync(set_next_ticket, target, next_ticket)
-    await writing.run_sync(write_cursors, target, await reading.run_sync(read_cursors, source))
+        await target.run(_insert_rows, group, groups)
+        await target.run(_insert_rows, payload, payloads)
+        teller.add(len(groups), nbytes)
+    await target.run(raise_uid, last + shift)
+    await target.run(set_next_ticket, target.scope, next_ticket)
+    await target.run(write_cursors, target.scope, await source.run(read_cursors, source.scope))
+    teller.finish()
+    return digest
 
 
 def _read_lanes(connection: Connection, scope: Scope) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -125,9 +160,7 @@ def _begin_anew(scope: Scope, lanes: Sequence[dict[str, Any]], tallies: Sequence
             row.update({name: 0.0 if key in own else None for key, name in clocks.items()})
 
 
-def _write_lanes(
-    connection: Connection, scope: Scope, lanes: Sequence[dict[str, Any]], tallies: Sequence[dict[str, Any]]
-) -> dict[int, int]:
+def write_lanes(connection: Connection, scope: Scope, lanes: Sequence[dict[str, Any]]) -> dict[int, int]:
     """Make the lanes in a buffer that has none; their new ids by the old ones."""
     if not lanes:
         return {}
@@ -137,10 +170,12 @@ def _write_lanes(
     )
     made = select(lane.c.id, lane.c.task_name, lane.c.status, lane.c.leased).where(lane.c.buffer == scope.buffer)
     found = {(row.task_name, row.status, row.leased): row.id for row in connection.execute(made)}
-    ids = {row["id"]: found[(row["task_name"], row["status"], row["leased"])] for row in lanes}
-    rows = [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies]
-    _insert_rows(connection, tally, rows)
-    return ids
+    return {row["id"]: found[(row["task_name"], row["status"], row["leased"])] for row in lanes}
+
+
+def write_tallies(connection: Connection, tallies: Sequence[dict[str, Any]], ids: Mapping[int, int]) -> None:
+    """Write what was counted in these lanes; `ids` has their new ids."""
+    _insert_rows(connection, tally, [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies])
 
 
 def _insert_rows(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
@@ -158,125 +193,73 @@ def _batch(
         return [], []
     between = payload.c.uid.between(groups[0]["uid"], groups[-1]["uid"])
     wanted = select(payload).join(group, group.c.uid == payload.c.uid).where(between, group.c.lane.in_(lanes))
-    return groups, [dict(row) for row in connection.execute(wanted).mappings()]
+    payloads = [dict(row) for row in connection.execute(wanted).mappings()]
+    for row in payloads:
+        if not isinstance(row["data"], bytes):  # somebody's doing, or damage: it goes on as what can't be decoded
+            row["data"] = str(row["data"]).encode()
+    return groups, payloads
 
 
-def write_state(path: str, state: dict[str, Any], about: Mapping[str, str], codec: Codec) -> None:
+def write_state(
+    path: str, state: dict[str, Any], about: Mapping[str, str], codec: Codec, progress: OnProgress | None = None
+) -> None:
     """Write a portable state as a snapshot file; blocks."""
 
+    def work(connection: Connection) -> None:
+        create_schema(connection, path)
+        load_state(connection, _FILE, codec, state)
+        write_facts(connection, about, _look_through(connection, progress))
+
     async def write() -> None:
-        with _partial_file(path) as partial:
-            target = _file_database(partial)
+        with partial_file(path) as partial:
+            target = file_database(partial)
             try:
-                await target.write(lambda connection: create_schema(connection, path))
-                await target.write(lambda connection: load_state(connection, _FILE, codec, state))
-                await target.write(lambda connection: set_info(connection, about))
+                await target.write(work)
             finally:
-                await _close_file(target)
-            _publish(partial, path)
+                await close_file(target)
+            publish(partial, path)
 
     asyncio.run(write())
 
 
-def load_file_state(path: str, expected: Mapping[str, str], codec: Codec) -> dict[str, Any]:
+def load_file_state(
+    path: str, expected: Mapping[str, str], codec: Codec, progress: OnProgress | None = None
+) -> dict[str, Any]:
     """The portable state in a snapshot file; blocks."""
 
+    def work(connection: Connection) -> dict[str, Any]:
+        _check_file(connection, path, progress)
+        return read_state(connection, _FILE, codec)
+
     async def read() -> dict[str, Any]:
-        source = await _open_file(path, expected)
+        source = await open_file(path, expected)
         try:
-            return await source.read(lambda connection: read_state(connection, _FILE, codec))
+            return await source.read(work)
+        except Exception as error:
+            if not is_damage(error):
+                raise
+            raise damaged(path, error) from error
         finally:
             await source.dispose()
 
     return asyncio.run(read())
 
 
-# Files
+def _check_file(connection: Connection, path: str, progress: OnProgress | None = None) -> None:
+    check_facts(connection, path, _look_through(connection, progress))
 
 
-def _file_database(path: str, *, read_only: bool = False) -> Database:
-    url = parse_url("sqlite://").set(database=str(Path(path).absolute()))
-    return Database(url, durability="normal", lock_timeout=30, read_only=read_only)
-
-
-async def _open_file(path: str, expected: Mapping[str, str]) -> Database:
-    database = _file_database(path, read_only=True)
-    try:
-        if not await database.read(lambda connection: check_schema(connection, path)):
-            raise SnapshotMismatchError(f"{path} is a database, but not a snapshot of replaybuf")
-        rows = await database.read(lambda connection: connection.execute(select(info)).all())
-        found = {row.name: row.value for row in rows}
-        for name, value in expected.items():
-            if found.get(name) != value:
-                raise SnapshotMismatchError(
-                    f"{path} was saved with {name} {found.get(name)!r}, and this buffer has {name} {value!r}: "
-                    f"build the buffer with {name}={found.get(name)!r} to resume from it"
-                )
-    except BaseException:
-        await database.dispose()
-        raise
-    return database
-
-
-async def _close_file(database: Database) -> None:
-    """Leave everything in the one file: no log beside it."""
-    try:
-        with translated(database.url, database.lock_timeout):
-            async with database.engine.connect() as connection:
-                await connection.run_sync(_leave_wal)
-    finally:
-        await database.dispose()
-
-
-def _leave_wal(connection: Connection) -> None:
-    cursor: Any = connection.connection.cursor()
-    cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    cursor.execute("PRAGMA journal_mode = DELETE")
-    cursor.close()
-
-
-def _publish(partial: str, path: str) -> None:
-    """Give a complete file its name, so that it is there as a whole after a power cut, too."""
-    with open(partial, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
-@contextlib.contextmanager
-def _partial_file(path: str) -> Iterator[str]:
-    """The name of a file to write to before it gets the name `path`: one's own, so that several may save at once.
-
-    Nothing of it is left behind, nor of those that processes of this host left when they were killed.
-    """
-    prefix = f"{Path(path).name}.{socket.gethostname()}-"
-    for file in Path(path).parent.glob(f"{glob.escape(prefix)}*.partial"):
-        if not _is_alive(file.name.removeprefix(prefix).partition("-")[0]):
-            _remove(str(file))
-    partial = str(Path(path).with_name(f"{prefix}{os.getpid()}-{next(_number)}.partial"))
-    try:
-        yield partial
-    finally:
-        _remove(partial)
-
-
-_number = itertools.count(1)
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _same_file(path: str, other: str) -> bool:
-    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
-
-
-def _remove(path: str) -> None:
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path + suffix)
+def _look_through(connection: Connection, progress: OnProgress | None) -> int:
+    """The digest of the payloads in a snapshot file."""
+    count = connection.execute(select(func.count()).select_from(group)).scalar_one()
+    teller = Teller(progress, count)
+    after, digest = 0, 0
+    while True:
+        groups, payloads = _batch(connection, _FILE, after, _FEW_GROUPS)
+        if not groups:
+            break
+        after = groups[-1]["uid"]
+        digest += payloads_digest(payloads)
+        teller.add(len(groups), sum(row["bytes"] for row in groups))
+    teller.finish()
+    return digest

@@ -56,6 +56,13 @@ def is_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
+def is_wal(path: str | Path) -> bool:
+    """Whether a file is a SQLite database with a write-ahead log, by its header. Nothing is opened by SQLite."""
+    with open(path, "rb") as file:
+        header = file.read(20)
+    return header.startswith(b"SQLite format 3") and header[18:19] == b"\x02"
+
+
 def sqlite_engine(url: URL, *, durability: str, lock_timeout: float, read_only: bool) -> AsyncEngine:
     """The async engine for a SQLite URL."""
     memory = is_memory(url)

@@ -1,0 +1,154 @@
+"""`replaybuf doctor`: what is wrong with a database, and what can be done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from replaybuf.cli import units
+from replaybuf.cli.escape import escape
+from replaybuf.cli.options import Url, listing, option
+from replaybuf.cli.output import Column, Output, console
+from replaybuf.cli.progress import progress_bar
+from replaybuf.cli.reading import Reader, open_reader
+from replaybuf.errors import InputError
+
+if TYPE_CHECKING:
+    from replaybuf.doctor import Finding
+
+_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+@listing
+def doctor(
+    url: Url,
+    output: Output,
+    quick: Annotated[
+        bool, option("--quick", help="Read a sample of the payloads only, and leave out what takes long.")
+    ] = False,
+    repair: Annotated[bool, option("--repair", help="Mend what is safe to mend, also while a run goes on.")] = False,
+    rescue: Annotated[
+        Path | None,
+        option("--rescue", metavar="FOLDER", help="Save what can be read of a damaged SQLite file into this folder."),
+    ] = None,
+) -> None:
+    """Check a database: schema, integrity, orphans, checksums, counts, leases, disk space, settings.
+
+    A line for each check says what is fine, or what is wrong and how to mend it. The exit code is 0 when there are no
+    problems (warnings are none), and 1 when some are left. All payloads are read, unless --quick is given; nobody has
+    to wait for that.
+
+    --repair mends what is safe to mend, and says what it did: payloads that nobody needs are left to the sweep, groups
+    whose payloads are damaged are set aside as failed with the reason, leases that are over end, counts and the counter
+    of uids are corrected, missing indexes and views are made. It never deletes a group.
+
+    --rescue is for SQLite files that are cut short or damaged. It reads around what is damaged, group by group, and
+    writes what it found to a snapshot in FOLDER that "replaybuf resume" loads into a new database. The damaged file is
+    only read.
+
+    \b
+    Examples:
+      replaybuf doctor run.db
+      replaybuf doctor postgresql://rl@db/run7 --repair
+      replaybuf doctor run.db --rescue rescued && replaybuf resume new.db rescued
+    """
+    from replaybuf.doctor import Level
+
+    reader = open_reader(url)
+    if rescue is not None:
+        _rescue(reader, rescue, output)
+        return
+    rows = []
+    for finding in _examined(reader, output, quick=quick, mend=repair):
+        rows.append(row_of(finding))
+        if output.for_people:
+            print_finding(finding)
+    if not output.for_people:
+        output.rows(rows, [])
+    if any(row["level"] == Level.PROBLEM for row in rows):
+        raise typer.Exit(1)
+
+
+def _rescue(reader: Reader, folder: Path, output: Output) -> None:
+    from replaybuf import doctor
+
+    path = _path_of(reader)
+    if path is None:
+        raise InputError("--rescue is for SQLite files; a PostgreSQL server is restored from its backups")
+    with progress_bar("groups") as bar:
+        found = doctor.rescue(path, folder, bar)
+    rows = [
+        {"buffer": one.buffer, "file": one.file, "groups": one.groups, "bytes": one.bytes, "lost": one.lost}
+        for one in found
+    ]
+    columns = [
+        Column("buffer", lambda r: r["buffer"], right=False, text=True),
+        Column("file", lambda r: r["file"], right=False, text=True),
+        Column("groups", lambda r: units.number(r["groups"])),
+        Column("size", lambda r: units.size(r["bytes"])),
+        Column("lost", lambda r: units.number(r["lost"])),
+    ]
+    output.rows(rows, columns)
+    if any(row["lost"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Iterator[Finding]:
+    """The findings; with `mend` those that are left after the repair."""
+    from replaybuf.doctor import Level, Look, examine, repair
+
+    with progress_bar("payloads") as bar:
+        look = Look(reader.where, path=_path_of(reader), quick=quick, tell=bar)
+        if not mend:
+            yield from examine(reader, look)
+            return
+        found = list(examine(reader, look))
+        if any(finding.repairable and finding.level != Level.OK for finding in found):
+            for line in repair(reader, look):
+                output.note(f"repair: {line}")
+            again = Look(reader.where, path=_path_of(reader), quick=quick, tell=bar)
+            found = list(examine(reader, again))
+        else:
+            output.note("there was nothing to repair")
+        yield from found
+
+
+def _path_of(reader: Reader) -> str | None:
+    if reader.url.get_backend_name() != "sqlite":
+        return None
+    return str(Path(reader.url.database or "").absolute())
+
+
+def row_of(finding: Finding) -> dict[str, Any]:
+    """A finding for programs."""
+    return {
+        "check": finding.check,
+        "level": str(finding.level),
+        "text": finding.text,
+        "mend": finding.mend or None,
+        "repairable": finding.repairable,
+    }
+
+
+def print_finding(finding: Finding) -> None:
+    """A finding as a line, and how to mend it as another."""
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console()
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(width=7)
+    grid.add_column(width=15)
+    grid.add_column(overflow="fold")
+    grid.add_row(
+        Text(str(finding.level), style=_STYLES[finding.level]), Text(finding.check), Text(escape(finding.text))
+    )
+    if finding.mend:
+        grid.add_row("", "", Text(f"-> {escape(finding.mend)}", style="dim"))
+    with out.capture() as captured:
+        out.print(grid)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())

@@ -1,0 +1,112 @@
+"""All checks of a database, one after the other, and their repairs."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from replaybuf.cli.reading import Reader, SqliteReader
+from replaybuf.doctor import checkpoints, checksums, counts, files, groups, schema, server
+from replaybuf.doctor.finding import Check, Finding, Level, Look, problem
+from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
+from replaybuf.storage.sql.database import Database
+from replaybuf.storage.sql.driver import translated
+
+_LOCK_TIMEOUT = 30.0
+_LOG_TIMEOUT_MS = 2000
+
+Repair = Callable[[Connection, Look], Sequence[str]]
+
+
+def examine(reader: Reader, look: Look) -> Iterator[Finding]:
+    """What all checks find, each as soon as it is known.
+
+    Nothing is written. A check that fails, because of damage or for another reason, is a problem itself.
+    """
+    revision = _look(schema.REVISION, reader, look)
+    yield from revision
+    if any(finding.level != Level.OK for finding in revision):
+        return
+    own: Any = files if isinstance(reader, SqliteReader) else server
+    for check in (*own.FIRST, *own.CHECKS, *schema.CHECKS, *groups.CHECKS):
+        yield from _look(check, reader, look)
+    try:
+        yield from checksums.look_at_checksums(reader, look)
+    except ReplayBufError as error:
+        yield _failed(checksums.NAME, error, look)
+    for check in (*counts.CHECKS, *checkpoints.CHECKS, *own.LAST):
+        yield from _look(check, reader, look)
+
+
+def _look(check: Check, reader: Reader, look: Look) -> Sequence[Finding]:
+    try:
+        return reader.read(lambda connection: check.look(connection, look))
+    except ReplayBufError as error:
+        return [_failed(check.name, error, look)]
+
+
+def _failed(name: str, error: ReplayBufError, look: Look) -> Finding:
+    mend = ""
+    if isinstance(error, NotADatabaseError):
+        mend = f"stop the run; replaybuf doctor {look.where} --rescue FOLDER saves what can be read"
+    return problem(name, f"can't be checked: {error}", mend)
+
+
+def repair(reader: Reader, look: Look) -> list[str]:
+    """Mend what is safe to mend, each check's in a transaction without other writers; what was done.
+
+    `look` knows the payloads that `examine` found damaged. No group is deleted, and no payload that one needs. Raises
+    SchemaError when the schema isn't that of this version.
+    """
+    return asyncio.run(_repair(reader, look))
+
+
+async def _repair(reader: Reader, look: Look) -> list[str]:
+    database = Database(reader.url, durability="full", lock_timeout=_LOCK_TIMEOUT)
+    done: list[str] = []
+    try:
+        revision = await database.read(lambda connection: schema.look_at_revision(connection, look))
+        if any(finding.level != Level.OK for finding in revision):
+            raise SchemaError(f"{reader.where} was left as it is: {revision[0].text}; {revision[0].mend}")
+        for name, mend in _repairs(reader):
+            done += await _mend(database, name, mend, look)
+        if isinstance(reader, SqliteReader) and files.is_log_large(look):
+            done += await _empty_log(database)
+    finally:
+        await database.dispose()
+    return done
+
+
+def _repairs(reader: Reader) -> list[tuple[str, Repair]]:
+    """In this order: what is set aside, or comes back, is counted afterwards."""
+    own = files.CHECKS if isinstance(reader, SqliteReader) else ()
+    checks = (*own, *schema.CHECKS, *checkpoints.CHECKS, *groups.CHECKS, *counts.CHECKS)
+    repairs = [(check.name, check.repair) for check in checks if check.repair is not None]
+    repairs.insert(-1, (checksums.NAME, checksums.repair_checksums))
+    return sorted(repairs, key=lambda named: named[0] == counts.COUNTS)
+
+
+async def _mend(database: Database, name: str, mend: Repair, look: Look) -> list[str]:
+    try:
+        return list(await database.write(lambda connection: mend(connection, look), alone=True))
+    except ReplayBufError as error:
+        return [f"could not mend {name}: {error}"]
+
+
+async def _empty_log(database: Database) -> list[str]:
+    """Copy the log into the file, and let it begin anew, unless somebody reads from it for long."""
+
+    def work(connection: sqlite3.Connection) -> bool:
+        connection.execute(f"PRAGMA busy_timeout = {_LOG_TIMEOUT_MS}")
+        return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+
+    with translated(database.url, database.lock_timeout):
+        async with database.engine.connect() as connection:
+            pooled = await connection.get_raw_connection()
+            driver: Any = pooled.driver_connection
+            busy = await driver.run(work)
+    return ["could not empty the log: another process reads from it"] if busy else ["emptied the log"]

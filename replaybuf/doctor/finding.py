@@ -1,0 +1,89 @@
+"""What a check finds, and what a check is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sqlalchemy import Connection
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"  # nothing is wrong with the data; somebody should know
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found: what is fine, or what is wrong and how to mend it.
+
+    `repairable` says that `--repair` mends it.
+    """
+
+    check: str
+    level: Level
+    text: str
+    mend: str = ""
+    repairable: bool = False
+
+
+@dataclass(slots=True)
+class Look:
+    """What checks share: how thorough to be, where the database is, and what was found damaged so far.
+
+    `tell(done, total)` is called now and then by checks that take long.
+    """
+
+    where: str
+    path: str | None = None  # of a SQLite file
+    quick: bool = False
+    tell: Callable[[int, int], None] = lambda done, total: None
+    damaged: dict[int, str] = field(default_factory=dict)  # groups whose payload can't be read, by uid: why
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check.
+
+    `look` reads, in one read transaction. `repair` mends what is safe to mend, in one write transaction without any
+    other writer, and says what it did; it finds out by itself what is wrong, because that may have changed.
+    """
+
+    name: str
+    look: Callable[[Connection, Look], Sequence[Finding]]
+    repair: Callable[[Connection, Look], Sequence[str]] | None = None
+
+
+def fine(check: str, text: str) -> Finding:
+    """Nothing is wrong."""
+    return Finding(check, Level.OK, text)
+
+
+def problem(check: str, text: str, mend: str) -> Finding:
+    """Something is wrong that `--repair` can't mend."""
+    return Finding(check, Level.PROBLEM, text, mend)
+
+
+def repairable(check: str, text: str, *, level: Level = Level.PROBLEM) -> Finding:
+    """Something is wrong that `--repair` mends."""
+    return Finding(check, level, text, "replaybuf doctor URL --repair", repairable=True)
+
+
+def warning(check: str, text: str, mend: str = "") -> Finding:
+    """Something that somebody should know."""
+    return Finding(check, Level.WARNING, text, mend)
+
+
+def some(items: Sequence[object], most: int = 5) -> str:
+    """The first few of many, for a message: `3, 7, 12 and 40 more`."""
+    shown = ", ".join(str(item) for item in items[:most])
+    return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown
+
+
+def groups(count: int) -> str:
+    """`1 group`, `1,234 groups`."""
+    return f"{count:,} group{'' if count == 1 else 's'}"

@@ -1,0 +1,130 @@
+"""Rows of a damaged database, made into rows that can be stored: what can't be what it says is left out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from replaybuf.codec import Codec
+from replaybuf.doctor.salvage import ERRORS, Salvage
+from replaybuf.errors import ReplayBufError
+from replaybuf.rollout import Status
+from replaybuf.rollout_type import RolloutType
+from replaybuf.storage.sql.rows import rescoped_key
+from replaybuf.storage.sql.tables import group, lane
+from replaybuf.summary import Marks
+
+Row = dict[str, Any]
+
+_codec = Codec(RolloutType(dict))
+_BIG = 2**63
+
+
+def _text(value: Any) -> str | None:
+    try:
+        return value.decode() if isinstance(value, bytes) else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) and -_BIG <= value < _BIG else None
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _json(value: Any) -> Any:
+    try:
+        return json.loads(_text(value) or "null")
+    except ValueError:
+        return None
+
+
+def _marks(value: Any) -> Any:
+    """Marks, if they are some: as many of everything as there are rollouts."""
+    found = _json(value)
+    try:
+        marks = Marks.from_json(found)
+        lists = [marks.oldest, marks.newest, marks.reward, *([marks.expired, marks.staleness] if marks.expired else [])]
+        return found if len({len(one or []) for one in lists}) == 1 else None
+    except (TypeError, AttributeError):
+        return None
+
+
+def _tags(value: Any) -> Any:
+    found = _json(value)
+    return found if isinstance(found, dict) else None
+
+
+def _true(value: Any) -> bool:
+    return bool(value == 1)
+
+
+def _scoped_key(value: Any) -> str | None:
+    try:
+        return rescoped_key(_text(value) or "", "default")
+    except ValueError:
+        return None
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "marks": _marks,
+    "tags": _tags,
+    "scoped_key": _scoped_key,
+    "error": _text,
+    "mixed": _true,
+    **dict.fromkeys(("priority", "created_at", "reward", "leased_until", "archived_at"), _float),
+}
+# What a group has where it must have something, and can't be read. (Marks are made from the payload.)
+_ELSE: Row = {"priority": 1.0, "times_sampled": 0, "created_at": 0.0, "bytes": 0, "deliveries": 0, "lane": -1}
+
+
+def mended_group(uid: int, row: Row) -> Row:
+    """A row of `rb_group` that can be stored. Keys of races are left out: the races begin anew."""
+    mended: Row = {"uid": uid}
+    for column in group.columns:
+        if column.name == "uid":
+            continue
+        read: Callable[[Any], Any] = _READ.get(column.name, _int)
+        value = read(row.get(column.name))
+        mended[column.name] = _ELSE.get(column.name) if value is None else value
+    return mended | {"uniform_key": None, "prioritized_key": None}
+
+
+def mended_lane(row: Row) -> Row | None:
+    """A row of `rb_lane`, or None where it doesn't say what the lane is."""
+    names = {name: _text(row.get(name)) for name in ("buffer", "task_name", "status")}
+    if None in names.values() or names["status"] not in set(Status) or _int(row.get("id")) is None:
+        return None
+    mended: Row = dict.fromkeys(column.name for column in lane.columns)
+    return mended | names | {"id": row["id"], "leased": _true(row.get("leased")), "step": _int(row.get("step"))}
+
+
+def payload_of(damaged: Salvage, uid: int) -> Row | None:
+    """The row of `rb_payload` of a group, or None where the payload isn't as it was written."""
+    try:
+        row = damaged.one("rb_payload", ["data", "outline", "prompt"], uid)
+        if row is None:
+            return None
+        _codec.verify(row[0])
+    except (*ERRORS, ReplayBufError):
+        return None
+    outline = _json(row[1])
+    return {
+        "uid": uid,
+        "outline": outline if isinstance(outline, list) else [],
+        "prompt": _text(row[2]),
+        "data": row[0],
+    }
+
+
+def marks_of(data: bytes) -> Any:
+    """The marks of a payload's rollouts, or None where they can't be decoded."""
+    try:
+        return Marks.of(_codec.decode(data)).to_json()
+    except ReplayBufError:
+        return None

@@ -1,0 +1,175 @@
+"""Reading what can be read of a SQLite file that is damaged or cut short.
+
+Each row is reached by its own way from the root of its table, so that a damaged page costs the rows that are on it, or
+behind it, and no others. Nothing is ever written to the file.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from replaybuf.errors import NotADatabaseError
+from replaybuf.storage.sql.sqlite import PAGE_SIZE, quote_path
+
+#: What reading damaged pages raises. (OverflowError and ValueError: what can't be a value.)
+ERRORS = (sqlite3.Error, OverflowError, ValueError)
+
+_HIGHEST = 2**62
+_MOST_PROBES = 200_000
+
+Row = tuple[Any, ...]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Salvage]:
+    """The file, to be read. Raises NotADatabaseError when nothing of it can be made sense of."""
+    with TemporaryDirectory(prefix="replaybuf-") as folder:
+        connection, guessed = _connect(path, Path(folder))
+        try:
+            yield Salvage(connection, guessed)
+        finally:
+            connection.close()
+
+
+def _connect(path: Path, folder: Path) -> tuple[sqlite3.Connection, bool]:
+    log = Path(f"{path}-wal")
+    ways = ["mode=ro&immutable=1"]
+    if log.exists() and log.stat().st_size:
+        ways.insert(0, "mode=ro")
+    for way in ways:
+        with suppress(*ERRORS):
+            return _usable(f"file:{quote_path(path.absolute())}?{way}"), False
+    # Its first page, which says where everything is, is damaged: that of a new database takes its place in a copy.
+    copy = folder / "copy.db"
+    _copy_with_new_beginning(path, copy, folder / "new.db")
+    try:
+        return _usable(f"file:{quote_path(copy)}?mode=ro&immutable=1"), True
+    except ERRORS as error:
+        raise NotADatabaseError(f"{path}: {error}; nothing of it can be read") from error
+
+
+def _usable(uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    try:
+        connection.text_factory = bytes  # texts may be none any more
+        connection.execute("PRAGMA writable_schema = ON")  # then a file may be shorter than it says
+        connection.execute("PRAGMA query_only = ON")
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        if not {b"rb_lane", b"rb_group", b"rb_payload"} <= names:
+            raise sqlite3.DatabaseError("it has no replaybuf tables, or the list of its tables is damaged")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _copy_with_new_beginning(path: Path, copy: Path, new: Path) -> None:
+    """Tables are where they are in every database that this version of replaybuf makes."""
+    from sqlalchemy import create_engine
+
+    from replaybuf.storage.sql.schema import create_schema
+
+    engine = create_engine(f"sqlite:///{new}")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"PRAGMA page_size = {PAGE_SIZE}")
+        connection.commit()
+        create_schema(connection, str(new))
+        connection.commit()
+    engine.dispose()
+    shutil.copyfile(path, copy)
+    beginning = bytearray(new.read_bytes()[:PAGE_SIZE])
+    beginning[28:32] = (copy.stat().st_size // PAGE_SIZE).to_bytes(4, "big")
+    with copy.open("r+b") as file:
+        file.write(beginning)
+
+
+class Salvage:
+    """A damaged database. Texts come as bytes. `guessed` says that where its tables are is only known from others."""
+
+    def __init__(self, connection: sqlite3.Connection, guessed: bool) -> None:
+        self._connection = connection
+        self.guessed = guessed
+
+    def columns(self, table: str) -> list[str]:
+        """The names of a table's columns; none where there is no such table."""
+        try:
+            return [row[1].decode() for row in self._connection.execute(f"PRAGMA table_info({table})")]
+        except ERRORS:
+            return []
+
+    def one(self, table: str, columns: Sequence[str], uid: int) -> Row | None:
+        """The row with this uid. Raises one of ERRORS where it can't be read."""
+        query = f"SELECT {', '.join(columns)} FROM {table} WHERE rowid = ?"  # noqa: S608
+        row: Row | None = self._connection.execute(query, (uid,)).fetchone()
+        return row
+
+    def indexed(self, query: str) -> list[Row]:
+        """What can be read of an index, from its beginning on."""
+        rows: list[Row] = []
+        with suppress(*ERRORS):
+            rows.extend(self._connection.execute(query))
+        return rows
+
+    def table(self, table: str, columns: Sequence[str], known: Sequence[int] = ()) -> dict[int, Row]:
+        """All rows of a table that can be read, by rowid. `known` are rowids of which others know."""
+        reading = _Table(self._connection, table, columns)
+        reading.read_all()
+        for rowid in known:
+            if rowid not in reading.rows:
+                with suppress(*ERRORS):
+                    if (row := self.one(table, columns, rowid)) is not None:
+                        reading.rows[rowid] = row
+        return dict(sorted(reading.rows.items()))
+
+
+class _Table:
+    """Reading a table from both of its ends, and where that fails from the middle of what is left, and so on."""
+
+    def __init__(self, connection: sqlite3.Connection, table: str, columns: Sequence[str]) -> None:
+        self._connection = connection
+        select = f"SELECT rowid, {', '.join(columns)} FROM {table} NOT INDEXED"  # noqa: S608
+        self._query = f"{select} WHERE rowid >= ? AND rowid < ? ORDER BY rowid"
+        self.rows: dict[int, Row] = {}
+
+    def read_all(self) -> None:
+        low, high = self._up(-_HIGHEST, _HIGHEST), self._down(-_HIGHEST, _HIGHEST)
+        # Where a page at one end is damaged, the table may go on behind it: as far again as what is known.
+        first, last = (min(self.rows), max(self.rows)) if self.rows else (0, 0)
+        width = max(1024, last - first)
+        left = deque([(max(low, first - width), min(high, last + width))])
+        probes = 0
+        while left and probes < _MOST_PROBES:
+            low, high = left.popleft()
+            if high - low > 1:
+                middle = (low + high) // 2
+                left += [(low, self._down(low, middle)), (self._up(middle, high), high)]
+                probes += 2
+
+    def _up(self, low: int, high: int) -> int:
+        """Read rows upwards from `low` to before `high`; from where on they could not be read."""
+        try:
+            for rowid, *row in self._connection.execute(self._query, (low, high)):
+                if not low <= rowid < high:  # a page that leads back to another
+                    return low
+                self.rows[rowid], low = tuple(row), rowid + 1
+        except ERRORS:
+            return low
+        return high
+
+    def _down(self, low: int, high: int) -> int:
+        """Read rows downwards from before `high` to `low`; up to where they could not be read."""
+        try:
+            for rowid, *row in self._connection.execute(f"{self._query} DESC", (low, high)):
+                if not low <= rowid < high:
+                    return high
+                self.rows[rowid], high = tuple(row), rowid
+        except ERRORS:
+            return high
+        return low

@@ -1,0 +1,368 @@
+"""`replaybuf doctor`: each thing that can be wrong is provoked once, found, and mended where that is safe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+
+from replaybuf import ReplayBufferConfig
+from replaybuf.doctor import counts, groups
+from replaybuf.storage.sql.schema import REVISIONS
+from replaybuf.testing.harness import group
+from tests.cli.conftest import BACKENDS, _new_url, run
+from tests.cli.example import fill_busy
+from tests.cli.test_db import _write, execute
+
+ONE = "(SELECT min(uid) FROM rb_group WHERE lease IS NULL AND archived_at IS NULL)"
+HELD = "(SELECT min(uid) FROM rb_group WHERE lease IS NOT NULL)"
+LATER = "UPDATE rb_group SET leased_until = leased_until + 3600 WHERE lease IS NOT NULL"
+
+
+@pytest.fixture(params=BACKENDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a sound database with two buffers, leased groups and an archive, to be broken."""
+    for url in _new_url(request.param, request, tmp_path):
+        asyncio.run(fill_busy(url))
+        execute(url, LATER)
+        yield url
+
+
+def examine(url: object, *options: object, code: int = 0) -> dict[str, list[dict[str, Any]]]:
+    """What the doctor finds, by check."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in json.loads(run("doctor", url, *options, "--json", code=code).stdout):
+        found.setdefault(row["check"], []).append(row)
+    return found
+
+
+def wrong(found: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+    """The checks that found more than that all is fine, with their levels. (The servers of tests vary.)"""
+    server = ("settings", "integrity", "connections", "disk")
+    return {
+        check: row["level"]
+        for check, rows in found.items()
+        for row in rows
+        if row["level"] != "ok" and check not in server
+    }
+
+
+def everything(url: str) -> dict[str, list[Any]]:
+    """All rows of the tables."""
+    rows: dict[str, list[Any]] = {}
+
+    def read(connection: Connection) -> None:
+        for table in ("rb_lane", "rb_group", "rb_payload", "rb_garbage", "rb_tally", "rb_counter"):
+            rows[table] = sorted(map(str, connection.execute(text(f"SELECT * FROM {table}")).all()))
+
+    asyncio.run(_write(url, read))
+    return rows
+
+
+DAMAGE = {
+    "an index is missing": ("indexes", "problem", ["DROP INDEX rb_group_by_step"]),
+    "an index is another": (
+        "indexes",
+        "problem",
+        ["DROP INDEX rb_garbage_in_order", "CREATE INDEX rb_garbage_in_order ON rb_garbage (uid)"],
+    ),
+    "an index isn't partial": (
+        "indexes",
+        "problem",
+        ["DROP INDEX rb_group_leased", "CREATE INDEX rb_group_leased ON rb_group (leased_until)"],
+    ),
+    "a view is missing": ("views", "problem", ["DROP VIEW rollouts"]),
+    "a group has no lane": ("lanes", "problem", [f"UPDATE rb_group SET lane = 999 WHERE uid = {ONE}"]),
+    "a lane is gone": (
+        "lanes",
+        "problem",
+        [f"DELETE FROM rb_lane WHERE id = (SELECT lane FROM rb_group WHERE uid = {ONE})"],
+    ),
+    "a lease without a lane for it": (
+        "leased groups",
+        "problem",
+        [f"UPDATE rb_group SET lease = 1, leased_until = 1 WHERE uid = {ONE}"],
+    ),
+    "a lane for leases without one": (
+        "leased groups",
+        "problem",
+        [f"UPDATE rb_group SET lease = NULL, leased_until = NULL WHERE uid = {HELD}"],
+    ),
+    "a lease without an end": (
+        "leased groups",
+        "problem",
+        [f"UPDATE rb_group SET leased_until = NULL WHERE uid = {HELD}"],
+    ),
+    "a payload is missing": ("payloads", "problem", [f"DELETE FROM rb_payload WHERE uid = {ONE}"]),
+    "a payload leaked": (
+        "leaked payloads",
+        "problem",
+        [f"INSERT INTO rb_payload SELECT -1, outline, prompt, data FROM rb_payload WHERE uid = {ONE}"],
+    ),
+    "a group is to be swept": ("garbage", "warning", ["INSERT INTO rb_garbage SELECT min(uid), 0 FROM rb_group"]),
+    "a payload is damaged": (
+        "checksums",
+        "problem",
+        [f"UPDATE rb_payload SET data = (SELECT data FROM rb_payload WHERE uid = -1) WHERE uid = {ONE}"],
+    ),
+    "an archived payload is damaged": (
+        "checksums",
+        "problem",
+        [
+            "UPDATE rb_payload SET data = (SELECT data FROM rb_payload WHERE uid = -1) "
+            "WHERE uid = (SELECT min(uid) FROM rb_group WHERE archived_at IS NOT NULL)"
+        ],
+    ),
+    "a size is wrong": ("counts", "problem", ["UPDATE rb_tally SET amount = amount + 3 WHERE name = 'size'"]),
+    "a count of leased ones is wrong": ("counts", "problem", ["DELETE FROM rb_tally WHERE name = 'leased'"]),
+    "a count of no lane": ("counts", "warning", ["INSERT INTO rb_tally VALUES (999, 'size', 0, 3)"]),
+    "leases are over": ("leases", "warning", ["UPDATE rb_group SET leased_until = 1 WHERE lease IS NOT NULL"]),
+}
+
+
+def break_it(url: str, statements: list[str]) -> None:
+    damaged = any("uid = -1" in statement for statement in statements)
+    data = "'x'" if url.startswith("sqlite") else r"'\x00'::bytea"
+    if damaged:
+        execute(url, f"INSERT INTO rb_payload VALUES (-1, '[]', NULL, {data})")
+    execute(url, *statements)
+    if damaged:
+        execute(url, "DELETE FROM rb_payload WHERE uid = -1")
+
+
+@pytest.mark.parametrize(("check", "level", "statements"), DAMAGE.values(), ids=DAMAGE)
+def test_what_is_wrong_is_found_and_mended(url: str, check: str, level: str, statements: list[str]) -> None:
+    """Found as what it is; after the repair no problem is left, and no group is gone."""
+    uids = everything(url)["rb_group"]
+    break_it(url, statements)
+    found = examine(url, code=1 if level == "problem" else 0)
+    assert wrong(found)[check] == level
+    assert any(row["repairable"] for row in found[check])
+    left = wrong(examine(url, "--repair"))
+    assert "problem" not in left.values()
+    assert len(everything(url)["rb_group"]) == len(uids)
+    asyncio.run(use(url))
+
+
+async def use(url: str) -> None:
+    """The buffer works: what is put can be taken, and so can all that was there."""
+    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
+        before = await buffer.count("math", "completed")
+        await buffer.put(group(1), "math")
+        assert len(await buffer.get(before + 1, "math")) == before + 1
+        assert await buffer.count("math", "completed") == 0
+
+
+def test_a_damaged_group_is_set_aside_with_the_reason(url: str) -> None:
+    break_it(url, list(DAMAGE["a payload is damaged"][2]))
+    note = run("doctor", url, "--repair").stderr
+    assert "set 1 group of the task math aside" in note
+    rows = json.loads(run("ls", url, "--status", "failed", "--json").stdout)
+    assert ["payload is damaged" in row["error"] for row in rows] == [True]
+    assert wrong(examine(url)) == {"checksums": "warning"}
+
+
+def test_groups_of_no_task_are_kept_apart(url: str) -> None:
+    break_it(url, list(DAMAGE["a group has no lane"][2]))
+    run("doctor", url, "--repair")
+    [row] = json.loads(run("ls", url, "--task", groups.LOST, "--json").stdout)
+    assert (row["status"], row["error"]) == ("failed", "its task and status were lost")
+
+
+def test_leaked_payloads_are_swept(url: str) -> None:
+    break_it(url, list(DAMAGE["a payload leaked"][2]))
+    run("doctor", url, "--repair")
+    execute(url, "UPDATE rb_garbage SET removed_at = 0")
+    asyncio.run(open_until_swept(url))
+    assert everything(url)["rb_garbage"] == []
+    assert len(everything(url)["rb_payload"]) == len(everything(url)["rb_group"])
+
+
+async def open_until_swept(url: str) -> None:
+    async with ReplayBufferConfig(url=url).build() as buffer:
+        for _ in range(200):
+            if not await buffer.storage._read(lambda c: c.execute(text("SELECT 1 FROM rb_garbage")).first()):  # type: ignore[attr-defined]
+                return
+            await asyncio.sleep(0.05)
+
+
+def test_groups_that_are_there_are_not_swept(url: str) -> None:
+    break_it(url, list(DAMAGE["a group is to be swept"][2]))
+    before = everything(url)["rb_payload"]
+    run("doctor", url, "--repair")
+    assert everything(url)["rb_payload"] == before
+    assert everything(url)["rb_garbage"] == []
+
+
+def test_a_backlog_of_the_sweep_is_swept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "BACKLOG", 3)
+    execute(url, *(f"INSERT INTO rb_garbage VALUES ({uid}, 0)" for uid in (-1, -2, -3)))
+    assert "falls behind" in examine(url)["garbage"][0]["text"]
+    assert "swept 3 payloads" in run("doctor", url, "--repair").stderr
+    assert wrong(examine(url)) == {}
+
+
+def test_uids_that_would_be_given_again_are_found_and_mended(url: str) -> None:
+    low = "UPDATE rb_counter SET value = 1" if url.startswith("sqlite") else "SELECT setval('rb_uid', 1)"
+    execute(url, low)
+    assert wrong(examine(url, code=1)) == {"uids": "problem"}
+    assert wrong(examine(url, "--repair")) == {}
+    asyncio.run(use(url))
+
+
+GONE = "(SELECT max(uid) FROM rb_checkpoint_group)"
+CHECKPOINTS = {
+    "a group of it is gone": f"DELETE FROM rb_checkpoint_group WHERE uid = {ONE}",
+    "a group of it is smaller": f"UPDATE rb_checkpoint_group SET bytes = bytes - 1 WHERE uid = {ONE}",
+    "a payload of it is gone": f"DELETE FROM rb_payload WHERE uid = {GONE}",
+    "a payload of it is damaged": f"UPDATE rb_payload SET data = DAMAGED WHERE uid = {GONE}",
+}
+
+
+async def checkpoint_and_take(url: str) -> None:
+    """A checkpoint, and groups in it that have left the buffer since."""
+    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
+        await buffer.put(group(7), "code")
+        await buffer.checkpoint(5)
+        await buffer.delete({"task_name": "code"})
+        await buffer.get(1, "math")
+
+
+@pytest.mark.parametrize("statement", CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_a_checkpoint_that_is_not_whole_is_a_problem(url: str, statement: str) -> None:
+    asyncio.run(checkpoint_and_take(url))
+    assert wrong(examine(url)) == {}
+    data = "x'00'" if url.startswith("sqlite") else r"'\x00'::bytea"
+    execute(url, statement.replace("DAMAGED", data))
+    found = wrong(examine(url, code=1))
+    assert found.keys() <= {"checkpoints", "checksums"}
+    assert "problem" in found.values()
+    assert wrong(examine(url, "--repair", code=1)) == found
+    asyncio.run(drop_checkpoint(url))
+    assert wrong(examine(url)) == {}
+
+
+async def drop_checkpoint(url: str) -> None:
+    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
+        await buffer.drop_checkpoint(5)
+
+
+def test_what_is_left_of_a_checkpoint_is_removed(url: str) -> None:
+    """What only it needed is swept; what is in the buffer stays."""
+    asyncio.run(checkpoint_and_take(url))
+    execute(url, "DELETE FROM rb_checkpoint")
+    assert wrong(examine(url))["checkpoints"] == "warning"
+    run("doctor", url, "--repair")
+    assert wrong(examine(url)) == {}
+    asyncio.run(open_until_swept(url))
+    assert len(everything(url)["rb_payload"]) == len(everything(url)["rb_group"])
+    assert wrong(examine(url)) == {}
+
+
+def test_totals_that_do_not_add_up_are_a_warning(url: str) -> None:
+    execute(url, "UPDATE rb_tally SET amount = amount + 1 WHERE name = 'put'")
+    assert wrong(examine(url)) == wrong(examine(url, "--repair")) == {"totals": "warning"}
+
+
+def test_groups_that_fail_again_and_again_are_a_warning(url: str) -> None:
+    execute(url, f"UPDATE rb_group SET deliveries = {counts.MANY_DELIVERIES} WHERE uid = {ONE}")
+    assert wrong(examine(url)) == {"deliveries": "warning"}
+
+
+@pytest.mark.parametrize(
+    ("revision", "mend"), [(REVISIONS[0], "db upgrade"), ("9999", "pip install"), (None, "check the name")]
+)
+def test_another_schema_is_a_problem_and_left_alone(url: str, revision: str | None, mend: str) -> None:
+    execute(url, "DELETE FROM rb_version" if revision is None else f"UPDATE rb_version SET version_num = '{revision}'")
+    before = everything(url)
+    found = examine(url, code=1)
+    assert list(found) == ["revision"]
+    assert mend in found["revision"][0]["mend"]
+    assert examine(url, "--repair", code=1) == found
+    assert everything(url) == before
+
+
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        ("ALTER TABLE rb_info RENAME TO other", "rb_info"),
+        ("ALTER TABLE rb_garbage RENAME COLUMN removed_at TO other", "rb_garbage.removed_at"),
+    ],
+)
+def test_tables_that_are_not_as_they_were_made_are_a_problem(url: str, statement: str, named: str) -> None:
+    """What can't be looked at because of it is said to be so."""
+    execute(url, statement)
+    found = examine(url, code=1)
+    assert named in found["tables"][0]["text"]
+    assert found["tables"][0]["level"] == "problem"
+
+
+def test_a_sound_database_is_left_as_it_is(url: str) -> None:
+    before = everything(url)
+    assert "there was nothing to repair" in run("doctor", url, "--repair").stderr
+    assert everything(url) == before
+
+
+def test_looking_changes_nothing(url: str) -> None:
+    break_it(url, [statement for _, _, statements in DAMAGE.values() for statement in statements])
+    before = everything(url)
+    examine(url, code=1)
+    examine(url, "--quick", code=1)
+    assert everything(url) == before
+
+
+def test_all_at_once_is_mended(url: str) -> None:
+    break_it(url, [statement for _, _, statements in DAMAGE.values() for statement in statements])
+    run("doctor", url, "--repair")
+    assert "problem" not in wrong(examine(url)).values()
+
+
+def test_with_quick_a_sample_is_read_and_said_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from replaybuf.doctor import checksums
+
+    monkeypatch.setattr(checksums, "SAMPLE", 2)
+    assert "2 of 6 groups read" in examine(url, "--quick")["checksums"][0]["text"]
+    assert "6 groups read" in examine(url)["checksums"][0]["text"]
+
+
+def test_people_get_a_line_for_each_check(url: str) -> None:
+    execute(url, "UPDATE rb_tally SET amount = amount + 1 WHERE name = 'size' AND lane = 1")
+    lines = run("doctor", url, code=1).stdout.splitlines()
+    [place] = [place for place, line in enumerate(lines) if line.startswith("problem")]
+    assert lines[place].split()[:2] == ["problem", "counts"]
+    assert lines[place + 1].strip() == "-> replaybuf doctor URL --repair"
+    assert {line.split()[0] for line in lines} <= {"ok", "warning", "problem", "->"}
+
+
+def test_it_is_safe_to_repair_while_a_run_goes_on(url: str) -> None:
+    """Groups come and go; in the end as many are there as are counted, and all that was put became of something."""
+    execute(url, "UPDATE rb_tally SET amount = amount + 3 WHERE name = 'size'")
+    done = threading.Event()
+    flowing = threading.Thread(target=lambda: asyncio.run(flow(url, done)))
+    flowing.start()
+    try:
+        for _ in range(4):
+            run("doctor", url, "--repair", code=None)
+    finally:
+        done.set()
+        flowing.join()
+    left = wrong(examine(url))
+    assert "problem" not in left.values()
+    assert left.keys() <= {"totals"}
+
+
+async def flow(url: str, done: threading.Event) -> None:
+    async with ReplayBufferConfig(url=url, policy="fifo", lock_timeout=60).build() as buffer:
+        number = 0
+        while not done.is_set():
+            await asyncio.gather(*(buffer.put(group(number + i), "math") for i in range(8)))
+            number += 8
+            await buffer.get(4, "math")
+            async with buffer.lease_batch({"math": 3}, seconds=60):
+                pass

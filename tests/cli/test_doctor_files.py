@@ -1,0 +1,152 @@
+"""`replaybuf doctor` about SQLite: the file and its surroundings, each finding provoked once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import sqlite3
+from collections import namedtuple
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from replaybuf import ReplayBufferConfig
+from replaybuf.doctor import files
+from tests.cli.conftest import run
+from tests.cli.test_doctor import examine, wrong
+
+_Usage = namedtuple("_Usage", "total used free")
+
+
+@pytest.mark.parametrize(("free", "level"), [(10**12, "ok"), (10**5, "problem"), (2 * 10**8, "warning")])
+def test_little_space_on_the_disk(file: Path, monkeypatch: pytest.MonkeyPatch, free: int, level: str) -> None:
+    with file.open("r+b") as opened:
+        opened.truncate(4 * 10**9 if level == "warning" else file.stat().st_size)  # sparse
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage(10**12, 0, free))
+    [row] = examine(file, code=None)["disk"]
+    assert row["level"] == level
+
+
+def test_a_file_that_may_not_be_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = os.access
+
+    def access(path: object, mode: int) -> bool:
+        return own(str(path), mode) and not (mode & os.W_OK and Path(str(path)) == file)
+
+    monkeypatch.setattr(os, "access", access)
+    [row] = examine(file, code=1)["files"]
+    assert (row["level"], str(file) in row["text"]) == ("problem", True)
+
+
+def test_a_log_that_not_all_may_write(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("INSERT INTO rb_info VALUES ('a', 'b')")
+        connection.commit()
+        file.with_name("run.db-wal").chmod(0o600)
+        assert wrong(examine(file)) == {"files": "warning"}
+
+
+def test_a_database_without_a_log(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    [row] = examine(file)["settings"]
+    assert (row["level"], "no write-ahead log" in row["text"]) == ("warning", True)
+
+
+def test_small_pages(file: Path) -> None:
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("PRAGMA page_size = 4096")
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA journal_mode = WAL")
+    [row] = examine(file)["settings"]
+    assert (row["level"], "4,096" in row["text"]) == ("warning", True)
+
+
+def test_another_encoding(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "run.db")) as connection:
+        connection.execute("PRAGMA encoding = 'UTF-16le'")
+        connection.execute("CREATE TABLE t (x)")
+        connection.execute("DROP TABLE t")
+    run("db", "upgrade", tmp_path / "run.db")
+    assert any("UTF-16le" in row["text"] for row in examine(tmp_path / "run.db", code=1)["settings"])
+
+
+def test_many_free_pages(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("CREATE TABLE t (x)")
+        connection.execute("INSERT INTO t VALUES (zeroblob(9000000))")
+        connection.execute("DROP TABLE t")
+    assert examine(file)["space"][0]["level"] == "ok"
+    monkeypatch.setattr(files, "MUCH_FREE", 8_000_000)
+    assert wrong(examine(file)) == {"space": "warning"}
+
+
+def test_a_long_log_is_emptied(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while somebody has the database open; not while somebody reads from the log."""
+    monkeypatch.setattr(files, "LARGE_LOG", 100_000)
+
+    async def use() -> None:
+        async with ReplayBufferConfig(url=f"sqlite:///{file}").build() as buffer:
+            for _ in range(30):
+                await buffer.update({}, priority=random.random())
+            with closing(sqlite3.connect(file, isolation_level=None)) as reader:
+                reader.execute("BEGIN")
+                reader.execute("SELECT * FROM rb_group").fetchall()
+                await buffer.update({}, priority=2)
+                assert wrong(await asyncio.to_thread(examine, file)) == {"log": "warning"}
+                busy = await asyncio.to_thread(run, "doctor", file, "--repair")
+                assert "another process reads from it" in busy.stderr
+            emptied = await asyncio.to_thread(run, "doctor", file, "--repair")
+            assert "emptied the log" in emptied.stderr
+            assert wrong(await asyncio.to_thread(examine, file)) == {}
+
+    asyncio.run(use())
+
+
+def test_an_index_that_differs_from_its_table_is_made_anew(file: Path) -> None:
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        row = connection.execute("SELECT * FROM sqlite_master WHERE name = 'rb_group_in_order'").fetchone()
+        connection.execute("DELETE FROM sqlite_master WHERE name = 'rb_group_in_order'")
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("UPDATE rb_group SET lane = lane + 0, uid = uid + 1000 WHERE uid = 15")
+        connection.execute("UPDATE rb_payload SET uid = uid + 1000 WHERE uid = 15")
+        connection.execute("UPDATE rb_counter SET value = 2000")
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", row)
+    [found] = examine(file, code=1)["integrity"]
+    assert (found["level"], found["repairable"]) == ("problem", True)
+    assert wrong(examine(file, "--repair")) == {}
+    assert examine(file)["integrity"][0]["level"] == "ok"
+
+
+def test_a_damaged_page_is_a_problem_that_only_a_rescue_helps(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    with closing(sqlite3.connect(file)) as connection:
+        root, size = connection.execute(
+            "SELECT rootpage, (SELECT * FROM pragma_page_size) FROM sqlite_master WHERE name = 'rb_group'"
+        ).fetchone()
+    data[(root - 1) * size : root * size] = b"\xff" * size
+    file.write_bytes(data)
+    found = examine(file, code=1)
+    assert any("--rescue" in row["mend"] and not row["repairable"] for row in found["integrity"])
+    assert any(row["text"].startswith("can't be checked") for rows in found.values() for row in rows)
+    assert examine(file, "--repair", code=1).keys() == found.keys()
+
+
+@pytest.mark.parametrize("quick", [[], ["--quick"]])
+def test_a_file_of_nobody_is_left_as_it_is(file: Path, quick: list[str]) -> None:
+    before = file.stat().st_mtime_ns
+    examine(file, *quick)
+    assert list(file.parent.iterdir()) == [file]
+    assert file.stat().st_mtime_ns == before
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    assert "there is no database" in run("doctor", tmp_path / "typo.db", code=1).stderr
+    assert "there is no database" in run("doctor", tmp_path / "typo.db", "--repair", code=1).stderr
+    assert list(tmp_path.iterdir()) == []

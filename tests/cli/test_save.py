@@ -1,0 +1,161 @@
+"""`replaybuf save`, `replaybuf resume`, `replaybuf checkpoints`."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import ReplayBufferConfig, SnapshotMismatchError
+from replaybuf.testing.harness import group
+from tests.cli.conftest import run, run_json, start
+
+
+def groups_of(url: object) -> list[dict[str, Any]]:
+    """The groups, without what the databases round in ways of their own."""
+    rows: list[dict[str, Any]] = run_json("ls", url, "--limit", 0)
+    return [{name: value for name, value in row.items() if name not in ("buffer", "created_at")} for row in rows]
+
+
+def test_what_was_saved_is_what_is_resumed(filled: str, shared_url: str, tmp_path: Path) -> None:
+    """From any database into any, counts included."""
+    [saved] = run_json("save", filled, tmp_path / "backup")
+    rows = groups_of(filled)
+    assert (saved["groups"], saved["bytes"]) == (len(rows), sum(row["bytes"] for row in rows))
+    if shared_url.startswith("postgresql"):
+        run("db", "upgrade", shared_url)
+    [resumed] = run_json("resume", shared_url, tmp_path / "backup")
+    assert (resumed["groups"], resumed["bytes"]) == (saved["groups"], saved["bytes"])
+    assert groups_of(shared_url) == rows
+    before, after = (run_json("stats", url)["buffers"]["default"]["tasks"] for url in (filled, shared_url))
+    assert after == before
+
+
+async def policy_of(url: str, policy: str, folder: Path) -> int:
+    async with ReplayBufferConfig(url=url, policy=policy).build() as buffer:
+        await buffer.resume(folder)
+        return len(buffer)
+
+
+def test_without_a_policy_a_snapshot_is_for_all(filled: str, tmp_path: Path) -> None:
+    run("save", filled, tmp_path)
+    for policy in ("fifo", "prioritized"):
+        assert asyncio.run(policy_of("sqlite:///:memory:", policy, tmp_path)) == 13
+
+
+def test_a_policy_is_kept_and_compared(filled: str, tmp_path: Path) -> None:
+    run("save", filled, tmp_path, "--policy", "lifo")
+    assert asyncio.run(policy_of("sqlite:///:memory:", "lifo", tmp_path)) == 13
+    with pytest.raises(SnapshotMismatchError, match=r"'lifo'.*'fifo'"):
+        asyncio.run(policy_of("sqlite:///:memory:", "fifo", tmp_path))
+
+
+@pytest.mark.parametrize(("option", "policy"), [([], "uniform"), (["--policy", "fifo"], "fifo")])
+def test_resume_takes_the_policy_of_the_snapshot_unless_told(tmp_path: Path, option: list[str], policy: str) -> None:
+    """Lanes that are made anew run the races of that policy."""
+
+    async def save() -> None:
+        async with ReplayBufferConfig(url="sqlite:///:memory:", policy="uniform").build() as buffer:
+            await buffer.put(group(1), "math")
+            await buffer.get(1, "math")
+            await buffer.save(tmp_path)
+
+    asyncio.run(save())
+    with closing(sqlite3.connect(tmp_path / "replaybuf.sqlite")) as connection, connection:
+        connection.execute("UPDATE rb_lane SET uniform_clock = 0")
+        connection.execute("DELETE FROM rb_info WHERE name = 'digest'")
+    [row] = run_json("resume", tmp_path / "new.db", tmp_path, *option)
+    assert row["policy"] == policy
+    with closing(sqlite3.connect(tmp_path / "new.db")) as connection:
+        clocks = {clock for (clock,) in connection.execute("SELECT uniform_clock FROM rb_lane")}
+    assert clocks == ({0.0} if policy == "uniform" else {None})
+
+
+def test_a_policy_of_ones_own_needs_not_be_there(tmp_path: Path, filled: str) -> None:
+    run("save", filled, tmp_path)
+    with closing(sqlite3.connect(tmp_path / "replaybuf.sqlite")) as connection, connection:
+        connection.execute("INSERT INTO rb_info VALUES ('policy', 'my own')")
+        connection.execute("DELETE FROM rb_info WHERE name = 'digest'")
+    [row] = run_json("resume", tmp_path / "new.db", tmp_path)
+    assert (row["policy"], row["groups"]) == ("my own", 13)
+
+
+def test_the_buffer_is_chosen_by_its_name(busy: str, tmp_path: Path) -> None:
+    """Or is the only one, or the one without a name."""
+    assert run_json("save", busy, tmp_path / "1", "--buffer", "eval")[0]["groups"] == 1
+    assert run_json("save", busy, tmp_path / "2")[0]["buffer"] == "default"
+    assert "there is no buffer 'other'" in run("save", busy, tmp_path / "3", "--buffer", "other", code=1).stderr
+    run("resume", tmp_path / "new.db", tmp_path / "1", "--buffer", "one")
+    assert run_json("save", tmp_path / "new.db", tmp_path / "4")[0]["buffer"] == "one"
+    run("resume", tmp_path / "new.db", tmp_path / "1", "--buffer", "two")
+    assert "--buffer" in run("save", tmp_path / "new.db", tmp_path / "5", code=1).stderr
+
+
+def test_a_quiet_file_is_left_as_it_is(file: Path, tmp_path: Path) -> None:
+    before = file.read_bytes()
+    run("save", file, tmp_path / "backup")
+    assert file.read_bytes() == before
+    assert sorted(path.name for path in file.parent.iterdir()) == ["backup", "run.db"]
+    run("save", tmp_path / "backup" / "replaybuf.sqlite", tmp_path / "again")
+    assert [path.name for path in (tmp_path / "backup").iterdir()] == ["replaybuf.sqlite"]
+
+
+def test_errors_are_on_one_line(file: Path, tmp_path: Path) -> None:
+    run("save", file, tmp_path / "backup")
+    assert "unknown policy" in run("save", file, tmp_path / "b", "--policy", "bogus", code=1).stderr
+    assert "unknown policy" in run("resume", tmp_path / "new.db", tmp_path / "backup", "--policy", "x", code=1).stderr
+    assert "there is no snapshot" in run("resume", tmp_path / "new.db", tmp_path / "nothing", code=1).stderr
+    assert "the buffer holds 13 groups" in run("resume", file, tmp_path / "backup", code=1).stderr
+    assert "there is no database" in run("save", tmp_path / "typo.db", tmp_path / "b", code=1).stderr
+    assert "in memory" in run("resume", "sqlite://", tmp_path / "backup", code=1).stderr
+    assert not (tmp_path / "typo.db").exists()
+    snapshot = tmp_path / "backup" / "replaybuf.sqlite"
+    snapshot.write_bytes(snapshot.read_bytes()[:100_000])
+    assert "cut short" in run("resume", tmp_path / "other.db", tmp_path / "backup", code=1).stderr
+    assert not (tmp_path / "other.db").exists()
+
+
+def test_the_folder_may_follow_the_variable(file: Path, tmp_path: Path) -> None:
+    run("save", tmp_path / "backup", env={"REPLAYBUF_URL": str(file)})
+    run("resume", tmp_path / "backup", env={"REPLAYBUF_URL": str(tmp_path / "new.db")})
+    assert len(groups_of(tmp_path / "new.db")) == 13
+    assert "FOLDER" in run("save", file, code=2).stderr
+
+
+def test_there_is_no_bar_where_there_is_no_terminal(file: Path, tmp_path: Path) -> None:
+    process = start("save", file, tmp_path / "backup", "--json")
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert '"groups": 13' in output
+
+
+async def make_checkpoints(url: str) -> None:
+    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
+        await buffer.checkpoint(1)
+        await buffer.put(group(1), "math")
+        await buffer.checkpoint(2)
+    async with ReplayBufferConfig(url=url, name="eval").build() as buffer:
+        await buffer.put(group(1), "math")
+        await buffer.checkpoint(7)
+
+
+def test_checkpoints_are_listed(shared_url: str) -> None:
+    asyncio.run(make_checkpoints(shared_url))
+    rows = run_json("checkpoints", shared_url)
+    assert [(row["buffer"], row["step"], row["groups"]) for row in rows] == [
+        ("default", 1, 0),
+        ("default", 2, 1),
+        ("eval", 7, 1),
+    ]
+    assert rows[0]["bytes"] == 0 < rows[1]["bytes"]
+    assert [row["step"] for row in run_json("checkpoints", shared_url, "--buffer", "eval")] == [7]
+    assert run("checkpoints", shared_url).stdout.splitlines()[-1].split()[:2] == ["eval", "7"]
+
+
+def test_no_checkpoints_are_no_error(filled: str) -> None:
+    assert run("checkpoints", filled).stderr == "there are no checkpoints\n"
+    assert run_json("checkpoints", filled) == []

@@ -1,0 +1,237 @@
+"""Snapshots: a half-written, cut or damaged one is never taken for a whole one; how far a long one has come."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import Progress, ReplayBuffer, RolloutState, SnapshotError, SnapshotMismatchError, Status
+from replaybuf.reader import SNAPSHOT_FILE
+from replaybuf.storage.sql.contents import DIGEST
+from replaybuf.testing.harness import plain
+from tests.stores import build, fill, group
+
+COUNT = 40
+
+
+def large(number: int) -> list[RolloutState]:
+    """A group whose payload takes a page or more."""
+    return group(number, text=f"{number:04d} " * random.Random(number).randint(100, 8000))
+
+
+async def everything(buffer: ReplayBuffer) -> list[Any]:
+    return [plain({name: getattr(item, name) for name in type(item).__slots__}) async for item in buffer.find({})]
+
+
+@pytest.fixture
+async def saved(tmp_path: Path) -> tuple[Path, list[Any]]:
+    """The file of a snapshot, and what is in it."""
+    async with build(f"sqlite:///{tmp_path}/source.db") as buffer:
+        for number in range(COUNT):
+            await buffer.put(large(number), "math", priority=1 + number / 7, tags={"n": number}, key=f"key {number}")
+        await buffer.get(3, "math")
+        return await buffer.save(tmp_path / "snapshot"), await everything(buffer)
+
+
+async def resumed(url: str, folder: Path) -> list[Any] | None:
+    """What a snapshot gives, or None where it is refused; then nothing of it was loaded."""
+    async with build(url) as buffer:
+        with suppress(SnapshotError):
+            await buffer.resume(folder)
+            return await everything(buffer)
+        assert len(buffer) == 0
+        return None
+
+
+def places(size: int, count: int, seed: int) -> Iterable[int]:
+    """Places in a file: near its ends, and anywhere."""
+    chance = random.Random(seed)
+    return sorted({0, 1, 17, 99, 100, size // 2, size - 1, *(chance.randrange(size) for _ in range(count))})
+
+
+async def test_a_snapshot_that_was_cut_short_is_refused(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    file, _ = saved
+    data = file.read_bytes()
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    for i, size in enumerate((*places(len(data), 20, 1), *range(0, len(data), len(data) // 20 // 4096 * 4096))):
+        (folder / SNAPSHOT_FILE).write_bytes(data[:size])
+        assert await resumed(f"sqlite:///{tmp_path}/{i}.db", folder) is None, size
+    (folder / SNAPSHOT_FILE).write_bytes(data)
+    assert await resumed(f"sqlite:///{tmp_path}/whole.db", folder) == saved[1]
+
+
+async def test_a_flipped_bit_is_noticed_or_means_nothing(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    """Wherever it is: the snapshot is refused, or what is loaded is what was saved."""
+    file, whole = saved
+    data = file.read_bytes()
+    folder = tmp_path / "flipped"
+    folder.mkdir()
+    chance, outcomes = random.Random(2), []
+    for i, place in enumerate(places(len(data), 80, 3)):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << chance.randrange(8)
+        (folder / SNAPSHOT_FILE).write_bytes(flipped)
+        outcomes.append(await resumed(f"sqlite:///{tmp_path}/{i}.db", folder))
+        assert outcomes[-1] in (None, whole), place
+    assert None in outcomes
+    assert whole in outcomes  # free space in pages, for example
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE rb_group SET priority = priority + 1 WHERE uid = 20",
+        "UPDATE rb_lane SET step = 77",
+        "UPDATE rb_tally SET amount = amount + 1",
+        "UPDATE rb_payload SET data = substr(data, 1, 50) || 'x' || substr(data, 52) WHERE uid = 20",
+        "UPDATE rb_payload SET prompt = 'other' WHERE uid = 20",
+        "DELETE FROM rb_payload WHERE uid = 20",
+        "DELETE FROM rb_group WHERE uid = 20",
+        "UPDATE rb_info SET value = value + 1 WHERE name = 'groups'",
+        "UPDATE rb_info SET value = value + 1 WHERE name = 'bytes'",
+        "DELETE FROM rb_info",
+    ],
+)
+async def test_other_rows_than_those_that_were_saved_are_refused(
+    saved: tuple[Path, list[Any]], sql_url: str, change: str
+) -> None:
+    with closing(sqlite3.connect(saved[0])) as connection, connection:
+        connection.execute(change)
+    assert await resumed(sql_url, saved[0].parent) is None
+
+
+async def test_the_number_of_groups_is_looked_at_without_a_digest(saved: tuple[Path, list[Any]], sql_url: str) -> None:
+    """A snapshot that was brought to another schema has none."""
+    with closing(sqlite3.connect(saved[0])) as connection, connection:
+        connection.execute("DELETE FROM rb_info WHERE name = ?", (DIGEST,))
+    assert await resumed(sql_url, saved[0].parent) == saved[1]
+    with closing(sqlite3.connect(saved[0])) as connection, connection:
+        connection.execute("DELETE FROM rb_group WHERE uid = 20")
+    async with build("sqlite:///:memory:") as buffer:
+        with pytest.raises(SnapshotError, match="should have 37 groups, and has 36"):
+            await buffer.resume(saved[0].parent)
+
+
+async def test_a_partial_file_is_refused_under_the_right_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_url: str
+) -> None:
+    """Whatever was written of it when its writer was stopped."""
+    folder, copies = tmp_path / "snapshot", []
+
+    def copy(progress: Progress) -> None:
+        for partial in folder.glob("*.partial*"):
+            target = tmp_path / f"copy-{len(copies)}"
+            target.mkdir(exist_ok=True)
+            shutil.copy(
+                partial,
+                target
+                / partial.name.replace(partial.name.partition(".partial")[0], SNAPSHOT_FILE).replace(".partial", ""),
+            )
+        copies.append(progress)
+
+    monkeypatch.setattr("replaybuf.progress._SECONDS", 0)
+    monkeypatch.setattr("replaybuf.storage.sql.snapshot._BATCH_GROUPS", 10)
+    async with build(shared_url) as buffer:
+        await fill(buffer, 50)
+        await buffer.save(folder, progress=copy)
+    assert len(copies) >= 5
+    for number in range(len(copies)):
+        assert await resumed(f"sqlite:///{tmp_path}/{number}.db", tmp_path / f"copy-{number}") is None
+    assert len(await resumed(f"sqlite:///{tmp_path}/whole.db", folder) or []) == 50
+
+
+async def test_progress_tells_of_all_groups(sql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It grows from nothing to all, while saving and while resuming, outside of the caller's thread."""
+    monkeypatch.setattr("replaybuf.progress._SECONDS", 0)
+    seen: list[Progress] = []
+    threads = set()
+
+    def tell(progress: Progress) -> None:
+        seen.append(progress)
+        threads.add(threading.get_ident())
+
+    async with build(sql_url) as buffer:
+        await fill(buffer, 30)
+        await buffer.put(group(30, status=Status.FAILED), "code")
+        async with buffer.lease_batch({"math": 2}):
+            await buffer.save(tmp_path, progress=tell)
+        assert seen[0] == Progress(0, 31, 0)
+        assert [one.groups for one in seen] == sorted(one.groups for one in seen)
+        assert (seen[-1].groups, seen[-1].total) == (31, 31)
+        items = [item.uid async for item in buffer.find({})]
+    async with build("sqlite:///:memory:") as fresh:
+        told = seen[-1].bytes
+        seen.clear()
+        await fresh.resume(tmp_path, progress=tell)
+        assert len(fresh) == 31 > len(items)
+    assert seen[0] == Progress(0, 31, 0)
+    assert seen[-1] == Progress(31, 31, told)
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("url", ["memory://", "pandas://"])
+async def test_progress_of_other_storages_reaches_the_end(url: str, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    async with build(url) as buffer, build(url) as fresh:
+        await fill(buffer, 10)
+        await buffer.save(tmp_path, progress=seen.append)
+        assert (seen[-1].groups, seen[-1].total) == (10, 10)
+        seen.clear()
+        await fresh.resume(tmp_path, progress=seen.append)
+        assert (seen[-1].groups, seen[-1].total) == (10, 10)
+
+
+async def test_progress_is_told_of_a_few_times_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replaybuf.storage.sql.snapshot._BATCH_GROUPS", 1)
+    monkeypatch.setattr("replaybuf.progress.time.monotonic", lambda: 5.0)
+    seen: list[Progress] = []
+    async with build("sqlite:///:memory:") as buffer:
+        await fill(buffer, 30)
+        await buffer.save(tmp_path, progress=seen.append)
+    assert [one.groups for one in seen] == [0, 30]
+
+
+@pytest.mark.parametrize("what", ["save", "resume"])
+async def test_an_error_of_progress_ends_it_and_leaves_nothing(sql_url: str, tmp_path: Path, what: str) -> None:
+    def refuse(progress: Progress) -> None:
+        raise KeyError("not now")
+
+    async with build(sql_url) as buffer, build("sqlite:///:memory:") as fresh:
+        await fill(buffer, 3)
+        if what == "save":
+            with pytest.raises(KeyError, match="not now"):
+                await buffer.save(tmp_path / "new", progress=refuse)
+            assert list((tmp_path / "new").iterdir()) == []
+        else:
+            await buffer.save(tmp_path / "new")
+            with pytest.raises(KeyError, match="not now"):
+                await fresh.resume(tmp_path / "new", progress=refuse)
+            assert len(fresh) == 0
+
+
+async def test_a_damaged_source_is_no_damaged_snapshot(tmp_path: Path) -> None:
+    """What was saved is what is loaded, damaged payloads included."""
+    url = f"sqlite:///{tmp_path}/run.db"
+    async with build(url) as buffer:
+        await fill(buffer, 3)
+    with closing(sqlite3.connect(tmp_path / "run.db")) as connection, connection:
+        connection.execute("UPDATE rb_payload SET data = x'00' WHERE uid = 2")
+    async with build(url) as buffer:
+        await buffer.save(tmp_path / "snapshot")
+        seen = await everything(buffer)
+    assert await resumed("sqlite:///:memory:", tmp_path / "snapshot") == seen
+
+
+async def test_the_policy_is_still_compared(saved: tuple[Path, list[Any]], sql_url: str) -> None:
+    async with build(sql_url, policy="lifo") as buffer:
+        with pytest.raises(SnapshotMismatchError, match=r"'fifo'.*'lifo'"):
+            await buffer.resume(saved[0].parent)
