@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 
 from replaybuf.cli import units
 from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, problem, repairable, some, warning
+from replaybuf.storage.sql.filesystem import filesystem_type, is_network
 from replaybuf.storage.sql.sqlite import CHECKPOINT_PAGES, PAGE_SIZE, is_wal
 
 _INTEGRITY, _FILES, _LOG, _SPACE, _DISK, _SETTINGS = "integrity", "files", "log", "space", "disk", "settings"
@@ -147,6 +148,9 @@ def look_at_settings(connection: Connection, look: Look) -> Sequence[Finding]:
         found.append(warning(_SETTINGS, what, "replaybuf save URL FOLDER, and replaybuf resume into a new file"))
     if encoding != "UTF-8":
         found.append(problem(_SETTINGS, f"its texts are {encoding}", "save it, and resume into a new file"))
+    if is_network(kind := filesystem_type(look.path or "")):
+        what = f"on a network file system ({kind}), where the write-ahead log is unsafe"
+        found.append(problem(_SETTINGS, what, "a local disk, or PostgreSQL"))
     return found or [fine(_SETTINGS, f"wal, pages of {size:,} bytes, {encoding}, SQLite {_version(connection)}")]
 
 

@@ -58,7 +58,7 @@ def look_at_access(connection: Connection, look: Look) -> Sequence[Finding]:
 
 
 def look_at_settings(connection: Connection, look: Look) -> Sequence[Finding]:
-    """Whether the server keeps what it has committed, and cleans up."""
+    """Whether the server keeps what it has committed, and cleans up. (Connections set synchronous_commit themselves.)"""
     found: list[Finding] = []
     for name, level, why in (
         ("fsync", problem, "a power cut or a crash of the system can destroy the database"),
@@ -67,11 +67,6 @@ def look_at_settings(connection: Connection, look: Look) -> Sequence[Finding]:
     ):
         if _one(connection, "SELECT current_setting(:name)", name=name) == "off":
             found.append(level(_SETTINGS, f"{name} is off: {why}", _CHANGE.format(name)))
-    # (Readers take it as it is configured; a run with durability "normal" sets it for itself.)
-    commit = _one(connection, "SELECT current_setting('synchronous_commit')")
-    if commit == "off":
-        why = "synchronous_commit is off: with durability 'full', a crash of the server takes the last commits along"
-        found.append(warning(_SETTINGS, why, _CHANGE.format("synchronous_commit")))
     version, shown = (
         _one(connection, f"SELECT current_setting('{name}')") for name in ("server_version_num", "server_version")
     )

@@ -75,6 +75,12 @@ def test_another_encoding(tmp_path: Path) -> None:
     assert any("UTF-16le" in row["text"] for row in examine(tmp_path / "run.db", code=1)["settings"])
 
 
+def test_a_network_file_system(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replaybuf.doctor.files.filesystem_type", lambda path: "nfs4")
+    [row] = examine(file, code=1)["settings"]
+    assert (row["level"], "nfs4" in row["text"]) == ("problem", True)
+
+
 def test_many_free_pages(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("CREATE TABLE t (x)")

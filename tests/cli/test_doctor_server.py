@@ -41,7 +41,6 @@ def found(url: str, check: str) -> list[tuple[str, str]]:
         ("fsync", "problem"),
         ("full_page_writes", "problem"),
         ("autovacuum", "problem"),
-        ("synchronous_commit", "warning"),
     ],
 )
 def test_settings_that_lose_data_or_speed(own_server: str, name: str, level: str) -> None:
@@ -69,12 +68,6 @@ async def until_off(url: str, name: str) -> None:
             finally:
                 await connection.close()
             await asyncio.sleep(0.05)
-
-
-def test_a_setting_of_the_database_alone(url: str) -> None:
-    name = make_url(url).database
-    execute(url, f"ALTER DATABASE {name} SET synchronous_commit = off")
-    assert found(url, "settings")[0][0] == "warning"
 
 
 def test_an_old_version(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
@@ -37,25 +35,17 @@ from replaybuf.storage.sql import put, refresh
 from replaybuf.storage.sql import select as selecting
 from replaybuf.storage.sql.checkpoint import drop_checkpoint, make_checkpoint, read_checkpoints
 from replaybuf.storage.sql.claiming import Claiming
-from replaybuf.storage.sql.commit import GroupCommit
 from replaybuf.storage.sql.cursors import read_cursor
-from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.drawing import Drawing
 from replaybuf.storage.sql.driver import parse_url, public_url
-from replaybuf.storage.sql.fence import check_fence, join
-from replaybuf.storage.sql.filesystem import refuse_network_filesystem
+from replaybuf.storage.sql.fence import check_fence
 from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.races import RaceNotRunError, begin_races
-from replaybuf.storage.sql.restore import restore
-from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, encode_group
-from replaybuf.storage.sql.schema import check_schema, create_schema
+from replaybuf.storage.sql.opened import Opened, Options
+from replaybuf.storage.sql.rows import GroupRow
 from replaybuf.storage.sql.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.sqlite import is_memory
 from replaybuf.storage.sql.states import load_state, read_state
-from replaybuf.storage.sql.sweep import Sweeper
 from replaybuf.storage.sql.tally import read_tallies
-from replaybuf.storage.sql.thread import DatabaseThread
-from replaybuf.storage.sql.watch import Watch
 from replaybuf.tally import LaneName, Tally
 
 S = TypeVar("S")
@@ -63,7 +53,7 @@ T = TypeVar("T")
 
 FIND_CHUNK_BYTES = 8 * 1024 * 1024
 FIND_CHUNK_GROUPS = 256
-_inherited: list[_Open | None] = []
+_inherited: list[Opened | None] = []
 
 
 class SQLStorage(StorageBackend):
@@ -96,14 +86,12 @@ class SQLStorage(StorageBackend):
         self.codec = codec
         self.rules = rules or Rules()
         self.scope = Scope(name, self.rules)
-        self._durability = durability
-        self._lock_timeout = lock_timeout
-        self._reconnect_timeout = reconnect_timeout
-        self._read_only = read_only
-        self._allow_network_filesystem = allow_network_filesystem
+        self._options = Options(
+            self.url, codec, durability, lock_timeout, reconnect_timeout, read_only, allow_network_filesystem
+        )
         self._closed = False
         self._opening = threading.Lock()
-        self._open: _Open | None = None
+        self._open: Opened | None = None
 
     def __repr__(self) -> str:
         name = "" if self.scope.buffer == "default" else f", name={self.scope.buffer!r}"
@@ -128,7 +116,7 @@ class SQLStorage(StorageBackend):
             else:
                 await asyncio.shield(closing)
 
-    def _state(self) -> _Open:
+    def _state(self) -> Opened:
         with self._opening:
             if self._closed:
                 raise ClosedError
@@ -141,7 +129,7 @@ class SQLStorage(StorageBackend):
                         raise StorageError(
                             "this buffer is in the memory of the process that was forked; use a file or a server"
                         )
-                self._open = _Open(self)
+                self._open = Opened(self._options, self.scope)
                 weakref.finalize(self, self._open.abandon).atexit = False
             return self._open
 
@@ -153,7 +141,7 @@ class SQLStorage(StorageBackend):
         state = await self._ready()
         return await state.thread.run(lambda: state.write(function, alone=alone))
 
-    async def _ready(self) -> _Open:
+    async def _ready(self) -> Opened:
         state = self._state()
         if not state.ready:
             await state.thread.run(state.prepare)
@@ -321,128 +309,7 @@ class SQLStorage(StorageBackend):
             await state.prepare()
             return await (state.database.write(function) if write else state.database.read(function))
 
-        return state.thread.run_blocking(work, self._lock_timeout + 600)
-
-
-class _Open:
-    """What an open store holds: the thread, the engine, and the tasks that run beside the operations."""
-
-    def __init__(self, storage: SQLStorage) -> None:
-        self._read_only = storage._read_only  # not the storage itself, which is closed when nobody has it any more
-        self._any_filesystem = storage._read_only or storage._allow_network_filesystem
-        self._codec = storage.codec
-        self.scope = storage.scope
-        self.ready = False
-        self.closed = False
-        self._closing = threading.Lock()
-        self._preparing: asyncio.Lock | None = None
-        self.database = Database(
-            storage.url,
-            durability=storage._durability,
-            lock_timeout=storage._lock_timeout,
-            reconnect_timeout=storage._reconnect_timeout,
-            read_only=storage._read_only,
-        )
-        self.executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
-        self.thread = DatabaseThread("replaybuf-database")
-        self.watch = Watch(self.thread, self.database)
-        self.sweeper = Sweeper(self.database, self.scope, self.watch.committed)
-        self.commits = GroupCommit(self.thread, self._encode, self._commit, self.compute)
-
-    async def prepare(self) -> None:
-        """Check the schema, or create it in a new database (database's thread)."""
-        if self._preparing is None:
-            self._preparing = asyncio.Lock()
-        async with self._preparing:
-            if self.ready:
-                return
-            where = public_url(self.database.url)
-            if self.database.dialect == "sqlite" and not (self.database.memory or self._any_filesystem):
-                refuse_network_filesystem(str(self.database.url.database))
-            exists = await self.database.read(lambda connection: check_schema(connection, where))
-            if not exists:
-                await self.database.write(lambda connection: create_schema(connection, where))
-            self.scope = await self.database.read(lambda connection: join(connection, self.scope))
-            self.database.opened = True
-            if not self._read_only:
-                self.sweeper.start()
-            self.ready = True
-
-    async def compute(self, function: Callable[[S], T], argument: S) -> T:
-        """Run CPU work in another thread."""
-        try:
-            future = self.thread.loop.run_in_executor(self.executor, function, argument)
-        except RuntimeError:  # the interpreter is being shut down: no thread can be had any more
-            return function(argument)
-        return await future
-
-    def _encode(self, new: NewGroup) -> EncodedGroup:
-        return encode_group(self._codec, new)
-
-    async def write(
-        self,
-        function: Callable[[Connection, Scope], T],
-        *,
-        alone: bool = False,
-        announce: Callable[[], bool] = lambda: True,
-    ) -> T:
-        """Run `function(connection, scope)` in a write transaction, and tell those who wait (database's thread)."""
-        while True:
-            try:
-                result = await self.database.write(
-                    lambda connection: function(connection, check_fence(connection, self.scope)), alone=alone
-                )
-            except RaceNotRunError as need:
-                await self._begin_races(need)
-                continue
-            if announce():
-                self.watch.committed()
-            return result
-
-    async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
-        """Restore a checkpoint, and go on in the epoch that begins with it (database's thread)."""
-
-        def work(connection: Connection) -> tuple[Checkpoint, Scope]:
-            return restore(connection, join(connection, self.scope), step, time.time(), keep_new=keep_new)
-
-        made, self.scope = await self.database.write(work, alone=True)
-        self.watch.committed()
-        return made
-
-    async def _begin_races(self, need: RaceNotRunError) -> None:
-        await self.database.write(
-            lambda connection: begin_races(connection, self.scope, need.names, need.order), alone=True
-        )
-
-    async def _commit(self, groups: Sequence[EncodedGroup]) -> list[put.Outcome]:
-        return await self.write(lambda connection, scope: put.put_groups(connection, scope, groups, time.time()))
-
-    def close(self) -> None:
-        """Commit what waits and let go of everything; blocks. A second call waits for the first."""
-        with self._closing:
-            if self.closed:
-                return
-            self.closed = True
-            try:
-                with contextlib.suppress(ClosedError):
-                    self.thread.post(self.database.hurry)
-                self.thread.close(self._shut_down, timeout=60)
-            finally:
-                self.executor.shutdown(wait=True)
-
-    def abandon(self) -> None:
-        """Close without waiting for it."""
-        if self.thread.pid == os.getpid() and not self.closed:
-            self.executor.shutdown(wait=False)
-            with contextlib.suppress(ClosedError):
-                self.thread.post(self.database.hurry)
-            self.thread.abandon(self._shut_down, timeout=60)
-
-    async def _shut_down(self) -> None:
-        await self.commits.close()
-        await self.sweeper.stop()
-        await self.watch.stop()
-        await self.database.dispose()
+        return state.thread.run_blocking(work, self._options.lock_timeout + 600)
 
 
 def _chunks(found: Sequence[tuple[int, int]]) -> list[list[int]]:

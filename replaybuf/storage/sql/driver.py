@@ -138,7 +138,7 @@ def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: 
     # Those whose value is no text, or that asyncpg wants elsewhere, go past the URL.
     own = {name: read(url.query[name]) for name, read in _POSTGRES_OPTIONS.items() if name in url.query}  # type: ignore[arg-type]
     url = url.set(query={name: url.query[name] for name in ("host", "port") if own.pop(name, None) is not None})
-    return postgres_engine(url, own, durability=durability, lock_timeout=lock_timeout, read_only=read_only)
+    return postgres_engine(url, own, lock_timeout=lock_timeout, read_only=read_only)
 
 
 @contextmanager

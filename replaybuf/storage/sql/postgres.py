@@ -25,16 +25,14 @@ _IDLE_SECONDS = 300
 _WROTE = "replaybuf_wrote"
 
 
-def postgres_engine(
-    url: URL, options: Mapping[str, Any], *, durability: str, lock_timeout: float, read_only: bool
-) -> AsyncEngine:
+def postgres_engine(url: URL, options: Mapping[str, Any], *, lock_timeout: float, read_only: bool) -> AsyncEngine:
     """The async engine for a PostgreSQL URL; `options` are asyncpg's."""
     options = dict(options)
     settings = {"application_name": options.pop("application_name", "replaybuf"), "jit": "off"}
     settings |= {"lock_timeout": str(max(1, int(lock_timeout * 1000))), **_server_settings()}
-    if durability == "normal":
+    if not read_only:  # who only looks sees the server's own
         settings["synchronous_commit"] = "on"
-    if read_only:
+    else:
         settings["default_transaction_read_only"] = "on"
     engine = create_async_engine(
         url,
