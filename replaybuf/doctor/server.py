@@ -58,7 +58,7 @@ def look_at_access(connection: Connection, look: Look) -> Sequence[Finding]:
 
 
 def look_at_settings(connection: Connection, look: Look) -> Sequence[Finding]:
-    """Whether the server keeps what it has committed, and cleans up. (Connections set synchronous_commit themselves.)"""
+    """Whether the server keeps what it has committed, and cleans up; synchronous_commit is set by every run itself."""
     found: list[Finding] = []
     for name, level, why in (
         ("fsync", problem, "a power cut or a crash of the system can destroy the database"),
