@@ -18,7 +18,7 @@ from tests.faults.processes import end, start
 from tests.postgres import execute, new_database, running_server
 
 #: Seconds of the run; and for how long payloads of taken groups wait to be swept.
-RUNS = [pytest.param((8, 0.2), id="short"), pytest.param((300, 2.0), id="long", marks=pytest.mark.long)]
+RUNS = [pytest.param((6, 0.2), id="short"), pytest.param((300, 2.0), id="long", marks=pytest.mark.long)]
 
 
 class Sizes:
