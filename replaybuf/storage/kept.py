@@ -1,16 +1,18 @@
-"""The step checkpoints of the reference backend: whole copies of its metadata, and the way back to one."""
+"""All that the reference backend keeps, in one piece: step checkpoints, the way back to one, portable states."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 from replaybuf.errors import CheckpointError
 from replaybuf.query import LogicNode
 from replaybuf.rollout import Status
-from replaybuf.storage.base import Checkpoint, Cursor
+from replaybuf.storage.base import Checkpoint, Cursor, StorageItem
 from replaybuf.storage.groups import Groups
 from replaybuf.storage.loans import Loans
+from replaybuf.storage.state import State, StoredGroup
 from replaybuf.tally import Tally
 
 _ALL = LogicNode("$and", ())
@@ -84,3 +86,35 @@ def add_new(now: World, restored: World, known: set[int]) -> None:
         there.add(item)
         if item.status == Status.ARCHIVED:
             there.archived_at[item.uid] = here.archived_at[item.uid]
+
+
+# As a portable state
+
+
+def state_of(world: World, next_uid: int) -> State:
+    """Everything as a state; leased groups as if they had been given back."""
+    groups, (leased, tallies) = world.groups, world.loans.undone()
+
+    def stored(item: StorageItem, keys: dict[str, float]) -> StoredGroup:
+        uid = item.uid
+        return StoredGroup(item, groups.payloads[uid], groups.races.ticket(uid), keys, groups.archived_at.get(uid))
+
+    here = [stored(groups.item(uid), groups.races.keys_of(uid)) for uid in groups.table.select(_ALL)]
+    here += [stored(item, groups.races.new_keys(item)) for item in leased]
+    return State(here, next_uid, tallies, groups.races.clocks, world.next_ticket, list(world.cursors.values()))
+
+
+def load(groups: Groups, state: State) -> None:
+    """Fill groups of which there are none yet with those of a state."""
+    for group in state.groups:
+        uid = group.item.uid
+        groups.payloads[uid] = group.payload
+        groups.table.add(group.item)
+        if group.ticket != uid:
+            groups.races.tickets[uid] = group.ticket
+        for name, key in group.keys.items():
+            groups.races.keys[name][uid] = key
+        if group.archived_at is not None:
+            groups.archived_at[uid] = group.archived_at
+    groups.races.load(state.clocks, {(one.item.task_name, one.item.status) for one in state.groups})
+    groups.tallies = Counter(state.tallies)

@@ -7,8 +7,6 @@ what comes back is the same everywhere.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import threading
 import time
 from collections import Counter
@@ -40,9 +38,10 @@ from replaybuf.storage.base import (
 )
 from replaybuf.storage.groups import Groups
 from replaybuf.storage.items import Items, in_lane
-from replaybuf.storage.kept import Checkpoints, World, add_new
+from replaybuf.storage.kept import Checkpoints, World, add_new, load, state_of
 from replaybuf.storage.loans import Loans
-from replaybuf.storage.state import State, StoredGroup, check_empty, pack_state, unpack_state
+from replaybuf.storage.state import check_empty, pack_state, unpack_state
+from replaybuf.storage.wakes import Wakes
 from replaybuf.summary import Marks
 from replaybuf.tally import LaneName, Tally
 
@@ -67,8 +66,7 @@ class MemoryStorage(StorageBackend):
         self._next_uid = 1
         self._ticket_shift = 0  # what uids are ahead of tickets
         self._epoch = 0
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._version = 0
+        self._wakes = Wakes()
 
     async def close(self) -> None:
         self._notify()
@@ -389,71 +387,27 @@ class MemoryStorage(StorageBackend):
     # Waiting
 
     def version(self) -> int:
-        return self._version
+        return self._wakes.version
 
     async def changed(self, timeout: float, since: int) -> None:
-        waiting = asyncio.get_running_loop().create_future()
         with self._lock:
-            if self._version != since:
-                return
-            self._waiting.add(waiting)
             lease_ends = self._loans.next_end() - time.time()
-        try:
-            async with asyncio.timeout(min(timeout, max(0.0, lease_ends))):
-                await waiting
-        except TimeoutError:
-            pass
-        finally:
-            with self._lock:
-                self._waiting.discard(waiting)
+        await self._wakes.wait(min(timeout, max(0.0, lease_ends)), since)
 
     def _notify(self) -> None:
-        with self._lock:
-            self._version += 1
-            waiting, self._waiting = self._waiting, set()
-        for future in waiting:
-            with contextlib.suppress(RuntimeError):  # its loop was closed
-                future.get_loop().call_soon_threadsafe(_wake, future)
+        self._wakes.wake()
 
     # Persistence
 
     def state_dict(self) -> dict[str, Any]:
         with self._lock:
-            here = self._groups
-            groups = [
-                StoredGroup(
-                    here.item(uid),
-                    here.payloads[uid],
-                    here.races.ticket(uid),
-                    here.races.keys_of(uid),
-                    here.archived_at.get(uid),
-                )
-                for uid in here.table.select(_ALL)
-            ]
-            leased, tallies = self._loans.undone()
-            groups += [
-                StoredGroup(item, here.payloads[item.uid], here.races.ticket(item.uid), here.races.new_keys(item))
-                for item in leased
-            ]
-            next_ticket, cursors = self._next_uid - self._ticket_shift, list(self._cursors.values())
-            return pack_state(State(groups, self._next_uid, tallies, here.races.clocks, next_ticket, cursors))
+            return pack_state(state_of(self._world(), self._next_uid))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:
             check_empty(len(self._groups.payloads), [made.step for made in self._checkpoints.all()])
-            loaded, here = unpack_state(state), self._groups
-            for group in loaded.groups:
-                uid = group.item.uid
-                here.payloads[uid] = group.payload
-                here.table.add(group.item)
-                if group.ticket != uid:
-                    here.races.tickets[uid] = group.ticket
-                for name, key in group.keys.items():
-                    here.races.keys[name][uid] = key
-                if group.archived_at is not None:
-                    here.archived_at[uid] = group.archived_at
-            here.races.load(loaded.clocks, {(one.item.task_name, one.item.status) for one in loaded.groups})
-            here.tallies = Counter(loaded.tallies)
+            loaded = unpack_state(state)
+            load(self._groups, loaded)
             self._next_uid = max(self._next_uid, loaded.next_uid)
             self._ticket_shift = self._next_uid - loaded.next_ticket
             self._cursors = {one.name: one for one in loaded.cursors}
@@ -470,8 +424,3 @@ class MemoryStorage(StorageBackend):
 
 def _all(drawn: Drawn) -> list[StorageItem]:
     return [item for items in drawn.values() for item in items]
-
-
-def _wake(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
