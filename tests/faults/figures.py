@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 
@@ -27,6 +28,11 @@ class Figures:
         """Add to the counts of these names."""
         for name, count in counts.items():
             setattr(self, name, getattr(self, name) + count)
+
+    def compare(self, faults: int, put: Sequence[int], delivered: Sequence[int]) -> None:
+        """Add what became of groups that were put, and all of which should have been delivered, each once."""
+        lost, doubled = len(set(put) - set(delivered)), len(delivered) - len(set(delivered))
+        self.add(faults=faults, groups=len(put), lost=lost, doubled=doubled)
 
     def __bool__(self) -> bool:
         return any(asdict(self).values())

@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from replaybuf import Lease, ReplayBuffer, Status, Tally
+from tests.faults.figures import Figures
 from tests.faults.proxy import COMMIT, Link, Proxy, once, proxied
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, take_all, until
@@ -121,7 +122,7 @@ async def tallies(buffer: ReplayBuffer) -> dict[Tally, int]:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_put_is_stored_once_wherever_its_connection_is_lost(
-    buffer: ReplayBuffer, proxy: Proxy, way: str
+    buffer: ReplayBuffer, proxy: Proxy, way: str, figures: Figures
 ) -> None:
     uids: dict[int, int] = {}
 
@@ -132,12 +133,14 @@ async def test_a_put_is_stored_once_wherever_its_connection_is_lost(
     assert places > 4  # BEGIN, the lock, at least one INSERT, COMMIT
     assert {number_of(item.item): item.uid async for item in buffer.find({})} == uids
     assert (await tallies(buffer))[Tally.PUT] == len(uids) == places + 1
-    assert sorted(await take_all(buffer)) == sorted(uids)
+    delivered = await take_all(buffer)
+    figures.compare(places, sorted(uids), delivered)
+    assert sorted(delivered) == sorted(uids)
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_take_hands_out_once_wherever_its_connection_is_lost(
-    buffer: ReplayBuffer, proxy: Proxy, way: str
+    buffer: ReplayBuffer, proxy: Proxy, way: str, figures: Figures
 ) -> None:
     await fill(buffer, GROUPS)
     taken: list[int] = []
@@ -147,14 +150,16 @@ async def test_a_take_hands_out_once_wherever_its_connection_is_lost(
 
     places = await at_every_message(proxy, way, take)
     assert places > 4
+    left = await take_all(buffer)
+    figures.compare(places, range(GROUPS), taken + left)
     assert taken == list(range(places + 1))
-    assert await take_all(buffer) == list(range(places + 1, GROUPS))
+    assert left == list(range(places + 1, GROUPS))
     assert (await tallies(buffer))[Tally.TAKEN] == GROUPS
 
 
 @pytest.mark.parametrize("way", ways("before the answer", "ended by the server"))
 async def test_a_lease_is_given_once_wherever_its_connection_is_lost(
-    buffer: ReplayBuffer, proxy: Proxy, way: str
+    buffer: ReplayBuffer, proxy: Proxy, way: str, figures: Figures
 ) -> None:
     await fill(buffer, GROUPS)
     leased: list[int] = []
@@ -165,6 +170,7 @@ async def test_a_lease_is_given_once_wherever_its_connection_is_lost(
 
     places = await at_every_message(proxy, way, lease)
     assert places > 4
+    figures.compare(places, range(places + 1), leased)
     assert leased == list(range(places + 1))
     counts = await tallies(buffer)
     assert (counts[Tally.LEASED], counts[Tally.SIZE]) == (places + 1, GROUPS - places - 1)

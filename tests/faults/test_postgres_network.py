@@ -16,6 +16,7 @@ import asyncpg
 import pytest
 from sqlalchemy import make_url
 
+from tests.faults.figures import Figures
 from tests.postgres import Server, new_database, own_server
 from tests.stores import until
 
@@ -128,7 +129,7 @@ async def clients(url: str, network: Network) -> int:
     [(5, 1), (2, 6), pytest.param(20, 5, marks=pytest.mark.long), pytest.param(20, 45, marks=pytest.mark.long)],
 )
 async def test_a_cut_network_loses_and_doubles_nothing(
-    network: Network, server: Server, tmp_path: Path, silence: int, cut: int
+    network: Network, server: Server, tmp_path: Path, silence: int, cut: int, figures: Figures
 ) -> None:
     """Each side gives a connection up after `silence` seconds: a longer cut ends it, a shorter one only stops it.
 
@@ -149,6 +150,7 @@ async def test_a_cut_network_loses_and_doubles_nothing(
         await worker.end()
 
         put, taken = worker.said("put"), worker.said("taken")
+        figures.compare(1, [*map(int, put)], [*map(int, taken)])
         assert sorted(taken, key=int) == put == [str(number) for number in range(len(put))]
         assert worker.said("left") == ["0"]
         assert bool(worker.said("WARNING")) == bool(worker.said("INFO")) == (cut > 2 * silence)

@@ -13,6 +13,7 @@ import pytest
 
 from replaybuf import ClosedError, ReplayBuffer, Status, UnreachableError
 from replaybuf.storage.sql import drawing
+from tests.faults.figures import Figures
 from tests.faults.proxy import Link, once, proxied
 from tests.faults.test_postgres_connections import (
     all_told,
@@ -58,7 +59,9 @@ async def stopped(server: Server) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("crashes", [2, pytest.param(40, marks=pytest.mark.long)])
-async def test_no_crash_of_the_server_loses_or_doubles_a_group(server: Server, url: str, crashes: int) -> None:
+async def test_no_crash_of_the_server_loses_or_doubles_a_group(
+    server: Server, url: str, crashes: int, figures: Figures
+) -> None:
     """Tasks of two buffers put and take all the while; the ledger of what they were told is here."""
     put: list[int] = []
     taken: list[int] = []
@@ -95,6 +98,7 @@ async def test_no_crash_of_the_server_loses_or_doubles_a_group(server: Server, u
         batch, _ = await waiting
         assert numbers_of(batch["another"]) == [7]
         assert await take_all(one) == []
+    figures.compare(crashes, put, taken)
     assert sorted(taken) == sorted(put)
 
 
