@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from replaybuf import (
@@ -350,3 +353,39 @@ async def test_a_cursor_of_another_kind_is_refused(url: str) -> None:
         for count in (0, -1, 1.5, None):
             with pytest.raises(InputError, match="count"):
                 await use(buffer).draw(count)  # type: ignore[arg-type]
+
+
+class Tensor:
+    """What is needed of a torch tensor; the real ones were tried with torchdata's StatefulDataLoader."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def detach(self) -> Tensor:
+        return self
+
+    def cpu(self) -> Tensor:
+        return self
+
+    def numpy(self) -> Any:
+        return self._array
+
+
+class WithTensors(Shuffled):
+    """A data loader whose state has the tensor of a random generator in it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"generator": [Tensor(np.arange(3, dtype=np.uint8))]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        [tensor] = state.pop("generator")
+        assert isinstance(tensor, Tensor)
+        assert tensor.numpy().tolist() == [0, 1, 2]
+        super().load_state_dict(state)
+
+
+async def test_states_with_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, from_numpy=Tensor))
+    async with build("memory://") as buffer:
+        drawn = [numbers(await PromptLedger(buffer, WithTensors(6), TASK).draw(2)) for _ in range(3)]
+        assert sorted(number for batch in drawn for number in batch) == list(range(6))
