@@ -217,7 +217,7 @@ class BufferReader:
         self._check_open()
         file = check_folder(path) / SNAPSHOT_FILE
         if not await asyncio.to_thread(file.is_file):
-            raise MissingSnapshotError(f"there is no snapshot in {file.parent}: expected the file {SNAPSHOT_FILE}")
+            raise missing_snapshot(file.parent)
         await self.storage.resume(str(file), {"policy": self.policy.name}, progress)
 
     def state_dict(self) -> dict[str, Any]:
@@ -239,3 +239,10 @@ class BufferReader:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError
+
+
+def missing_snapshot(folder: Path) -> MissingSnapshotError:
+    """The error for a folder without a snapshot."""
+    if folder.is_file():
+        return MissingSnapshotError(f"{folder} is a file: give the folder that it is in, {folder.parent}")
+    return MissingSnapshotError(f"there is no snapshot in {folder}: expected the file {SNAPSHOT_FILE}")

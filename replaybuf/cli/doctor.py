@@ -57,6 +57,8 @@ def doctor(
     """
     from replaybuf.doctor import Level
 
+    if rescue is not None and (repair or quick):
+        raise typer.BadParameter("--rescue only reads, and reads everything: leave out --repair and --quick")
     reader = open_reader(url)
     if rescue is not None:
         _rescue(reader, rescue, output)
@@ -111,6 +113,8 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
                 output.note(f"repair: {line}")
             again = Look(reader.where, path=_path_of(reader), quick=quick, tell=bar)
             found = list(examine(reader, again))
+        elif any(finding.level == Level.PROBLEM for finding in found):
+            output.note("nothing of this can be repaired; see below what to do")
         else:
             output.note("there was nothing to repair")
         yield from found

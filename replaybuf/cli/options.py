@@ -31,15 +31,12 @@ def option(*names: str, help: str, variable: str | None = None, **settings: Any)
     return typer.Option(*names, help=help, envvar=variable, **settings)
 
 
-Buffer = Annotated[
-    str | None,
-    option(
-        "--buffer",
-        metavar="NAME",
-        variable="REPLAYBUF_NAME",  # as in configs
-        help="Only this buffer of the database; all unless given.",
-    ),
-]
+def buffer_option(help: str) -> Any:
+    """The option --buffer, with the variable that configs have."""
+    return option("--buffer", metavar="NAME", variable="REPLAYBUF_NAME", help=help)
+
+
+Buffer = Annotated[str | None, buffer_option("Only this buffer of the database; all unless given.")]
 
 _FORMATS: dict[str, tuple[Format, Any]] = {
     "as_json": ("json", Annotated[bool, option("--json", help="Print JSON.")]),

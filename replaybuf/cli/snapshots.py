@@ -14,11 +14,11 @@ from sqlalchemy import Connection, select
 
 from replaybuf.cli import units
 from replaybuf.cli.groups import buffers_of, look_at
-from replaybuf.cli.options import Buffer, Url, listing, option, url_and
+from replaybuf.cli.options import Buffer, Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output, iso
 from replaybuf.cli.progress import progress_bar
 from replaybuf.cli.reading import LOCK_TIMEOUT, read, read_url
-from replaybuf.errors import ConfigError, InputError, MissingSnapshotError
+from replaybuf.errors import ConfigError, InputError
 from replaybuf.storage.sql.driver import parse_url, public_url
 from replaybuf.storage.sql.lanes import Scope
 from replaybuf.storage.sql.sqlite import is_memory, is_wal
@@ -33,18 +33,17 @@ if TYPE_CHECKING:
 _DEFAULT = "default"
 
 Folder = Annotated[str | None, typer.Argument(metavar="FOLDER", help="The folder of the snapshot.", show_default=False)]
-Policy = Annotated[
-    str | None,
-    option(
-        "--policy",
-        metavar="NAME",
-        help="The policy of the buffer: fifo, lifo, staleness, uniform, prioritized, or module:Class.",
-    ),
+_Saved = Annotated[
+    str | None, buffer_option("This buffer of the database; else the only one, or the one named default.")
 ]
+_Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into the one named default.")]
+_NAMES = "fifo, lifo, staleness, uniform, prioritized, or module:Class."
+_Of = Annotated[str | None, option("--policy", metavar="NAME", help=f"Only for buffers of this policy: {_NAMES}")]
+_For = Annotated[str | None, option("--policy", metavar="NAME", help=f"For a run of another policy: {_NAMES}")]
 
 
 @listing
-def save(url: Url, output: Output, folder: Folder = None, buffer: Buffer = None, policy: Policy = None) -> None:
+def save(url: Url, output: Output, folder: Folder = None, buffer: _Saved = None, policy: _Of = None) -> None:
     """Write a snapshot of a buffer into a folder, while the run goes on.
 
     It is the same that buffer.save() writes: one SQLite file, whichever database the buffer is in, that buffer.resume()
@@ -69,7 +68,7 @@ def save(url: Url, output: Output, folder: Folder = None, buffer: Buffer = None,
 
 
 @listing
-def resume(url: Url, output: Output, folder: Folder = None, buffer: Buffer = None, policy: Policy = None) -> None:
+def resume(url: Url, output: Output, folder: Folder = None, buffer: _Loaded = None, policy: _For = None) -> None:
     """Load a snapshot into a buffer that is empty.
 
     All of it or nothing: a snapshot that was cut short or damaged is refused. Snapshots go from any database to any. A
@@ -190,7 +189,7 @@ def _known_policy(name: str | None) -> Any:
 
 def _file_in(folder: Path, *, make: bool = False) -> Path:
     from replaybuf.errors import SnapshotError
-    from replaybuf.reader import SNAPSHOT_FILE
+    from replaybuf.reader import SNAPSHOT_FILE, missing_snapshot
 
     file = folder / SNAPSHOT_FILE
     if make:
@@ -199,7 +198,7 @@ def _file_in(folder: Path, *, make: bool = False) -> Path:
         except OSError as error:
             raise SnapshotError(f"can't make the folder {folder} for the snapshot: {error}") from error
     elif not file.is_file():
-        raise MissingSnapshotError(f"there is no snapshot in {folder}: expected the file {SNAPSHOT_FILE}")
+        raise missing_snapshot(folder)
     return file
 
 

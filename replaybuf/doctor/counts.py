@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, exists, func, insert, select, union_all
 
-from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, groups, repairable, some, warning
+from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, groups, number_of, repairable, some, warning
 from replaybuf.rollout import Status
 from replaybuf.rules import Limits, Rules
 from replaybuf.storage.sql.lanes import Scope
@@ -94,7 +94,7 @@ def look_at_totals(connection: Connection, look: Look) -> Sequence[Finding]:
     if wrong:
         # An update that moves groups into the archive or out of it does this, too.
         return [warning(_TOTALS, some(wrong), "nothing, where buffer.update() archived groups; else tell who wrote it")]
-    return [fine(_TOTALS, f"what was put is what became of it ({len(totals):,} tasks)")]
+    return [fine(_TOTALS, f"what was put is what became of it ({number_of(len(totals), 'task')})")]
 
 
 # Uids
@@ -157,6 +157,8 @@ def look_at_leases(connection: Connection, look: Look) -> Sequence[Finding]:
         late = connection.execute(over).scalar_one()
         text = f"{groups(late)} whose lease was over up to {now - first:,.0f} s ago: nobody has the buffer open"
         return [repairable(_LEASES, text, level=Level.WARNING)]
+    if count and last < now:
+        return [fine(_LEASES, f"{groups(count)} leased, whose lease was over just now")]
     return [fine(_LEASES, f"{groups(count)} leased, the longest for another {last - now:,.0f} s" if count else "none")]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from replaybuf.cli.reading import Reader, SqliteReader
-from replaybuf.doctor import checkpoints, checksums, counts, files, groups, schema, server
+from replaybuf.doctor import checkpoints, checksums, counts, files, groups, schema, server, texts
 from replaybuf.doctor.finding import Check, Finding, Level, Look, problem
 from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
 from replaybuf.storage.sql.database import Database
@@ -32,7 +32,8 @@ def examine(reader: Reader, look: Look) -> Iterator[Finding]:
     if any(finding.level != Level.OK for finding in revision):
         return
     own: Any = files if isinstance(reader, SqliteReader) else server
-    for check in (*own.FIRST, *own.CHECKS, *schema.CHECKS, *groups.CHECKS):
+    own_texts = texts.CHECKS if isinstance(reader, SqliteReader) else ()
+    for check in (*own.FIRST, *own.CHECKS, *schema.CHECKS, *own_texts, *groups.CHECKS):
         yield from _look(check, reader, look)
     try:
         yield from checksums.look_at_checksums(reader, look)
@@ -83,7 +84,7 @@ async def _repair(reader: Reader, look: Look) -> list[str]:
 
 def _repairs(reader: Reader) -> list[tuple[str, Repair]]:
     """In this order: what is set aside, or comes back, is counted afterwards."""
-    own = files.CHECKS if isinstance(reader, SqliteReader) else ()
+    own = (*files.CHECKS, *texts.CHECKS) if isinstance(reader, SqliteReader) else ()
     checks = (*own, *schema.CHECKS, *checkpoints.CHECKS, *groups.CHECKS, *counts.CHECKS)
     repairs = [(check.name, check.repair) for check in checks if check.repair is not None]
     repairs.insert(-1, (checksums.NAME, checksums.repair_checksums))

@@ -84,6 +84,11 @@ def some(items: Sequence[object], most: int = 5) -> str:
     return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown
 
 
+def number_of(count: int, name: str) -> str:
+    """`1 task`, `1,234 tasks`."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
 def groups(count: int) -> str:
     """`1 group`, `1,234 groups`."""
-    return f"{count:,} group{'' if count == 1 else 's'}"
+    return number_of(count, "group")

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, false, func, insert, or_, select, true, update
 
-from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, groups, repairable, some, warning
+from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, groups, number_of, repairable, some, warning
 from replaybuf.rollout import Status
 from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, need_lane
@@ -42,7 +42,7 @@ def look_at_lanes(connection: Connection, look: Look) -> Sequence[Finding]:
     if uids := _uids(connection, _laneless):
         return [repairable(_LANES, f"{groups(len(uids))} of no task and status: {some(uids)}")]
     count = connection.execute(select(func.count()).select_from(lane)).scalar_one()
-    return [fine(_LANES, f"every group is in one of {count:,} lanes (a task's groups of one status)")]
+    return [fine(_LANES, f"every group is in one of {number_of(count, 'lane')} (a task's groups of one status)")]
 
 
 def repair_lanes(connection: Connection, look: Look) -> Sequence[str]:

@@ -122,9 +122,15 @@ def payload_of(damaged: Salvage, uid: int) -> Row | None:
     }
 
 
-def marks_of(data: bytes) -> Any:
-    """The marks of a payload's rollouts, or None where they can't be decoded."""
+def marked_by(data: bytes) -> Row | None:
+    """What a group's row has of its rollouts, made from the payload; None where that can't be decoded."""
     try:
-        return Marks.of(_codec.decode(data)).to_json()
+        marks = Marks.of(_codec.decode(data))
     except ReplayBufError:
         return None
+    return {
+        "marks": marks.to_json(),
+        "oldest_step": marks.oldest_step,
+        "mixed": marks.mixed,
+        "reward": marks.mean_reward,
+    }

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, insert
 
 from replaybuf.doctor.groups import LOST
-from replaybuf.doctor.mending import Row, marks_of, mended_group, mended_lane, payload_of
+from replaybuf.doctor.mending import Row, marked_by, mended_group, mended_lane, payload_of
 from replaybuf.doctor.salvage import ERRORS, Salvage, opened
 from replaybuf.errors import NotADatabaseError, SnapshotError
 from replaybuf.reader import SNAPSHOT_FILE
@@ -93,6 +93,8 @@ def _read_metadata(damaged: Salvage) -> tuple[int, dict[str, _Found]]:
     names = [column.name for column in group.columns if column.name in damaged.columns("rb_group")]
     rows = damaged.table("rb_group", names, known=sorted(indexed))
     mended = {uid: mended_group(uid, dict(zip(names, values, strict=True))) for uid, values in rows.items()}
+    # Of some only the index knows. Their payloads may be whole, and say all but tags, key and priority.
+    mended |= {uid: mended_group(uid, {}) for uid in indexed.keys() - rows.keys()}
     for uid, row in mended.items():
         if row["lane"] not in lanes:
             row["lane"] = indexed.get(uid, -1)
@@ -228,9 +230,10 @@ def _groups(damaged: Salvage, found: _Found, told: Callable[[int], None]) -> Ite
             continue
         home = found.lanes[row["lane"]]
         row["bytes"] = len(stored["data"])
-        row["marks"] = row["marks"] or marks_of(stored["data"])
         if row["marks"] is None:
-            continue
+            if (made := marked_by(stored["data"])) is None:
+                continue
+            row |= made
         if home["leased"] and None in (row["lease"], row["leased_until"]):
             row |= {"lease": row["lease"] or uid, "leased_until": 0.0}
         elif not home["leased"]:

@@ -65,7 +65,7 @@ class Checkpoints:
 
 def missing_checkpoint(step: int, steps: list[int]) -> CheckpointError:
     """The error for a step that has no checkpoint, where these have."""
-    there = f"there are those of the steps {', '.join(map(str, steps))}" if steps else "there is none"
+    there = f"there are those of the steps {', '.join(map(str, steps))}" if steps else "no checkpoint was made"
     return CheckpointError(f"there is no checkpoint of step {step}; {there}")
 
 

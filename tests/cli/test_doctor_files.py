@@ -66,6 +66,47 @@ def test_small_pages(file: Path) -> None:
     assert (row["level"], "4,096" in row["text"]) == ("warning", True)
 
 
+DAMAGED_TEXTS = {
+    "outline": ("rb_payload", "CAST(x'5ba5' AS TEXT)"),
+    "prompt": ("rb_payload", "CAST(x'a5' AS TEXT)"),
+    "marks": ("rb_group", "'{'"),
+    "tags": ("rb_group", "'{\"a\": '"),
+    "scoped_key": ("rb_group", "'['"),
+    "error": ("rb_group", "CAST(x'a5' AS TEXT)"),
+}
+
+
+@pytest.mark.parametrize("column", DAMAGED_TEXTS)
+def test_texts_that_cannot_be_read_are_found_and_mended(file: Path, column: str) -> None:
+    """What can be made anew from the payload is made anew; then all commands work again, and no group is gone."""
+    before = run("ls", file, "--limit", "0", "--json").stdout
+    table, value = DAMAGED_TEXTS[column]
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(f"UPDATE {table} SET {column} = {value} WHERE uid = (SELECT min(uid) FROM rb_group)")
+    found = examine(file, code=1)["texts"]
+    assert (found[0]["level"], column in found[0]["text"], found[0]["repairable"]) == ("problem", True, True)
+    assert wrong(examine(file, "--repair")) == {}
+    after = run("ls", file, "--limit", "0", "--json").stdout
+    if column in ("outline", "prompt", "marks"):
+        assert after == before
+    assert len(after.splitlines()) == len(before.splitlines())
+
+
+def test_texts_of_a_group_whose_payload_is_damaged_too(file: Path) -> None:
+    """It is set aside, and can be looked at."""
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE rb_group SET marks = '{' WHERE uid = (SELECT min(uid) FROM rb_group)")
+        connection.execute("UPDATE rb_payload SET data = x'00' WHERE uid = (SELECT min(uid) FROM rb_group)")
+    assert "problem" not in wrong(examine(file, "--repair")).values()
+    assert "payload is damaged" in run("ls", file, "--status", "failed", "--json").stdout
+
+
+def test_what_cannot_be_repaired_is_not_called_fine(tmp_path: Path) -> None:
+    (tmp_path / "run.db").write_bytes(b"SQLite format 3\0" + b"\0" * 5000)
+    note = run("doctor", tmp_path / "run.db", "--repair", code=1).stderr
+    assert "nothing of this can be repaired" in note
+
+
 def test_another_encoding(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "run.db")) as connection:
         connection.execute("PRAGMA encoding = 'UTF-16le'")

@@ -246,6 +246,23 @@ def test_groups_whose_lane_is_lost_are_kept_apart(whole: Path, there: dict[int, 
     assert {(item.task_name, item.status) for item in saved.values()} == {("lost+found", Status.FAILED)}
 
 
+def test_groups_of_which_only_payload_and_index_are_left(whole: Path, there: dict[int, Any], tmp_path: Path) -> None:
+    """They come back with their task and status, and with what the payload says of them."""
+    with closing(sqlite3.connect(whole)) as connection:
+        [root] = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'rb_group'").fetchone()
+    damaged = tmp_path / "damaged" / "run.db"
+    damaged.parent.mkdir()
+    data = bytearray(whole.read_bytes())
+    data[(root - 1) * PAGE_SIZE : root * PAGE_SIZE] = b"x" * PAGE_SIZE
+    damaged.write_bytes(data)
+    saved = save_what_is_left(damaged, tmp_path / "rescued")
+    assert {number: (item.uid, item.task_name, item.status) for number, item in saved.items()} == {
+        number: (row["uid"], row["task_name"], row["status"]) for number, row in there.items()
+    }
+    run("resume", tmp_path / "new.db", tmp_path / "rescued")
+    assert wrong(examine(tmp_path / "new.db")) == {}
+
+
 def test_cursors_of_prompt_ledgers_are_saved(whole: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copy(whole, tmp_path / "run.db"))
     with closing(sqlite3.connect(copy)) as connection, connection:
@@ -278,6 +295,12 @@ def test_a_snapshot_is_not_written_over(whole: Path, tmp_path: Path) -> None:
 
 def test_it_is_for_files(postgres_database: str, tmp_path: Path) -> None:
     assert "backups" in run("doctor", postgres_database, "--rescue", tmp_path / "rescued", code=1).stderr
+
+
+def test_it_only_reads_and_says_so(whole: Path, tmp_path: Path) -> None:
+    for other in ("--repair", "--quick"):
+        assert "--rescue only reads" in run("doctor", whole, other, "--rescue", tmp_path / "rescued", code=2).stderr
+    assert not (tmp_path / "rescued").exists()
 
 
 def test_what_is_lost_is_counted(whole: Path, there: dict[int, Any], tmp_path: Path) -> None:

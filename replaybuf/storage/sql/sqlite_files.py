@@ -143,10 +143,16 @@ def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: 
         )
     if "readonly" in text or "read-only" in text:
         return AccessError(f"{where} is read-only: check the permissions of the file and of its folder")
-    if "not a database" in text or "malformed" in text or "encrypted" in text:
+    if "malformed" in text:
+        return NotADatabaseError(
+            f"{where}: {text}: the file is damaged; replaybuf doctor says how far, and --rescue saves what can be read"
+        )
+    if "not a database" in text or "encrypted" in text:
         return NotADatabaseError(f"{where}: {text}; give the path of a replaybuf database, or of a file to create")
     if "unable to open" in text:
         folder = Path(path).absolute().parent
+        if Path(path).is_dir():
+            return AccessError(f"{where} is a folder; give a database file in it")
         reason = "can't be opened or created" if folder.is_dir() else f"can't be created: there is no folder {folder}"
         return AccessError(f"{where} {reason}")
     return StorageError(f"{where}: {text}")
