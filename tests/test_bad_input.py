@@ -411,7 +411,7 @@ async def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
 
 
 async def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
-    await refused(f"sqlite:///{tmp_path}", AccessError, "can't be opened or created")
+    await refused(f"sqlite:///{tmp_path}", AccessError, "is a folder")
 
 
 async def test_a_file_that_is_no_database_stays_as_it_is(tmp_path: Path) -> None:

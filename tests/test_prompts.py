@@ -22,6 +22,7 @@ from replaybuf import (
     NotReadyError,
     PromptLedger,
     ReplayBuffer,
+    RolloutError,
     RolloutState,
     Status,
 )
@@ -342,13 +343,30 @@ async def test_what_can_not_work_is_refused_at_once(wrong: dict[str, Any]) -> No
             use(buffer, **wrong)
 
 
+async def test_a_result_without_a_status_is_refused(url: str) -> None:
+    """Whoever forgets the status would get the same prompt again, for ever. The prompt stays in flight."""
+    async with build(url) as buffer:
+        [drawn] = await use(buffer, dataset=indexed(1)).draw()
+        with pytest.raises(InputError, match=r"status.*COMPLETED, or call give_back"):
+            await drawn.finish()
+        await drawn.finish(complete(drawn.group))
+        assert await buffer.count(TASK, Status.COMPLETED) == 1
+
+
+async def test_what_is_no_group_says_that_make_group_made_it(url: str) -> None:
+    async with build(url) as buffer:
+        for wrong in ({"dataset": [1]}, {"dataset": indexed(1), "make_group": lambda item: item}):
+            with pytest.raises(RolloutError, match="make_group"):
+                await use(buffer, **wrong).draw()
+
+
 async def test_a_cursor_of_another_kind_is_refused(url: str) -> None:
     async with build(url) as buffer:
         await use(buffer, dataset=Shuffled(3)).draw()
         with pytest.raises(InputError, match="indexed"):
             await use(buffer, dataset=indexed(3)).draw()
         await use(buffer, dataset=indexed(3), name="other").draw()
-        with pytest.raises(InputError, match="cursor"):
+        with pytest.raises(InputError, match="another dataset"):
             await use(buffer, dataset=Shuffled(3), name="other").draw()
         for count in (0, -1, 1.5, None):
             with pytest.raises(InputError, match="count"):

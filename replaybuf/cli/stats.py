@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, select, table, text
 from sqlalchemy.sql.expression import column
 
 from replaybuf.cli import units
+from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import GROUPS, age_of, buffers_of, look_at, now_of, status_style, tidy
 from replaybuf.cli.options import Buffer, Url, listing
 from replaybuf.cli.output import Column, Output, Row, print_table, write
@@ -21,7 +22,7 @@ from replaybuf.storage.sql.driver import public_url
 from replaybuf.storage.sql.lanes import Scope
 from replaybuf.storage.sql.schema import current_revision
 from replaybuf.storage.sql.select import read_histogram
-from replaybuf.storage.sql.tables import garbage
+from replaybuf.storage.sql.tables import checkpoint, garbage
 from replaybuf.storage.sql.tally import read_tallies
 
 _TOTAL = "total"
@@ -97,7 +98,12 @@ def collect(connection: Connection, buffer: str | None) -> Stats:
         row["staleness"] = float(row["staleness"])
     rows.sort(key=lambda row: (row["buffer"], row["task_name"], _STATUSES.index(row["status"])))
     there = buffers_of(connection)
-    buffers = {name: {"tasks": _tasks(connection, Scope(name))} for name in there if buffer in (None, name)}
+    steps = _checkpoints(connection)
+    buffers = {
+        name: {"tasks": _tasks(connection, Scope(name)), "checkpoints": steps.get(name, [])}
+        for name in there
+        if buffer in (None, name)
+    }
     return Stats(rows, buffers, _database(connection), now_of(connection), several=len(buffers) > 1)
 
 
@@ -107,6 +113,14 @@ def _tasks(connection: Connection, scope: Scope) -> dict[str, dict[str, Any]]:
     for field in DISTRIBUTIONS:
         add_distributions(tasks, field, read_histogram(connection, scope, field))
     return tasks
+
+
+def _checkpoints(connection: Connection) -> dict[str, list[int]]:
+    """The steps of the checkpoints of each buffer, as they were made."""
+    steps: dict[str, list[int]] = {}
+    for name, step in connection.execute(select(checkpoint.c.buffer, checkpoint.c.step).order_by(checkpoint.c.id)):
+        steps.setdefault(name, []).append(step)
+    return steps
 
 
 def _database(connection: Connection) -> dict[str, Any]:
@@ -148,6 +162,10 @@ def _print(found: Stats) -> None:
     size = units.size(database["database_bytes"])
     waiting = units.number(database["unswept_payloads"])
     lines = [] if rows else ["The buffer is empty."]
+    for name, metrics in found.buffers.items():
+        if metrics["checkpoints"]:
+            of = f" of {escape(name)}" if found.several else ""
+            lines.append(f"step checkpoints{of}: {', '.join(map(str, metrics['checkpoints']))}")
     lines.append(f"database {size}, {waiting} unswept payloads, schema {database['schema']}")
     write(["\n", *(f"{line}\n" for line in lines)] if rows or totals else (f"{line}\n" for line in lines))
 

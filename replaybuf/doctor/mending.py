@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replaybuf.codec import Codec
 from replaybuf.doctor.salvage import ERRORS, Salvage
 from replaybuf.errors import ReplayBufError
 from replaybuf.rollout import Status
-from replaybuf.rollout_type import RolloutType
+from replaybuf.rollout_type import RolloutType, get_field
 from replaybuf.storage.sql.rows import rescoped_key
 from replaybuf.storage.sql.tables import group, lane
 from replaybuf.summary import Marks
@@ -122,10 +122,19 @@ def payload_of(damaged: Salvage, uid: int) -> Row | None:
     }
 
 
-def marked_by(data: bytes) -> Row | None:
+def marks_anew(rollouts: Sequence[Any], status: str) -> Marks:
+    """The marks of a group's rollouts, made from these. They don't say which had expired: all, if the group had."""
+    if status != Status.EXPIRED:
+        return Marks.of(rollouts)
+    nothing: list[Any] = [None] * len(rollouts)
+    staleness = [int(get_field(rollout, "seq_staleness", 0) or 0) for rollout in rollouts]
+    return Marks(nothing, nothing, nothing, [True] * len(rollouts), staleness)
+
+
+def marked_by(data: bytes, status: str) -> Row | None:
     """What a group's row has of its rollouts, made from the payload; None where that can't be decoded."""
     try:
-        marks = Marks.of(_codec.decode(data))
+        marks = marks_anew(_codec.decode(data), status)
     except ReplayBufError:
         return None
     return {

@@ -231,7 +231,7 @@ def _groups(damaged: Salvage, found: _Found, told: Callable[[int], None]) -> Ite
         home = found.lanes[row["lane"]]
         row["bytes"] = len(stored["data"])
         if row["marks"] is None:
-            if (made := marked_by(stored["data"])) is None:
+            if (made := marked_by(stored["data"], home["status"])) is None:
                 continue
             row |= made
         if home["leased"] and None in (row["lease"], row["leased_until"]):

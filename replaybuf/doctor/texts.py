@@ -14,10 +14,11 @@ from sqlalchemy import Connection, select, text, update
 from replaybuf.codec import Codec
 from replaybuf.doctor.finding import Check, Finding, Look, fine, groups, repairable, some
 from replaybuf.doctor.groups import put_aside
+from replaybuf.doctor.mending import marks_anew
 from replaybuf.errors import DecodeError
 from replaybuf.rollout_type import RolloutType
-from replaybuf.storage.sql.tables import group, payload
-from replaybuf.summary import Marks, outline, prompt_preview
+from replaybuf.storage.sql.tables import group, lane, payload
+from replaybuf.summary import outline, prompt_preview
 
 _TEXTS = "texts"
 
@@ -26,6 +27,8 @@ _COLUMNS = {
     "rb_group": {"marks": True, "tags": True, "scoped_key": True, "error": False},
     "rb_payload": {"outline": True, "prompt": False},
 }
+#: What takes their place where the payload can't be read either.
+_NOTHING: dict[str, Any] = {"marks": {"oldest": [], "newest": [], "reward": []}, "outline": [], "prompt": None}
 _codec = Codec(RolloutType(dict))
 
 
@@ -87,17 +90,22 @@ def repair_texts(connection: Connection, look: Look) -> Sequence[str]:
 
 def _made_anew(connection: Connection, found: _Bad) -> tuple[Any, str | None]:
     """What takes the place of a text; why its group must be set aside, if it must."""
-    if found.column not in ("marks", "outline", "prompt"):
+    if found.column not in _NOTHING:
         return None, None
-    data = connection.execute(select(payload.c.data).where(payload.c.uid == found.uid)).scalar()
+    status, data = _status_and_payload(connection, found.uid)
     try:
-        rollouts = _codec.decode(data or b"")
+        rollouts = _codec.decode(data)
     except DecodeError as error:
-        lost = {"marks": {"oldest": [], "newest": [], "reward": []}, "outline": [], "prompt": None}[found.column]
-        return lost, str(error)
+        return _NOTHING[found.column], str(error)
     if found.column == "marks":
-        return Marks.of(rollouts).to_json(), None
+        return marks_anew(rollouts, status).to_json(), None
     return outline(rollouts) if found.column == "outline" else prompt_preview(rollouts), None
+
+
+def _status_and_payload(connection: Connection, uid: int) -> tuple[str, bytes]:
+    of = payload.outerjoin(group, group.c.uid == payload.c.uid).outerjoin(lane, lane.c.id == group.c.lane)
+    row = connection.execute(select(lane.c.status, payload.c.data).select_from(of).where(payload.c.uid == uid)).first()
+    return (row.status or "", row.data) if row else ("", b"")
 
 
 CHECKS = (Check(_TEXTS, look_at_texts, repair_texts),)

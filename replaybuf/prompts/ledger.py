@@ -18,7 +18,7 @@ from typing import Any
 
 from replaybuf.buffer import ReplayBuffer
 from replaybuf.checks import check_list, check_seconds, check_status, check_task_name, check_timeout, whole
-from replaybuf.errors import InputError, NotReadyError
+from replaybuf.errors import InputError, NotReadyError, RolloutError
 from replaybuf.lease import Lease
 from replaybuf.normalise import as_group
 from replaybuf.prompts.source import Source
@@ -69,9 +69,15 @@ class Prompt:
 
         `options` are those of `ReplayBuffer.put`, whose rules hold. Returns what it returns. Raises LeaseLostError when
         the lease was over and the prompt was handed to another worker, FencedError after a restore; then nothing is
-        stored, and the prompt is in other hands.
+        stored, and the prompt is in other hands; InputError when nothing was generated.
         """
-        return await self._put(self.group if group is None else group, **options)
+        rollouts = list(self.group if group is None else group)
+        if rollouts and all(get_field(rollout, "status") == Status.INIT for rollout in rollouts):
+            raise InputError(
+                f"nothing was generated for prompt {self.uid}: its rollouts have the status init, and it would be "
+                "handed out again; set their status to COMPLETED, or call give_back()"
+            )
+        return await self._put(rollouts, **options)
 
     async def save(self, group: Sequence[Any] | None = None) -> None:
         """Keep what was generated so far: if this worker dies, the next one goes on from there."""
@@ -202,11 +208,15 @@ class PromptLedger:
             await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
 
     def _new_group(self, item: Any) -> NewGroup:
-        rollouts = [copy.copy(rollout) for rollout in as_group(self._make_group(item))]  # the dataset keeps its own
+        try:
+            rollouts = [copy.copy(rollout) for rollout in as_group(self._make_group(item))]  # the dataset keeps its own
+            for rollout in rollouts:
+                self.buffer.storage.codec.rollout_type.require_all(rollout, [("put", ("status",))])
+        except RolloutError as error:
+            raise RolloutError(f"make_group must make a list of rollouts of an item of the dataset: {error}") from error
         if not rollouts:
             raise InputError(f"make_group gave an empty group for {item!r:.200}")
         for rollout in rollouts:
-            self.buffer.storage.codec.rollout_type.require_all(rollout, [("put", ("status",))])
             set_field(rollout, "status", Status.INIT)
         return NewGroup(self.task_name, Status.INIT, 0, rollouts, time.time())
 

@@ -17,6 +17,10 @@ from replaybuf.rollout_type import RolloutType
 #: Where to begin: the place of a cursor that was never moved.
 START = b""
 
+_OTHER = (
+    "the cursor of the prompt ledger is not one of {}: the run began with another dataset; go on with "
+    "that one, or give the ledger another name="
+)
 _CODEC = Codec(RolloutType(dict))
 
 
@@ -75,9 +79,9 @@ def _index(place: bytes) -> int:
     try:
         index = msgpack.unpackb(place) if place else 0
     except (ValueError, msgpack.UnpackException) as error:
-        raise InputError("the cursor of the prompt ledger is not one of an indexed dataset") from error
+        raise InputError(_OTHER.format("an indexed dataset")) from error
     if type(index) is not int:
-        raise InputError("the cursor of the prompt ledger is not one of an indexed dataset")
+        raise InputError(_OTHER.format("an indexed dataset"))
     return index
 
 
@@ -156,6 +160,6 @@ class _Stateful:
             [record] = _CODEC.decode(place)
             epoch, state = int(record["epoch"]), with_tensors(record["state"])
         except (DecodeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"the cursor of the prompt ledger is not one of such a dataset: {error}") from error
+            raise InputError(f"{_OTHER.format('a dataset with state_dict()')} ({error})") from error
         self._dataset.load_state_dict(state)
         return epoch

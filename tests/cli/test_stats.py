@@ -80,6 +80,22 @@ def test_several_buffers_have_a_column(busy: str) -> None:
     assert "buffer" not in run("stats", busy, "--buffer", "eval").stdout
 
 
+def test_the_steps_of_checkpoints_are_there(busy: str) -> None:
+    async def make() -> None:
+        for name, step in (("default", 40), ("eval", 7), ("default", 41)):
+            async with ReplayBufferConfig(url=busy, name=name).build() as buffer:
+                await buffer.checkpoint(step)
+
+    assert "checkpoints" not in run("stats", busy).stdout
+    asyncio.run(make())
+    assert {name: of["checkpoints"] for name, of in run_json("stats", busy)["buffers"].items()} == {
+        "default": [40, 41],
+        "eval": [7],
+    }
+    assert "step checkpoints of default: 40, 41\nstep checkpoints of eval: 7\n" in run("stats", busy).stdout
+    assert "\nstep checkpoints: 7\n" in run("stats", busy, "--buffer", "eval").stdout
+
+
 @pytest.mark.parametrize("command", ["stats", "ls"])
 def test_a_buffer_that_is_not_there_is_an_error(busy: str, command: str) -> None:
     stderr = run(command, busy, "--buffer", "evil", code=1).stderr
