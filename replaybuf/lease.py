@@ -34,6 +34,7 @@ class Lease:
         self._storage = storage
         self._leased = leased
         self.seconds = seconds
+        self._lost = False
         self._open = {item.uid for items in leased.items.values() for item in items}
         self._heart = _hearts.setdefault(storage, _Heart()) if heartbeat and self._open else None
         if self._heart is not None:
@@ -67,6 +68,14 @@ class Lease:
     def open(self) -> frozenset[int]:
         """The uids that are neither acknowledged nor given back yet."""
         return frozenset(self._open)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the heartbeat has found the lease over, or the buffer restored: what is still open is in other hands.
+
+        Known within a third of `seconds`. Without a heartbeat, settling or extending the lease tells.
+        """
+        return self._lost
 
     async def acknowledge(self, uids: Iterable[int] | None = None) -> None:
         """These groups, or all that are open, have been consumed: they leave the buffer, or wait for their next draw.
@@ -177,6 +186,7 @@ class _Heart:
             await lease._extend(lease.seconds)
         except (LeaseLostError, FencedError, ClosedError) as error:
             _logger.debug("%r ends: %s", lease, error)
+            lease._lost = not isinstance(error, ClosedError) and bool(lease._open)
             self.stop_for(lease)
             return
         except ReplayBufError as error:

@@ -343,6 +343,21 @@ async def test_what_can_not_work_is_refused_at_once(wrong: dict[str, Any]) -> No
             use(buffer, **wrong)
 
 
+async def test_a_worker_can_tell_that_its_prompt_is_in_other_hands(url: str) -> None:
+    """While it generates, after a restore; a prompt that was finished in time is not lost."""
+    async with build(url) as buffer:
+        await buffer.checkpoint(1)
+        first, second = await use(buffer, dataset=indexed(2), seconds=0.3).draw(2)
+        await asyncio.sleep(0.5)
+        assert not first.lost
+        await buffer.restore(1)
+        async with asyncio.timeout(10):
+            while not (first.lost and second.lost):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        with pytest.raises(FencedError):
+            await first.finish(complete(first.group))
+
+
 async def test_a_result_without_a_status_is_refused(url: str) -> None:
     """Whoever forgets the status would get the same prompt again, for ever. The prompt stays in flight."""
     async with build(url) as buffer:

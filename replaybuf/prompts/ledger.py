@@ -64,6 +64,14 @@ class Prompt:
     def __repr__(self) -> str:
         return f"<Prompt {self.uid} of {self._ledger.task_name}, attempt {self.attempt}>"
 
+    @property
+    def lost(self) -> bool:
+        """Whether it is known to be in other hands: its lease was lost, or the buffer restored. Stop generating then.
+
+        Known within a third of the ledger's `seconds`; `finish` knows at once.
+        """
+        return self._lease.lost
+
     async def finish(self, group: Sequence[Any] | None = None, **options: Any) -> int | None:
         """Store the result (default: `group` as it is now) in the place of the prompt, in one transaction.
 

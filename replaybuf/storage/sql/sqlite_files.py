@@ -153,6 +153,7 @@ def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: 
         folder = Path(path).absolute().parent
         if Path(path).is_dir():
             return AccessError(f"{where} is a folder; give a database file in it")
-        reason = "can't be opened or created" if folder.is_dir() else f"can't be created: there is no folder {folder}"
+        permissions = "can't be opened or created: check the permissions of the file and of its folder"
+        reason = permissions if folder.is_dir() else f"can't be created: there is no folder {folder}"
         return AccessError(f"{where} {reason}")
     return StorageError(f"{where}: {text}")
