@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from replaybuf.checks import check_reason, check_seconds, check_uids
 from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, ReplayBufError
 from replaybuf.storage.base import Leased, StorageBackend, StorageItem
+
+T = TypeVar("T")
 
 _BEATS = 3
 
@@ -135,6 +138,21 @@ class Lease:
             self._heart.stop_for(self)
 
 
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. Who is cancelled waits for its end first: this side has to know what the store has done.
+
+    Only for what takes no longer than a transaction.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # which nobody will hear of
+        raise
+
+
 class _Heart:
     """Extends the leases of a storage from a thread of its own: a training step that blocks the loop doesn't stop it.
 
@@ -142,6 +160,10 @@ class _Heart:
     """
 
     def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget all leases. In a forked process they are the parent's, whose thread extends them while it lives."""
         self._leases: weakref.WeakKeyDictionary[Lease, float] = weakref.WeakKeyDictionary()  # when to beat for each
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -170,13 +192,15 @@ class _Heart:
         with self._changed:
             while True:
                 now = time.monotonic()
-                due = [lease for lease, when in self._leases.items() if when <= now]
-                if due:
+                beats = list(self._leases.items())  # one look: any of them may be dropped at any moment
+                if due := [lease for lease, when in beats if when <= now]:
                     return due
-                if not self._leases:
+                if not beats:
                     self._thread = None
                     return None
-                self._changed.wait(min(self._leases.values()) - now)
+                first = min(when for _, when in beats)
+                del beats
+                self._changed.wait(first - now)
 
     async def _beat(self, due: Sequence[Lease]) -> None:
         await asyncio.gather(*map(self._extend, due))
@@ -189,7 +213,7 @@ class _Heart:
             lease._lost = not isinstance(error, ClosedError) and bool(lease._open)
             self.stop_for(lease)
             return
-        except ReplayBufError as error:
+        except Exception as error:  # whatever it is, the other leases go on
             _logger.warning("%r could not be extended and will be tried again: %s", lease, error)
         with self._changed:
             if lease in self._leases:
@@ -197,6 +221,15 @@ class _Heart:
 
 
 _hearts: weakref.WeakKeyDictionary[StorageBackend, _Heart] = weakref.WeakKeyDictionary()
+
+
+def _forked() -> None:
+    for heart in _hearts.values():
+        heart.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class Leasing:

@@ -9,23 +9,24 @@ in the dataset, in flight, or finished: none is skipped, none is finished twice.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from replaybuf.buffer import ReplayBuffer
 from replaybuf.checks import check_list, check_seconds, check_status, check_task_name, check_timeout, whole
-from replaybuf.errors import InputError, NotReadyError, RolloutError
-from replaybuf.lease import Lease
+from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
+from replaybuf.lease import Lease, to_its_end
 from replaybuf.normalise import as_group
 from replaybuf.prompts.source import Source
 from replaybuf.rollout import Status
 from replaybuf.rollout_type import get_field, set_field
 from replaybuf.staleness import reset_response
-from replaybuf.storage.base import Cursor, NewGroup, StorageItem
+from replaybuf.storage.base import NewGroup, StorageItem
 from replaybuf.tally import Tally
 
 #: Prompts that are handed out again: those whose worker is gone, interrupted ones, and expired ones.
@@ -88,7 +89,13 @@ class Prompt:
         return await self._put(rollouts, **options)
 
     async def save(self, group: Sequence[Any] | None = None) -> None:
-        """Keep what was generated so far: if this worker dies, the next one goes on from there."""
+        """Keep what was generated so far: if this worker dies, the next one goes on from there.
+
+        Who is cancelled meanwhile still has the prompt.
+        """
+        await to_its_end(self._save(group))
+
+    async def _save(self, group: Sequence[Any] | None) -> None:
         uid = await self._put(self.group if group is None else group, keep_leased=True)
         self.uid = self.uid if uid is None else uid
 
@@ -134,12 +141,13 @@ class PromptLedger:
         again: Iterable[Status | str] = AGAIN,
         seconds: float = 60.0,
     ) -> None:
-        if epochs is not None and (whole(epochs) is None or epochs < 0):
+        times = whole(epochs)
+        if epochs is not None and (times is None or times < 0):
             raise InputError(f"epochs must be a whole number, or None for no end, got {epochs!r:.100}")
         self.buffer = buffer
         self.task_name = check_task_name(task_name)
         self.name = check_task_name(task_name if name is None else name, "name")
-        self._source = Source(dataset, epochs)
+        self._source = Source(dataset, times)
         self._make_group = make_group or _as_group
         self._partial_rollouts = partial_rollouts
         self._again = tuple(check_status(status) for status in check_list(again, "again"))
@@ -151,13 +159,14 @@ class PromptLedger:
         With a timeout (seconds; None: for ever) it waits while none is there but some are in flight, which may come
         back: then an empty list means that all are finished, and NotReadyError that the time was over.
         """
-        if whole(count) is None or count < 1:
+        wanted = whole(count)
+        if wanted is None or wanted < 1:
             raise InputError(f"count must be a whole number of at least 1, got {count!r:.100}")
         patience = check_timeout(timeout)
         deadline = time.monotonic() + patience
         while True:
             seen = self.buffer.storage.version()
-            prompts = await self._draw_again(count) or await self._draw_new(count)
+            prompts = await self._draw_again(wanted) or await self._draw_new(wanted)
             if prompts or patience <= 0:
                 return prompts
             counts = await self.counts()
@@ -186,13 +195,19 @@ class PromptLedger:
     async def _draw_again(self, count: int) -> list[Prompt]:
         tallies = await self.buffer.storage.tallies()
         drawn: list[Prompt] = []
-        for status in self._again:
-            size = min(count - len(drawn), tallies.get((self.task_name, status, Tally.SIZE), 0))
-            if size > 0:
-                lease = await self.buffer.lease_batch(
-                    {self.task_name: size}, group_status=status, seconds=self._seconds
-                )
-                drawn += [Prompt(self, lease, item) for item in lease.items[self.task_name]]
+        try:
+            for status in self._again:
+                size = min(count - len(drawn), tallies.get((self.task_name, status, Tally.SIZE), 0))
+                if size > 0:
+                    lease = await self.buffer.lease_batch(
+                        {self.task_name: size}, group_status=status, seconds=self._seconds
+                    )
+                    drawn += [Prompt(self, lease, item) for item in lease.items[self.task_name]]
+        except BaseException:
+            with contextlib.suppress(ReplayBufError, RuntimeError):  # then they come back when their time is over
+                for prompt in drawn:
+                    await prompt.give_back()
+            raise
         if not self._partial_rollouts:
             for prompt in drawn:
                 _begin_anew(prompt.group)
@@ -207,7 +222,7 @@ class PromptLedger:
             if not items:
                 return []
             groups = [self._new_group(item) for item in items]
-            moved = Cursor(self.name, now.version, now.position + len(items), place)
+            moved = replace(now, position=now.position + len(items), value=place)
             claimed = await storage.claim(groups, moved, self._seconds)
             if claimed is not None:
                 lease = Lease(storage, claimed, self._seconds, heartbeat=True)

@@ -21,6 +21,10 @@ _OTHER = (
     "the cursor of the prompt ledger is not one of {}: the run began with another dataset; go on with "
     "that one, or give the ledger another name="
 )
+
+#: No dataset is read so far.
+_FAR = 1 << 62
+
 _CODEC = Codec(RolloutType(dict))
 
 
@@ -78,9 +82,9 @@ class _Indexed:
 def _index(place: bytes) -> int:
     try:
         index = msgpack.unpackb(place) if place else 0
-    except (ValueError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise InputError(_OTHER.format("an indexed dataset")) from error
-    if type(index) is not int:
+    if type(index) is not int or not 0 <= index < _FAR:
         raise InputError(_OTHER.format("an indexed dataset"))
     return index
 

@@ -25,19 +25,21 @@ async def main(url: str, silence: int) -> None:
     logger.addHandler(Saying())
     logger.setLevel(logging.INFO)
     put = taken = 0
+    producing = True
     async with build(url) as buffer:
         ending = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
 
         async def produce() -> None:
-            nonlocal put
+            nonlocal put, producing
             while not ending.done():
                 await buffer.put(group(put), TASK)
                 say("put", put)
                 put += 1
+            producing = False
 
         async def consume() -> None:
             nonlocal taken
-            while not ending.done() or taken < put:
+            while producing or taken < put:
                 for number in numbers_of(await buffer.get(3, TASK)):
                     say("taken", number)
                     taken += 1

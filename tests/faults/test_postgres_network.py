@@ -126,7 +126,7 @@ async def clients(url: str, network: Network) -> int:
 
 @pytest.mark.parametrize(
     ("silence", "cut"),
-    [(5, 1), (2, 6), pytest.param(20, 5, marks=pytest.mark.long), pytest.param(20, 45, marks=pytest.mark.long)],
+    [(5, 1), (2, 6), pytest.param(20, 3, marks=pytest.mark.long), pytest.param(20, 45, marks=pytest.mark.long)],
 )
 async def test_a_cut_network_loses_and_doubles_nothing(
     network: Network, server: Server, tmp_path: Path, silence: int, cut: int, figures: Figures
