@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from sqlalchemy import func, select
 
@@ -201,3 +203,78 @@ async def test_a_draw_of_before_a_restore_is_not_undone(sql_url: str) -> None:
         await opened.thread.run(lambda: drawing.undo(taken))
         assert state_of(buffer) == before
         assert sorted(await take_all(buffer)) == [0, 1]
+
+
+async def test_who_restores_is_not_fenced_off_by_it(shared_url: str) -> None:
+    """Puts, takes and checkpoints of the same process are before the restore or after it."""
+    async with build(shared_url) as buffer:
+        await fill(buffer, 5)
+        await buffer.checkpoint(1)
+        stop = asyncio.Event()
+
+        async def again_and_again(call: Callable[[], Awaitable[object]]) -> None:
+            while not stop.is_set():
+                await call()
+                await asyncio.sleep(0)
+
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: buffer.put(group(9), TASK),
+            lambda: buffer.get(1, TASK),
+            lambda: buffer.checkpoint(1),
+            buffer.storage.check_fence,
+        ]
+        tasks = [asyncio.create_task(again_and_again(call)) for call in calls]
+        for _ in range(20):
+            await buffer.restore(1)
+        stop.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_more_checkpoints_at_once_than_there_are_connections(shared_url: str) -> None:
+    """None of them keeps the connection that another one needs."""
+    async with build(shared_url, keep_checkpoints=None) as buffer:
+        await fill(buffer, 2)
+        await asyncio.gather(*(buffer.checkpoint(step) for step in range(40)), take_all(buffer))
+        assert len(await buffer.checkpoints()) == 40
+
+
+async def test_an_undone_draw_is_undone_in_the_checkpoint_that_took_the_place_of_another(sql_url: str) -> None:
+    """Also where that has got the same number in the database."""
+    async with build(sql_url) as buffer:
+        await fill(buffer, 4)
+        storage = buffer.storage
+        assert isinstance(storage, SQLStorage)
+        opened = storage._state()
+        await buffer.checkpoint(1)
+        drawing = Drawing(opened, storage.codec, Draw({TASK: 2}))
+        before = state_of(buffer)
+        taken = await opened.thread.run(drawing.run)
+        await buffer.drop_checkpoint(1)
+        await buffer.checkpoint(1)
+        await opened.thread.run(lambda: drawing.undo(taken))
+        await buffer.restore(1)
+        assert state_of(buffer) == before
+
+
+async def test_the_random_draws_after_a_checkpoint_of_a_resumed_buffer_are_repeated(
+    sql_url: str, tmp_path: Path
+) -> None:
+    """Its groups have other uids than tickets, because the database had groups before."""
+    async with build("memory://", policy="uniform", seed=3) as saved:
+        await fill(saved, 5)
+        await saved.save(tmp_path)
+    url = sql_url
+    if url.endswith(":memory:"):
+        return
+    async with build(url, name="other") as other, build(url, policy="uniform", seed=3) as buffer:
+        await fill(other, 7)
+        await buffer.resume(tmp_path)
+        await buffer.checkpoint(1)
+
+        async def go_on() -> list[int]:
+            await fill(buffer, 20, 100)
+            return await take_all(buffer)
+
+        drawn = await go_on()
+        await buffer.restore(1)
+        assert await go_on() == drawn

@@ -48,6 +48,7 @@ def upgrade() -> None:
         sa.Column("lanes", JSON, nullable=False),
         sa.Column("tallies", JSON, nullable=False),
         sa.UniqueConstraint("buffer", "step", name="rb_checkpoint_of_step"),
+        sqlite_autoincrement=True,
     )
     _create_checkpoint_group()
 

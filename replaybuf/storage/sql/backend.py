@@ -246,11 +246,19 @@ class SQLStorage(StorageBackend):
 
     async def check_fence(self) -> None:
         state = await self._ready()
-        await state.thread.run(lambda: state.database.read(lambda connection: check_fence(connection, state.scope)))
+
+        async def work(scope: Scope) -> None:
+            await state.database.read(lambda connection: check_fence(connection, scope))
+
+        await state.thread.run(lambda: state.in_epoch(work))
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
         state = await self._ready()
-        return await state.thread.run(lambda: make_checkpoint(state.database, state.scope, step, keep))
+
+        async def work(scope: Scope) -> Checkpoint:
+            return await make_checkpoint(state.database, scope, step, keep)
+
+        return await state.thread.run(lambda: state.in_epoch(work))
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         state = await self._ready()

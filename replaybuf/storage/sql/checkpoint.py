@@ -45,15 +45,12 @@ async def make_checkpoint(database: Database, scope: Scope, step: int, keep: int
     """Keep the buffer as it is now. Others go on writing: all the time on PostgreSQL, on SQLite after it."""
 
     def copy(connection: Connection) -> Checkpoint:
-        check_fence(connection, scope)
-        return copy_groups(connection, scope, step, keep, time.time())
+        return copy_groups(connection, check_fence(connection, scope), step, keep, time.time())
 
     if database.dialect == "sqlite":
         return await database.write(copy)
-    async with database.transaction(write=True) as guard:
-        await guard.run_sync(keep_sweeps_away)
-        # Its snapshot is younger than the guard: what it finds, no sweep has begun to delete.
-        return await database.read(copy)
+    # Its snapshot is younger than the guard: what it finds, no sweep has begun to delete.
+    return await database.write_from_snapshot(copy, keep_sweeps_away)
 
 
 def copy_groups(connection: Connection, scope: Scope, step: int, keep: int | None, now: float) -> Checkpoint:

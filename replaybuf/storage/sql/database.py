@@ -78,6 +78,7 @@ class Database:
         # SQLite has one writer at a time: those of this process queue here, in order, instead of polling for its lock.
         # A database in memory has a single connection, which readers have to queue for, too.
         self._turn: AbstractAsyncContextManager[None] = asyncio.Lock() if self.dialect == "sqlite" else nullcontext()
+        self._pairing = asyncio.Lock()
         self._outage = Outage(public_url(url), reconnect_timeout)
 
     async def read(self, function: Callable[[Connection], T], *, repeat: bool = True) -> T:
@@ -109,6 +110,26 @@ class Database:
                 return await self._write_once(connection, function, alone, attempt)
 
         return await self._until_done(once, stored="; nothing of it was stored")
+
+    async def write_from_snapshot(self, function: Callable[[Connection], T], guard: Callable[[Connection], None]) -> T:
+        """Run `function(connection)` in a transaction that writes from one state of the database (PostgreSQL).
+
+        That state is younger than the locks that `guard(connection)` takes in a transaction beside it. Both may be run
+        again when a connection was lost, also after a commit whose answer was: the function has to allow for that.
+        """
+
+        async def once(attempt: _Attempt[T]) -> T:
+            # Both connections are there before anything is locked. One at a time: many of those who have one and wait
+            # for their second would have taken all that there are.
+            async with self._pairing, self._connected(attempt) as guarding, self._connected(attempt) as connection:
+                await connection.execution_options(isolation_level="REPEATABLE READ")
+                async with guarding.begin():
+                    await guarding.execute(text(f"SELECT {_LOCKS[False]}(:key)"), {"key": _ADVISORY_LOCK})
+                    await guarding.run_sync(guard)
+                    async with connection.begin():
+                        return await connection.run_sync(function)
+
+        return await self._until_done(once)
 
     async def _in_thread(self, function: Callable[[Connection], T], *, write: bool) -> T:
         with translated(self.url, self.lock_timeout):

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
 from replaybuf.codec import Codec
-from replaybuf.errors import ClosedError
+from replaybuf.errors import ClosedError, FencedError
 from replaybuf.storage.base import Checkpoint, NewGroup
 from replaybuf.storage.sql import put
 from replaybuf.storage.sql.commit import GroupCommit
@@ -66,6 +66,7 @@ class Opened:
         self.closed = False
         self._closing = threading.Lock()
         self._preparing: asyncio.Lock | None = None
+        self._restoring = asyncio.Lock()
         self.database = Database(
             options.url,
             durability=options.durability,
@@ -117,11 +118,15 @@ class Opened:
         announce: Callable[[], bool] = lambda: True,
     ) -> T:
         """Run `function(connection, scope)` in a write transaction, and tell those who wait (database's thread)."""
+
+        async def work(scope: Scope) -> T:
+            return await self.database.write(
+                lambda connection: function(connection, check_fence(connection, scope)), alone=alone
+            )
+
         while True:
             try:
-                result = await self.database.write(
-                    lambda connection: function(connection, check_fence(connection, self.scope)), alone=alone
-                )
+                result = await self.in_epoch(work)
             except RaceNotRunError as need:
                 await self._begin_races(need)
                 continue
@@ -129,13 +134,25 @@ class Opened:
                 self.watch.committed()
             return result
 
+    async def in_epoch(self, work: Callable[[Scope], Awaitable[T]]) -> T:
+        """`await work(scope)`; once more when a restore by this store itself has fenced it off (database's thread)."""
+        while True:
+            scope = self.scope
+            try:
+                return await work(scope)
+            except FencedError:
+                async with self._restoring:  # it may be committed, and not yet known to be
+                    if self.scope.epoch == scope.epoch:
+                        raise
+
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         """Restore a checkpoint, and go on in the epoch that begins with it (database's thread)."""
 
         def work(connection: Connection) -> tuple[Checkpoint, Scope]:
             return restore(connection, join(connection, self.scope), step, time.time(), keep_new=keep_new)
 
-        made, self.scope = await self.database.write(work, alone=True)
+        async with self._restoring:
+            made, self.scope = await self.database.write(work, alone=True)
         self.watch.committed()
         return made
 

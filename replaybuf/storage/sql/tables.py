@@ -170,6 +170,7 @@ checkpoint = Table(
     Column("lanes", Json, nullable=False),
     Column("tallies", Json, nullable=False),
     UniqueConstraint("buffer", "step", name="rb_checkpoint_of_step"),
+    sqlite_autoincrement=True,  # a later checkpoint has a higher number, also when the one before it was dropped
 )
 
 checkpoint_group = Table(
