@@ -27,7 +27,7 @@ from replaybuf.checks import (
 from replaybuf.errors import (
     InputError,
 )
-from replaybuf.lease import Lease, Leasing
+from replaybuf.lease import Lease, Leasing, to_its_end
 from replaybuf.normalise import as_group, normalise
 from replaybuf.query import Query, parse
 from replaybuf.reader import KEEP_CHECKPOINTS, BufferReader
@@ -137,12 +137,19 @@ class ReplayBuffer(BufferReader):
                 await lease.acknowledge(replaced)
             await self.storage.count_lost(task_name, Status.EXPIRED, Tally.DROPPED)
             return None
-        if self.storage.rules.limits.slows_puts and not keep_leased:
+        if lease is not None and keep_leased:
+            return await to_its_end(self._put_leased(new, lease))
+        if self.storage.rules.limits.slows_puts:
             uid = await self.waits.put(new, patience)
         else:
             uid = await self.storage.put(new)
         if lease is not None:
-            lease.settle(replaced, uid if keep_leased else None)
+            lease.settle(replaced)
+        return uid
+
+    async def _put_leased(self, new: NewGroup, lease: Lease) -> int:
+        uid = await self.storage.put(new)
+        lease.settle(new.replaces, uid)
         return uid
 
     # Taking

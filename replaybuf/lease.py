@@ -8,14 +8,16 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from replaybuf.checks import check_reason, check_seconds, check_uids
 from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, ReplayBufError
 from replaybuf.storage.base import Leased, StorageBackend, StorageItem
+
+T = TypeVar("T")
 
 _BEATS = 3
 
@@ -124,6 +126,21 @@ class Lease:
         """Let the lease run out: no more heartbeats."""
         if self._heart is not None:
             self._heart.stop_for(self)
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. Whoever is cancelled waits for its end first: this side has to know what the store has done.
+
+    Only for what takes no longer than a transaction.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # which nobody will hear of
+        raise
 
 
 class _Heart:

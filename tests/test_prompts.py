@@ -11,14 +11,19 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from replaybuf import (
+    DecodeError,
+    Draw,
     FencedError,
     InputError,
+    Leased,
     LeaseLostError,
+    LockedError,
     NotReadyError,
     PromptLedger,
     ReplayBuffer,
@@ -389,3 +394,54 @@ async def test_states_with_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
     async with build("memory://") as buffer:
         drawn = [numbers(await PromptLedger(buffer, WithTensors(6), TASK).draw(2)) for _ in range(3)]
         assert sorted(number for batch in drawn for number in batch) == list(range(6))
+
+
+@pytest.mark.parametrize("error", [LockedError, asyncio.CancelledError])
+async def test_a_draw_that_fails_half_way_keeps_no_prompt(
+    url: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It draws interrupted ones, then expired ones: the first are back at once when the second can't be had."""
+    async with build(url) as buffer:
+        ledger = PromptLedger(buffer, indexed(2), TASK)
+        first, second = await ledger.draw(2)
+        first.group[0].status = Status.ABORTED
+        await first.finish()
+        await second.give_back()
+        lease = buffer.storage.lease
+
+        async def fail_for_init(draw: Draw, seconds: float) -> Leased | None:
+            if draw.status == Status.INIT:
+                raise error
+            return await lease(draw, seconds)
+
+        monkeypatch.setattr(buffer.storage, "lease", fail_for_init)
+        with pytest.raises(error):
+            await ledger.draw(2)
+        assert (await ledger.counts()).waiting == 2
+
+
+@pytest.mark.parametrize("waits", range(1, 8))
+async def test_a_save_that_is_cancelled_leaves_the_prompt_to_its_worker(url: str, waits: int) -> None:
+    """Whether it was stored or not: the prompt can be saved, and finished."""
+    async with build(url) as buffer:
+        ledger = PromptLedger(buffer, indexed(1), TASK)
+        [one] = await ledger.draw()
+        saving = asyncio.create_task(one.save())
+        for _ in range(waits):
+            await asyncio.sleep(0.0005)
+        saving.cancel()
+        await asyncio.wait([saving])
+        await one.save()
+        await one.finish(complete(one.group))
+        assert (await ledger.counts()).finished == 1
+
+
+async def test_prompts_that_can_not_be_read_back_are_not_kept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is able to comes next, at once."""
+    async with build(url) as buffer:
+        ledger = PromptLedger(buffer, indexed(2), TASK)
+        with monkeypatch.context() as patched:
+            patched.setattr(buffer.storage.codec, "decode", Mock(side_effect=DecodeError("of another type")))
+            with pytest.raises(DecodeError):
+                await ledger.draw(2)
+        assert numbers(await ledger.draw(2)) == [0, 1]

@@ -9,6 +9,7 @@ in the dataset, in flight, or finished: none is skipped, none is finished twice.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import random
 import time
@@ -18,8 +19,8 @@ from typing import Any
 
 from replaybuf.buffer import ReplayBuffer
 from replaybuf.checks import check_list, check_seconds, check_status, check_task_name, check_timeout, whole
-from replaybuf.errors import InputError, NotReadyError
-from replaybuf.lease import Lease
+from replaybuf.errors import InputError, NotReadyError, ReplayBufError
+from replaybuf.lease import Lease, to_its_end
 from replaybuf.normalise import as_group
 from replaybuf.prompts.source import Source
 from replaybuf.rollout import Status
@@ -74,7 +75,13 @@ class Prompt:
         return await self._put(self.group if group is None else group, **options)
 
     async def save(self, group: Sequence[Any] | None = None) -> None:
-        """Keep what was generated so far: if this worker dies, the next one goes on from there."""
+        """Keep what was generated so far: if this worker dies, the next one goes on from there.
+
+        Who is cancelled meanwhile still has the prompt.
+        """
+        await to_its_end(self._save(group))
+
+    async def _save(self, group: Sequence[Any] | None) -> None:
         uid = await self._put(self.group if group is None else group, keep_leased=True)
         self.uid = self.uid if uid is None else uid
 
@@ -172,13 +179,19 @@ class PromptLedger:
     async def _draw_again(self, count: int) -> list[Prompt]:
         tallies = await self.buffer.storage.tallies()
         drawn: list[Prompt] = []
-        for status in self._again:
-            size = min(count - len(drawn), tallies.get((self.task_name, status, Tally.SIZE), 0))
-            if size > 0:
-                lease = await self.buffer.lease_batch(
-                    {self.task_name: size}, group_status=status, seconds=self._seconds
-                )
-                drawn += [Prompt(self, lease, item) for item in lease.items[self.task_name]]
+        try:
+            for status in self._again:
+                size = min(count - len(drawn), tallies.get((self.task_name, status, Tally.SIZE), 0))
+                if size > 0:
+                    lease = await self.buffer.lease_batch(
+                        {self.task_name: size}, group_status=status, seconds=self._seconds
+                    )
+                    drawn += [Prompt(self, lease, item) for item in lease.items[self.task_name]]
+        except BaseException:
+            with contextlib.suppress(ReplayBufError, RuntimeError):  # then they come back when their time is over
+                for prompt in drawn:
+                    await prompt.give_back()
+            raise
         if not self._partial_rollouts:
             for prompt in drawn:
                 _begin_anew(prompt.group)

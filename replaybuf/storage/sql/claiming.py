@@ -36,7 +36,12 @@ class Claiming:
 
         taken: Taken | None = await self._store.write(transaction)
         if taken is not None:
-            for item in await self._store.compute(self._decode, taken.rows):
+            try:
+                items = await self._store.compute(self._decode, taken.rows)
+            except BaseException:
+                await self.undo(taken)
+                raise
+            for item in items:
                 taken.items.setdefault(item.task_name, []).append(item)
         return taken
 
