@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import time
 import weakref
@@ -129,7 +130,7 @@ class Lease:
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. Whoever is cancelled waits for its end first: this side has to know what the store has done.
+    """The result of `work`. Who is cancelled waits for its end first: this side has to know what the store has done.
 
     Only for what takes no longer than a transaction.
     """
@@ -150,6 +151,10 @@ class _Heart:
     """
 
     def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget all leases. In a forked process they are the parent's, whose thread extends them while it lives."""
         self._leases: weakref.WeakKeyDictionary[Lease, float] = weakref.WeakKeyDictionary()  # when to beat for each
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -196,7 +201,7 @@ class _Heart:
             _logger.debug("%r ends: %s", lease, error)
             self.stop_for(lease)
             return
-        except ReplayBufError as error:
+        except Exception as error:  # whatever it is, the other leases go on
             _logger.warning("%r could not be extended and will be tried again: %s", lease, error)
         with self._changed:
             if lease in self._leases:
@@ -204,6 +209,15 @@ class _Heart:
 
 
 _hearts: weakref.WeakKeyDictionary[StorageBackend, _Heart] = weakref.WeakKeyDictionary()
+
+
+def _forked() -> None:
+    for heart in _hearts.values():
+        heart.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class Leasing:

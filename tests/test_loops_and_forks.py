@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ import pytest
 from replaybuf import (
     AsyncReplayBufferConfig,
     FIFOPolicy,
+    Leased,
     ReplayBufError,
     ReplayBufferConfig,
     StorageError,
     SyncReplayBufferConfig,
 )
-from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all
+from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
 
 
 @pytest.fixture(params=["sqlite", "sqlite in memory", "memory://", "pandas://", "postgresql"])
@@ -381,3 +383,64 @@ def test_a_storage_error_is_one_error_for_each_caller() -> None:
         errors = asyncio.run(failing())
         assert all(isinstance(error, StorageError) for error in errors)
         assert len({id(error) for error in errors}) == 3
+
+
+def test_a_fork_does_not_keep_the_leases_of_its_parent_alive(shared_url: str) -> None:
+    """Its heartbeat is for its own."""
+    run(
+        """
+        async def child():
+            async with buffer.lease_batch({TASK: 1}, seconds=0.2) as lease:
+                extended = []
+                extend = buffer.storage.extend
+                async def note(leased, *args):
+                    extended.append(leased.token)
+                    return await extend(leased, *args)
+                buffer.storage.extend = note
+                while len(extended) < 3:
+                    await asyncio.sleep(0.01)
+                assert set(extended) == {lease.token}, (extended, lease)
+
+        async def parent():
+            await fill(buffer, 5)
+            return await buffer.lease_batch({TASK: 1}, seconds=0.2)
+
+        buffer = build(url)
+        lease = asyncio.run(parent())
+        pid = os.fork()
+        if pid == 0:
+            try:
+                asyncio.run(child())
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        asyncio.run(lease.acknowledge())
+        asyncio.run(buffer.close())
+        """,
+        shared_url,
+    )
+
+
+async def test_a_heartbeat_that_fails_leaves_the_others_alone(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its storage raises."""
+    async with build(any_url) as buffer:
+        await fill(buffer, 2)
+        failing, other = [await buffer.lease_batch({TASK: 1}, seconds=0.2) for _ in range(2)]
+        extend, extended = buffer.storage.extend, []
+
+        async def fail_or_note(leased: Leased, uids: Sequence[int], seconds: float) -> float:
+            if leased.token == failing.token:
+                raise RuntimeError
+            extended.append(leased.token)
+            return await extend(leased, uids, seconds)
+
+        monkeypatch.setattr(buffer.storage, "extend", fail_or_note)
+
+        async def went_on() -> bool:
+            return len(extended) > 4
+
+        await until(went_on)
+        await other.acknowledge()
