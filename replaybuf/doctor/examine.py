@@ -36,7 +36,7 @@ def examine(reader: Reader, look: Look) -> Iterator[Finding]:
         yield from _look(check, reader, look)
     try:
         yield from checksums.look_at_checksums(reader, look)
-    except ReplayBufError as error:
+    except Exception as error:
         yield _failed(checksums.NAME, error, look)
     for check in (*counts.CHECKS, *checkpoints.CHECKS, *own.LAST):
         yield from _look(check, reader, look)
@@ -45,15 +45,21 @@ def examine(reader: Reader, look: Look) -> Iterator[Finding]:
 def _look(check: Check, reader: Reader, look: Look) -> Sequence[Finding]:
     try:
         return reader.read(lambda connection: check.look(connection, look))
-    except ReplayBufError as error:
+    except Exception as error:  # SQLite lets any value be in any column
         return [_failed(check.name, error, look)]
 
 
-def _failed(name: str, error: ReplayBufError, look: Look) -> Finding:
+def _failed(name: str, error: Exception, look: Look) -> Finding:
     mend = ""
-    if isinstance(error, NotADatabaseError):
+    if look.path is not None and (isinstance(error, NotADatabaseError) or not isinstance(error, ReplayBufError)):
         mend = f"stop the run; replaybuf doctor {look.where} --rescue FOLDER saves what can be read"
-    return problem(name, f"can't be checked: {error}", mend)
+    return problem(name, f"can't be checked: {_text(error)}", mend)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, ReplayBufError):
+        return str(error)
+    return f"a row has a value that can't be there ({type(error).__name__}: {error!s:.200})"
 
 
 def repair(reader: Reader, look: Look) -> list[str]:
@@ -93,8 +99,8 @@ def _repairs(reader: Reader) -> list[tuple[str, Repair]]:
 async def _mend(database: Database, name: str, mend: Repair, look: Look) -> list[str]:
     try:
         return list(await database.write(lambda connection: mend(connection, look), alone=True))
-    except ReplayBufError as error:
-        return [f"could not mend {name}: {error}"]
+    except Exception as error:
+        return [f"could not mend {name}: {_text(error)}"]
 
 
 async def _empty_log(database: Database) -> list[str]:

@@ -366,3 +366,25 @@ async def flow(url: str, done: threading.Event) -> None:
             await buffer.get(4, "math")
             async with buffer.lease_batch({"math": 3}, seconds=60):
                 pass
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE rb_counter SET value = 'x' WHERE name = 'uid'",
+        "UPDATE rb_group SET leased_until = '[1]' WHERE lease IS NOT NULL",
+        "UPDATE rb_checkpoint SET lanes = '[['",
+        "UPDATE rb_checkpoint SET groups = 'many'",
+    ],
+)
+def test_a_value_that_can_not_be_there_is_a_problem(tmp_path: Path, statement: str) -> None:
+    """SQLite keeps any value in any column. The other checks go on."""
+    url = f"sqlite:///{tmp_path}/run.db"
+    asyncio.run(fill_busy(url))
+    asyncio.run(checkpoint_and_take(url))
+    execute(url, LATER)
+    execute(url, statement)
+    found = examine(url, code=1)
+    assert "problem" in wrong(found).values()
+    assert found.keys() == examine(url, "--repair", code=1).keys()
+    assert found["views"][0]["level"] == "ok"
