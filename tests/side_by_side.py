@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import replaybuf.buffer
-from replaybuf import Cursor, NewGroup, ReplayBuffer, Rules, Status
+from replaybuf import NewGroup, ReplayBuffer, Rules, Status
 from replaybuf.errors import NotEmptyError, ReplayBufError
 from replaybuf.lease import Lease
 from replaybuf.storage.base import StorageItem
@@ -291,7 +292,9 @@ class SideBySide(RuleBasedStateMachine):
             storage = buffer.storage
             now = await storage.cursor("data")
             prompts = [NewGroup(TASKS[0], Status.INIT, 0, make_prompt(number), 1.0) for number in numbers]
-            moved = Cursor("data", now.version - behind, now.position + len(numbers), bytes(numbers))
+            moved = replace(
+                now, version=now.version - behind, position=now.position + len(numbers), value=bytes(numbers)
+            )
             leased = await storage.claim(prompts, moved, 1000)
             return None if leased is None else Lease(storage, leased, 1000, heartbeat=False)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 from sqlalchemy import func, select
 
-from replaybuf import Cursor, Draw, NewGroup, ReplayBuffer, Status
+from replaybuf import Draw, NewGroup, ReplayBuffer, Status
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.drawing import Drawing
 from replaybuf.storage.sql.sweep import sweep
@@ -158,7 +159,7 @@ async def test_claims_of_several_processes_never_overlap(shared_url: str) -> Non
                 while claimed is None:
                     now = await one.storage.cursor("data")
                     prompt = NewGroup(TASK, Status.INIT, 0, group(now.position, status=Status.INIT), 1.0)
-                    moved = Cursor("data", now.version, now.position + 1)
+                    moved = replace(now, position=now.position + 1)
                     claimed = await one.storage.claim([prompt], moved, 60)
                 positions.append(now.position)
 

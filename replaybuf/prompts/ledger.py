@@ -14,7 +14,7 @@ import copy
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from replaybuf.buffer import ReplayBuffer
@@ -26,7 +26,7 @@ from replaybuf.prompts.source import Source
 from replaybuf.rollout import Status
 from replaybuf.rollout_type import get_field, set_field
 from replaybuf.staleness import reset_response
-from replaybuf.storage.base import Cursor, NewGroup, StorageItem
+from replaybuf.storage.base import NewGroup, StorageItem
 from replaybuf.tally import Tally
 
 #: Prompts that are handed out again: those whose worker is gone, interrupted ones, and expired ones.
@@ -206,7 +206,7 @@ class PromptLedger:
             if not items:
                 return []
             groups = [self._new_group(item) for item in items]
-            moved = Cursor(self.name, now.version, now.position + len(items), place)
+            moved = replace(now, position=now.position + len(items), value=place)
             claimed = await storage.claim(groups, moved, self._seconds)
             if claimed is not None:
                 lease = Lease(storage, claimed, self._seconds, heartbeat=True)

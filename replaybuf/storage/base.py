@@ -143,13 +143,15 @@ class Cursor:
     """Where a prompt ledger is in its dataset.
 
     `value` is what the dataset needs to go on from there, encoded; `position` is the number of prompts that were drawn,
-    for people; `version` is the number of moves, 0 for a cursor that doesn't exist yet.
+    for people; `version` is the number of moves, 0 for a cursor that doesn't exist yet. `epoch` is the number of
+    restores before it was read: a restore takes cursors back, and then the same versions come again.
     """
 
     name: str
     version: int = 0
     position: int = 0
     value: bytes = b""
+    epoch: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,8 +354,9 @@ class StorageBackend(ABC):
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
         """Move a cursor and put groups that are leased from the beginning, in one transaction.
 
-        `cursor.version` is that of the cursor before the move. Where it has another one by now, somebody else has moved
-        it: then nothing is done, and the answer is None.
+        `cursor.version` and `cursor.epoch` are those of the cursor before the move. Where it has others by now,
+        somebody else has moved it, or this storage has restored the buffer: nothing is done then, and the answer is
+        None.
         """
 
     @abstractmethod

@@ -367,12 +367,13 @@ class MemoryStorage(StorageBackend):
 
     async def cursor(self, name: str) -> Cursor:
         with self._lock:
-            return self._cursors.get(name, Cursor(name))
+            return replace(self._cursors.get(name, Cursor(name)), epoch=self._epoch)
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
         encoded = [(group, self.codec.encode(group.rollouts)) for group in groups]
         with self._lock:
-            if (await self.cursor(cursor.name)).version != cursor.version:
+            now = await self.cursor(cursor.name)
+            if (now.version, now.epoch) != (cursor.version, cursor.epoch):
                 return None
             self._cursors[cursor.name] = replace(cursor, version=cursor.version + 1)
             items = [self._add(group, payload, Marks.of(group.rollouts).mean_reward) for group, payload in encoded]

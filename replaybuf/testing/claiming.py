@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from replaybuf.buffer import ReplayBuffer
@@ -32,6 +34,18 @@ class ClaimLaws(Harness):
         second = await storage.claim([self.prompt(3)], Cursor("data", 1, 3, b"y"), LONG)
         assert second is not None
         assert second.token > first.token
+
+    async def test_a_claim_from_before_a_restore_does_nothing(self, buffer: ReplayBuffer) -> None:
+        """The cursor has the same version again, and another place: somebody was just reading the dataset."""
+        storage = buffer.storage
+        await storage.claim([], Cursor("data", 0, 1, b"one"), LONG)
+        await buffer.checkpoint(1)
+        await storage.claim([], Cursor("data", 1, 9, b"nine"), LONG)
+        seen = await storage.cursor("data")
+        await buffer.restore(1)
+        await storage.claim([], replace(await storage.cursor("data"), position=2, value=b"two"), LONG)
+        assert await storage.claim([self.prompt(1)], replace(seen, position=10, value=b"ten"), LONG) is None
+        assert await storage.cursor("data") == Cursor("data", 2, 2, b"two")
 
     async def test_claimed_groups_are_leased(self, buffer: ReplayBuffer) -> None:
         """Nobody draws them; given back they are there for the next, as if they had not been drawn."""

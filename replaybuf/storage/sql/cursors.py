@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from replaybuf.storage.base import Cursor
+from replaybuf.storage.sql.fence import join
 from replaybuf.storage.sql.lanes import Scope
 from replaybuf.storage.sql.lease import begin_lease, hold, rows_of
 from replaybuf.storage.sql.put import store
@@ -25,7 +27,8 @@ def read_cursors(connection: Connection, scope: Scope) -> list[Cursor]:
 
 def read_cursor(connection: Connection, scope: Scope, name: str) -> Cursor:
     """One of them; version 0 where there is none."""
-    return next((one for one in read_cursors(connection, scope) if one.name == name), Cursor(name))
+    found = next((one for one in read_cursors(connection, scope) if one.name == name), Cursor(name))
+    return replace(found, epoch=join(connection, scope).epoch)
 
 
 def write_cursors(connection: Connection, scope: Scope, cursors: Sequence[Cursor]) -> None:
@@ -39,9 +42,9 @@ def claim(
 ) -> tuple[list[GroupRow], int, float] | None:
     """Move a cursor and put groups under a lease: their rows, its token, and when it ends.
 
-    None where somebody else has moved the cursor.
+    None where somebody else has moved the cursor, or a restore has.
     """
-    if not _move(connection, scope, moved):
+    if moved.epoch != scope.epoch or not _move(connection, scope, moved):
         return None
     uids = store(connection, scope, groups, now, evicting=False)
     rows = rows_of(connection, scope, uids)
