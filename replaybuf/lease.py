@@ -183,13 +183,15 @@ class _Heart:
         with self._changed:
             while True:
                 now = time.monotonic()
-                due = [lease for lease, when in self._leases.items() if when <= now]
-                if due:
+                beats = list(self._leases.items())  # one look: any of them may be dropped at any moment
+                if due := [lease for lease, when in beats if when <= now]:
                     return due
-                if not self._leases:
+                if not beats:
                     self._thread = None
                     return None
-                self._changed.wait(min(self._leases.values()) - now)
+                first = min(when for _, when in beats)
+                del beats
+                self._changed.wait(first - now)
 
     async def _beat(self, due: Sequence[Lease]) -> None:
         await asyncio.gather(*map(self._extend, due))

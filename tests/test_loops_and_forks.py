@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -26,6 +27,7 @@ from replaybuf import (
     StorageError,
     SyncReplayBufferConfig,
 )
+from replaybuf.lease import _Heart
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
 
 
@@ -444,3 +446,12 @@ async def test_a_heartbeat_that_fails_leaves_the_others_alone(any_url: str, monk
 
         await until(went_on)
         await other.acknowledge()
+
+
+def test_a_heart_whose_last_lease_is_dropped_as_it_looks_comes_to_rest() -> None:
+    heart = _Heart()
+    there = MagicMock()
+    there.__len__.return_value = 1
+    there.items.return_value = there.values.return_value = []
+    heart._leases = there
+    assert heart._wait() is None

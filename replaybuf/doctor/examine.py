@@ -19,6 +19,9 @@ from replaybuf.storage.sql.driver import translated
 _LOCK_TIMEOUT = 30.0
 _LOG_TIMEOUT_MS = 2000
 
+#: How a check fails: also by values that can't be what they should be. (SQLite lets any value be in any column.)
+FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+
 Repair = Callable[[Connection, Look], Sequence[str]]
 
 
@@ -36,7 +39,7 @@ def examine(reader: Reader, look: Look) -> Iterator[Finding]:
         yield from _look(check, reader, look)
     try:
         yield from checksums.look_at_checksums(reader, look)
-    except Exception as error:
+    except FAILURES as error:
         yield _failed(checksums.NAME, error, look)
     for check in (*counts.CHECKS, *checkpoints.CHECKS, *own.LAST):
         yield from _look(check, reader, look)
@@ -45,7 +48,7 @@ def examine(reader: Reader, look: Look) -> Iterator[Finding]:
 def _look(check: Check, reader: Reader, look: Look) -> Sequence[Finding]:
     try:
         return reader.read(lambda connection: check.look(connection, look))
-    except Exception as error:  # SQLite lets any value be in any column
+    except FAILURES as error:
         return [_failed(check.name, error, look)]
 
 
@@ -99,7 +102,7 @@ def _repairs(reader: Reader) -> list[tuple[str, Repair]]:
 async def _mend(database: Database, name: str, mend: Repair, look: Look) -> list[str]:
     try:
         return list(await database.write(lambda connection: mend(connection, look), alone=True))
-    except Exception as error:
+    except FAILURES as error:
         return [f"could not mend {name}: {_text(error)}"]
 
 
