@@ -13,10 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+
+
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
 from replaybuf import (
+    Cursor,
     DecodeError,
     Draw,
     FencedError,
@@ -445,3 +449,19 @@ async def test_prompts_that_can_not_be_read_back_are_not_kept(url: str, monkeypa
             with pytest.raises(DecodeError):
                 await ledger.draw(2)
         assert numbers(await ledger.draw(2)) == [0, 1]
+
+
+async def test_counts_may_be_those_of_numpy() -> None:
+    async with build("memory://") as buffer:
+        ledger = PromptLedger(buffer, indexed(3), TASK, epochs=np.int64(2))  # type: ignore[arg-type]
+        assert numbers(await ledger.draw(np.int64(2))) == [0, 1]  # type: ignore[arg-type]
+        assert numbers(await ledger.draw(9)) == [2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("place", [-1, 1 << 63, "3", [1], {b"1": 2}])
+async def test_a_place_that_is_none_is_refused(place: Any) -> None:
+    """Instead of a prompt from somewhere."""
+    async with build("memory://") as buffer:
+        await buffer.storage.claim([], Cursor(TASK, 0, 1, msgpack.packb(place)), LONG)
+        with pytest.raises(InputError, match="cursor"):
+            await PromptLedger(buffer, indexed(3), TASK, epochs=None).draw()

@@ -127,12 +127,13 @@ class PromptLedger:
         again: Iterable[Status | str] = AGAIN,
         seconds: float = 60.0,
     ) -> None:
-        if epochs is not None and (whole(epochs) is None or epochs < 0):
+        times = whole(epochs)
+        if epochs is not None and (times is None or times < 0):
             raise InputError(f"epochs must be a whole number, or None for no end, got {epochs!r:.100}")
         self.buffer = buffer
         self.task_name = check_task_name(task_name)
         self.name = check_task_name(task_name if name is None else name, "name")
-        self._source = Source(dataset, epochs)
+        self._source = Source(dataset, times)
         self._make_group = make_group or _as_group
         self._partial_rollouts = partial_rollouts
         self._again = tuple(check_status(status) for status in check_list(again, "again"))
@@ -144,13 +145,14 @@ class PromptLedger:
         With a timeout (seconds; None: for ever) it waits while none is there but some are in flight, which may come
         back: then an empty list means that all are finished, and NotReadyError that the time was over.
         """
-        if whole(count) is None or count < 1:
+        wanted = whole(count)
+        if wanted is None or wanted < 1:
             raise InputError(f"count must be a whole number of at least 1, got {count!r:.100}")
         patience = check_timeout(timeout)
         deadline = time.monotonic() + patience
         while True:
             seen = self.buffer.storage.version()
-            prompts = await self._draw_again(count) or await self._draw_new(count)
+            prompts = await self._draw_again(wanted) or await self._draw_new(wanted)
             if prompts or patience <= 0:
                 return prompts
             counts = await self.counts()

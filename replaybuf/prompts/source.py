@@ -17,6 +17,9 @@ from replaybuf.rollout_type import RolloutType
 #: Where to begin: the place of a cursor that was never moved.
 START = b""
 
+#: No dataset is read so far.
+_FAR = 1 << 62
+
 _CODEC = Codec(RolloutType(dict))
 
 
@@ -74,9 +77,9 @@ class _Indexed:
 def _index(place: bytes) -> int:
     try:
         index = msgpack.unpackb(place) if place else 0
-    except (ValueError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise InputError("the cursor of the prompt ledger is not one of an indexed dataset") from error
-    if type(index) is not int:
+    if type(index) is not int or not 0 <= index < _FAR:
         raise InputError("the cursor of the prompt ledger is not one of an indexed dataset")
     return index
 
