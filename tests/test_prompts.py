@@ -13,8 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-
-
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
