@@ -19,6 +19,7 @@ ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 def upgrade() -> None:
     op.add_column("rb_group", sa.Column("ticket", sa.BigInteger))
+    op.add_column("rb_group", sa.Column("made_from", JSON))
     op.create_table(
         "rb_buffer",
         sa.Column("name", NAME, primary_key=True),
@@ -79,6 +80,7 @@ def _create_checkpoint_group() -> None:
         sa.Column("leased_until", NUMBER),
         sa.Column("archived_at", NUMBER),
         sa.Column("ticket", sa.BigInteger),
+        sa.Column("made_from", JSON),
         sqlite_with_rowid=False,
         postgresql_with={"autovacuum_vacuum_scale_factor": "0.02"},
     )

@@ -332,8 +332,9 @@ class StorageBackend(ABC):
 
         Groups that are leased, now or then, are as if they had been given back. With `keep_new` groups that were put
         since stay, with the staleness that they have and as if they had never been drawn, unless they have left the
-        store altogether; archived ones that were drawn are completed again; and cursors stay where they are. Whoever
-        has opened the buffer before, other than this storage, is fenced off: FencedError.
+        store altogether; groups that they have replaced since stay away; archived ones that were drawn are completed
+        again; and cursors stay where they are. Whoever has opened the buffer before, other than this storage, is fenced
+        off: FencedError.
         """
 
     @abstractmethod

@@ -27,6 +27,7 @@ class Groups:
         self.rules = rules
         self.payloads: dict[int, bytes] = {}
         self.archived_at: dict[int, float] = {}
+        self.made_from: dict[int, set[int]] = {}  # all that a group has replaced, and what that had replaced
         self.races = Races(rules)
         self.tallies: Counter[tuple[str, Status, Tally]] = Counter()
 
@@ -36,6 +37,7 @@ class Groups:
         for uid in self.table.select(_ALL):
             copied.table.add(self.item(uid))
         copied.payloads, copied.archived_at = dict(self.payloads), dict(self.archived_at)
+        copied.made_from = dict(self.made_from)
         copied.races, copied.tallies = self.races.copy(), self.tallies.copy()
         return copied
 
@@ -90,6 +92,7 @@ class Groups:
         """Let go of the payload and the ticket of a group whose metadata is gone."""
         del self.payloads[uid]
         self.races.tickets.pop(uid, None)
+        self.made_from.pop(uid, None)
 
     # Putting
 

@@ -78,8 +78,11 @@ def add_new(now: World, restored: World, known: set[int]) -> None:
         if item.status == Status.ARCHIVED and item.times_sampled:
             item.status = Status.COMPLETED
         item.times_sampled = item.deliveries = 0
-        if item.key is not None:
-            there.remove(there.table.with_key(item.task_name, item.key), Tally.REPLACED)
+        made_from = here.made_from.get(item.uid, set())
+        become = [uid for uid in made_from if there.table.get(uid) is not None]
+        same_key = [] if item.key is None else there.table.with_key(item.task_name, item.key)
+        there.remove({*become, *same_key}, Tally.REPLACED)
+        there.made_from[item.uid] = made_from
         there.payloads[item.uid] = here.payloads[item.uid]
         there.races.tickets[item.uid] = here.races.ticket(item.uid)
         there.count(item, Tally.PUT)

@@ -86,9 +86,11 @@ class MemoryStorage(StorageBackend):
         loans, replaced = self._loans.replaced_by(group), groups.replaced_by(group)
         if not group.stays_leased:
             groups.check_room(group, replaced)
+        origins = set(group.replaces).union(*(groups.made_from.get(uid, ()) for uid in group.replaces))
         groups.remove(replaced, Tally.REPLACED)
         self._loans.remove(loans)
         item = self._add(group, payload, reward)
+        groups.made_from[item.uid] = origins
         if group.lease is not None and group.stays_leased:
             item.deliveries = max(loan.item.deliveries for loan in loans) - 1
             self._loans.lend([item], group.lease.token, loans[0].until)

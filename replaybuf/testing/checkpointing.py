@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from copy import deepcopy
 from typing import Any
 
@@ -206,7 +207,7 @@ class CheckpointLaws(Harness):
             with pytest.raises(CheckpointError, match=r"step 5.* 6"):
                 await call
         await buffer.drop_checkpoint(6)
-        with pytest.raises(CheckpointError, match="there is none"):
+        with pytest.raises(CheckpointError, match="no checkpoint was made"):
             await buffer.restore(6)
 
     async def test_a_missing_checkpoint_changes_nothing(self, buffer: ReplayBuffer) -> None:
@@ -247,3 +248,25 @@ class CheckpointLaws(Harness):
         await buffer.restore(0)
         assert len(buffer) == 0
         assert state_of(buffer)["storage"]["tallies"] == before["storage"]["tallies"] == []
+
+    async def test_keep_new_keeps_a_result_in_the_place_of_its_prompt(self, buffer: ReplayBuffer) -> None:
+        """What a kept group has replaced since, also by way of others, doesn't come back beside it."""
+        for number in range(3):
+            await buffer.put(group(number, status=Status.INIT), "math")
+        lease = await buffer.lease_batch({"math": 3}, group_status="init", seconds=LONG, heartbeat=False)
+        done, saved, lost = sorted(lease.open)
+        await buffer.checkpoint(1)
+        await buffer.put(group(10), "math", replaces=[done], lease=lease)
+        for number in (11, 12):
+            half = group(number, status=Status.ABORTED)
+            saved = await buffer.put(half, "math", replaces=[saved], lease=lease, keep_leased=True) or 0
+        await buffer.put(group(13), "math", replaces=[lost], lease=lease)
+        await buffer.delete({"reward": 1, "status": "completed", "uid": {"$gt": saved}})
+        for _ in range(2):
+            await buffer.restore(1, keep_new=True)
+            items = sorted((item.item[0].rollout_id, str(item.status)) for item in await found(buffer))
+            assert items == [(2, "init"), (10, "completed"), (12, "aborted")]
+            tallies: Counter[Tally] = Counter()
+            for (_, _, name), count in (await buffer.storage.tallies()).items():
+                tallies[name] += count
+            assert +tallies == {Tally.PUT: 5, Tally.SIZE: 3, Tally.REPLACED: 2}

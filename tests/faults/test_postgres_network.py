@@ -153,4 +153,5 @@ async def test_a_cut_network_loses_and_doubles_nothing(
         figures.compare(1, [*map(int, put)], [*map(int, taken)])
         assert sorted(taken, key=int) == put == [str(number) for number in range(len(put))]
         assert worker.said("left") == ["0"]
-        assert bool(worker.said("WARNING")) == bool(worker.said("INFO")) == (cut > 2 * silence)
+        assert bool(worker.said("WARNING")) == bool(worker.said("INFO"))
+        assert worker.said("WARNING") or cut <= 2 * silence

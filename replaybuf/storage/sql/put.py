@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, text
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, text
 
 from replaybuf.errors import ConflictError, FullError, ReplayBufError
 from replaybuf.race import PRIORITIZED, UNIFORM
@@ -23,7 +23,7 @@ from replaybuf.storage.sql.rows import EncodedGroup, dump_json, scoped_key
 from replaybuf.storage.sql.select import lock_groups
 from replaybuf.storage.sql.tables import group, info, lane, payload
 from replaybuf.storage.sql.tally import Counts, add_counts, lock_tasks, read_levels
-from replaybuf.storage.sql.uids import reserve_uids
+from replaybuf.storage.sql.uids import reserve_uids, uids_in_checkpoints
 from replaybuf.tally import LaneName, Tally
 
 Outcome = int | ReplayBufError
@@ -65,13 +65,19 @@ def _put_one(connection: Connection, scope: Scope, encoded: EncodedGroup, now: f
             _check_room(connection, scope, new, replaced)
     except ReplayBufError as error:  # nothing was changed
         return error
+    made_from = uids_in_checkpoints(connection, scope, _origins(replaced))
     _remove_replaced(connection, scope, replaced, now)
-    [uid] = store(connection, scope, [encoded], now, evicting=not new.stays_leased)
+    [uid] = store(connection, scope, [encoded], now, evicting=not new.stays_leased, made_from=made_from)
     if new.stays_leased:
         delivered = max(row.deliveries for row in replaced)
         rows = rows_of(connection, scope, [uid])
         hold(connection, scope, rows, replaced[0].lease, replaced[0].leased_until, deliveries=delivered)
     return uid
+
+
+def _origins(replaced: Iterable[Any]) -> set[int]:
+    """These groups, and all that they were made from."""
+    return {uid for row in replaced for uid in (row.uid, *(row.made_from or ()))}
 
 
 def _find_replaced(connection: Connection, scope: Scope, new: NewGroup) -> list[Any]:
@@ -103,7 +109,13 @@ def _check_room(connection: Connection, scope: Scope, new: NewGroup, replaced: I
 
 
 def store(
-    connection: Connection, scope: Scope, groups: Sequence[EncodedGroup], now: float, *, evicting: bool = True
+    connection: Connection,
+    scope: Scope,
+    groups: Sequence[EncodedGroup],
+    now: float,
+    *,
+    evicting: bool = True,
+    made_from: Sequence[int] = (),
 ) -> list[int]:
     """Insert groups for which there is room, and evict what is beyond the capacity; their uids."""
     if not groups:
@@ -120,7 +132,8 @@ def store(
         rows = _replace_same_keys(connection, scope, rows, lanes, counts, now)
     drawn, shift = _draw_keys(scope, lanes, rows), scope.ticket_shift
     values = [
-        group_row(uid, one, key, lanes, drawn.get(uid, {}), uid - shift if shift else None) for uid, one, key in rows
+        group_row(uid, one, key, lanes, drawn.get(uid, {}), uid - shift if shift else None, made_from)
+        for uid, one, key in rows
     ]
     insert_rows(connection, group, values)
     insert_rows(connection, payload, [payload_row(uid, one) for uid, one, _ in rows])
@@ -162,7 +175,7 @@ def _replace_same_keys(
         # Two puts of one key wait for each other here, instead of failing on the unique index.
         for name in sorted(last):
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": name})
-    replace_keys(connection, scope, sorted(last), now)
+    replace_groups(connection, scope, group.c.scoped_key.in_(sorted(last)), now)
     kept: list[tuple[int, EncodedGroup, str | None]] = []
     for uid, encoded, key in rows:
         if key is None or last[key] == uid:
@@ -174,10 +187,9 @@ def _replace_same_keys(
     return kept
 
 
-def replace_keys(connection: Connection, scope: Scope, keys: Sequence[str], now: float) -> None:
-    """Remove the groups, leased ones too, that have one of these keys."""
-    if keys:
-        _remove_replaced(connection, scope, _lock(connection, scope, group.c.scoped_key.in_(keys)), now)
+def replace_groups(connection: Connection, scope: Scope, condition: ColumnElement[bool], now: float) -> None:
+    """Remove the groups, leased ones too, in whose place others come."""
+    _remove_replaced(connection, scope, _lock(connection, scope, condition), now)
 
 
 def _lock(connection: Connection, scope: Scope, condition: Any) -> list[Any]:
@@ -185,7 +197,7 @@ def _lock(connection: Connection, scope: Scope, condition: Any) -> list[Any]:
     locked = [uid for uid, _ in lock_groups(connection, condition)]
     found = (
         select(
-            *(group.c[name] for name in ("uid", "lane", "lease", "leased_until", "deliveries")),
+            *(group.c[name] for name in ("uid", "lane", "lease", "leased_until", "deliveries", "made_from")),
             *(lane.c[name] for name in ("task_name", "status", "leased")),
         )
         .select_from(group.join(lane, lane.c.id == group.c.lane))
@@ -228,6 +240,7 @@ def group_row(
     lanes: Mapping[LaneName, Lane],
     keys: Mapping[str, float],
     ticket: int | None,
+    made_from: Sequence[int] = (),
 ) -> tuple[Any, ...]:
     """A new group as a row of `rb_group`."""
     new, oldest = encoded.group, encoded.oldest_step
@@ -262,6 +275,7 @@ def group_row(
         None,  # leased_until
         now_if_archived(new),
         ticket,
+        dump_json(list(made_from)) if made_from else None,
     )
 
 

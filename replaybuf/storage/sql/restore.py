@@ -20,7 +20,7 @@ from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, need_lanes, new_clocks
 from replaybuf.storage.sql.lease import return_all
 from replaybuf.storage.sql.leaving import pinned
-from replaybuf.storage.sql.put import replace_keys
+from replaybuf.storage.sql.put import replace_groups
 from replaybuf.storage.sql.races import enter_races
 from replaybuf.storage.sql.tables import checkpoint_group, cursor, garbage, group, lane, tally
 from replaybuf.storage.sql.tally import Counts, add_counts
@@ -119,11 +119,12 @@ def _set_cursors(connection: Connection, scope: Scope, checkpoint_id: int) -> No
 
 @dataclass(slots=True)
 class _New:
-    """A group that was put since: where it will be, and its key, which it hasn't got meanwhile."""
+    """A group that was put since: where it will be, its key, which it hasn't got meanwhile, what it was made from."""
 
     uid: int
     home: LaneName
     scoped_key: str | None
+    made_from: Sequence[int]
 
 
 def _set_new_apart(connection: Connection, scope: Scope, checkpoint_id: int) -> list[_New]:
@@ -136,7 +137,7 @@ def _set_new_apart(connection: Connection, scope: Scope, checkpoint_id: int) -> 
         home = lanes[row.lane]
         archived = home.status == Status.ARCHIVED and row.times_sampled
         status = Status.COMPLETED if archived else Status(home.status)
-        found.append(_New(row.uid, (home.task_name, status), row.scoped_key))
+        found.append(_New(row.uid, (home.task_name, status), row.scoped_key, row.made_from or ()))
     fresh = {"times_sampled": 0, "deliveries": 0, "scoped_key": None}
     for row in lanes.values():  # as long as these have the train step that their groups follow
         mine = update(group).where(group.c.lane == row.id, ~_kept(checkpoint_id))
@@ -145,8 +146,12 @@ def _set_new_apart(connection: Connection, scope: Scope, checkpoint_id: int) -> 
 
 
 def _let_in(connection: Connection, scope: Scope, new: Sequence[_New], now: float) -> None:
-    """Groups that were put since come into their lanes, in the place of others that have their key."""
-    replace_keys(connection, scope, [one.scoped_key for one in new if one.scoped_key is not None], now)
+    """Groups that were put since come into their lanes, in the place of those that have their key, or became them."""
+    for condition in (
+        group.c.scoped_key.in_([one.scoped_key for one in new if one.scoped_key is not None]),
+        uid_in(connection, [uid for one in new for uid in one.made_from]),
+    ):
+        replace_groups(connection, scope, condition, now)
     counts: Counts = Counter()
     homes = need_lanes(connection, scope, {one.home for one in new})
     for name, home in homes.items():

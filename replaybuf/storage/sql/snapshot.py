@@ -127,6 +127,7 @@ async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *,
         digest += payloads_digest(payloads)
         for row in groups:
             row["lane"] = ids[row["lane"]]
+            row["made_from"] = None  # checkpoints stay behind
             if shift and row["ticket"] is None:
                 row["ticket"] = row["uid"]
             row["uid"] += shift

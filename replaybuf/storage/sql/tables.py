@@ -21,6 +21,9 @@ have it in `pinned_staleness`; `pinned_step` is the train step that it was compu
 
 `ticket` is the number that random draws know a group by: NULL where it is the uid. Uids are never given twice, but the
 groups that are put after a restore have the tickets that they would have had without it, and so the same chances.
+
+`made_from` are the uids of groups that this one has replaced and that a checkpoint still has, NULL for none: a restore
+that keeps this one doesn't bring them back.
 """
 
 from __future__ import annotations
@@ -98,6 +101,7 @@ group = Table(
     Column("leased_until", Number),
     Column("archived_at", Number),
     Column("ticket", BigInteger),
+    Column("made_from", Json),
     postgresql_with={"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.02"},
 )
 

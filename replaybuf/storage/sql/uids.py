@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlalchemy import Connection, delete, exists, func, or_, select, text, update
 
 from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.tables import checkpoint, counter, cursor, garbage, group, lane, payload, tally, uid_sequence
+from replaybuf.storage.sql.tables import (
+    checkpoint,
+    checkpoint_group,
+    counter,
+    cursor,
+    garbage,
+    group,
+    lane,
+    payload,
+    tally,
+    uid_sequence,
+)
 from replaybuf.storage.state import check_empty
 
 
@@ -17,6 +30,15 @@ def reserve_uids(connection: Connection, count: int) -> list[int]:
     raised = update(counter).where(counter.c.name == "uid").values(value=counter.c.value + count)
     last = connection.execute(raised.returning(counter.c.value)).scalar_one()
     return list(range(last - count + 1, last + 1))
+
+
+def uids_in_checkpoints(connection: Connection, scope: Scope, uids: Iterable[int]) -> list[int]:
+    """Those of these groups that a checkpoint of the buffer has."""
+    if not scope.checkpoint:
+        return []
+    ids = select(checkpoint.c.id).where(checkpoint.c.buffer == scope.buffer)
+    kept = checkpoint_group.c.checkpoint.in_(ids), checkpoint_group.c.uid.in_(list(uids))
+    return sorted(set(connection.execute(select(checkpoint_group.c.uid).where(*kept)).scalars()))
 
 
 def make_room(connection: Connection, scope: Scope) -> None:
