@@ -333,7 +333,8 @@ class SideBySide(RuleBasedStateMachine):
         folders = [self.folder / "reference", self.folder / "other"]
         for buffer, folder in zip((self.reference, self.other), folders, strict=True):
             self.runner.run(buffer.save(folder))
-            with pytest.raises(NotEmptyError) if buffer.state_dict()["storage"]["groups"] else nullcontext():
+            filled = buffer.state_dict()["storage"]["groups"] or self.runner.run(buffer.checkpoints())
+            with pytest.raises(NotEmptyError) if filled else nullcontext():
                 self.runner.run(buffer.resume(folder))
         self.begin_anew()
         for buffer, folder in zip((self.reference, self.other), reversed(folders) if crossed else folders, strict=True):
