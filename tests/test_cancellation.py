@@ -557,7 +557,7 @@ def test_a_loop_that_is_closed_with_a_pending_take_loses_nothing(sql_url: str) -
             gc.collect()  # that is what tells of the take that nobody can go on with
             return len(buffer) + len(taken) == 20
 
-        asyncio.run(until(all_back))
+        asyncio.run(until(all_back, 60))
         taken += asyncio.run(take_all(buffer))
     assert sorted(taken) == list(range(20))
 

@@ -24,6 +24,9 @@ from replaybuf.storage.sql.source import Source
 from replaybuf.storage.sql.tables import group, payload
 from replaybuf.storage.sql.tally import lock_tasks, read_levels
 
+# Without these a group that was taken could not be given back.
+_NEEDED = [column.name for column in group.columns if not column.nullable]
+
 
 def draw_groups(
     connection: Connection, scope: Scope, codec: Codec, draw: Draw, skip: set[int]
@@ -81,6 +84,8 @@ def _draw_lane(
         damaged: dict[int, str] = {}
         for row in _read(connection, home, [uid for uid in uids if uid not in good]):
             try:
+                if missing := [name for name in _NEEDED if row.columns[name] is None]:
+                    raise DecodeError(f"group {row.uid}: its metadata is damaged ({', '.join(missing)} missing)")
                 if row.payload is None:
                     raise DecodeError(f"the payload of group {row.uid} is missing")
                 codec.verify(row.payload)
