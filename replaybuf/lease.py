@@ -88,7 +88,7 @@ class Lease:
         """
         chosen = self._chosen(uids)
         await self._storage.acknowledge(self._leased, chosen)
-        self._settle(chosen)
+        self.settle(chosen)
 
     async def give_back(self, uids: Iterable[int] | None = None, *, failed: str | None = None) -> int:
         """These groups, or all that are open, are drawn again, in their old place; how many were still held.
@@ -97,7 +97,7 @@ class Lease:
         """
         chosen, reason = self._chosen(uids), check_reason(failed)
         count = await self._storage.give_back(self._leased, chosen, counts=reason is not None, reason=reason or "")
-        self._settle(chosen)
+        self.settle(chosen)
         return count
 
     async def extend(self, seconds: float | None = None) -> None:
@@ -122,12 +122,9 @@ class Lease:
         return self._leased
 
     def settle(self, uids: Iterable[int], successor: int | None = None) -> None:
-        """These groups have been replaced, perhaps by one that the lease goes on to hold."""
+        """These groups are no longer held; a group that has replaced them may be, in their place."""
         if successor is not None:
             self._open.add(successor)
-        self._settle(uids)
-
-    def _settle(self, uids: Iterable[int]) -> None:
         self._open.difference_update(uids)
         if not self._open:
             self.stop()

@@ -9,10 +9,10 @@ from sqlalchemy import Connection, inspect
 
 from replaybuf.cli.options import Url, listing
 from replaybuf.cli.output import Column, Output
-from replaybuf.cli.reading import open_reader, read_url
 from replaybuf.errors import NotADatabaseError, SchemaError
 from replaybuf.storage.sql.driver import public_url
 from replaybuf.storage.sql.filesystem import refuse_network_filesystem
+from replaybuf.storage.sql.reading import open_reader, read_url
 from replaybuf.storage.sql.schema import HEAD, REVISIONS, check_schema, create_schema, current_revision, upgrade
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaybuf.cli import units
+from replaybuf import units
 from replaybuf.cli.escape import escape
 from replaybuf.cli.options import Url, listing, option
 from replaybuf.cli.output import Column, Output, console
 from replaybuf.cli.progress import progress_bar
-from replaybuf.cli.reading import Reader, open_reader
 from replaybuf.errors import InputError
+from replaybuf.storage.sql.reading import Reader, open_reader
 
 if TYPE_CHECKING:
     from replaybuf.doctor import Finding

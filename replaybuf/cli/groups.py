@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, column, select, table, true
 
-from replaybuf.cli import units
+from replaybuf import units
 from replaybuf.errors import InputError
 from replaybuf.policy import Order
 from replaybuf.query import Node

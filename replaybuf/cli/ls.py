@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import Connection, select
 
-from replaybuf.cli import units
+from replaybuf import units
 from replaybuf.cli.groups import (
     Looking,
     age_of,
@@ -23,9 +23,9 @@ from replaybuf.cli.groups import (
 )
 from replaybuf.cli.options import Buffer, Url, listing, option
 from replaybuf.cli.output import Column, Output
-from replaybuf.cli.reading import read
 from replaybuf.policy import parse_order
 from replaybuf.query import LogicNode, Node, parse
+from replaybuf.storage.sql.reading import read
 from replaybuf.storage.sql.select import count_groups
 from replaybuf.storage.sql.tables import lane
 

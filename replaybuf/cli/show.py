@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import Connection
 
-from replaybuf.cli import units
+from replaybuf import units
 from replaybuf.cli.conversation import fields_of, print_conversation
 from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import (
@@ -25,9 +25,9 @@ from replaybuf.cli.groups import (
 )
 from replaybuf.cli.options import Url, listing, option, url_and
 from replaybuf.cli.output import Column, Output, console, iso, print_table, write
-from replaybuf.cli.reading import open_reader, read
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.query import LogicNode, ScalarNode
+from replaybuf.storage.sql.reading import open_reader, read
 from replaybuf.storage.sql.rows import GroupRow
 from replaybuf.storage.sql.select import read_groups
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from sqlalchemy import Connection, select
 
-from replaybuf.cli import units
+from replaybuf import units
 from replaybuf.cli.groups import buffers_of, look_at
 from replaybuf.cli.options import Buffer, Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output, iso
 from replaybuf.cli.progress import progress_bar
-from replaybuf.cli.reading import LOCK_TIMEOUT, read, read_url
 from replaybuf.errors import ConfigError, InputError
 from replaybuf.storage.sql.driver import parse_url, public_url
 from replaybuf.storage.sql.lanes import Scope
+from replaybuf.storage.sql.reading import LOCK_TIMEOUT, read, read_url
 from replaybuf.storage.sql.sqlite import is_memory, is_wal
 from replaybuf.storage.sql.tables import checkpoint
 

@@ -10,16 +10,16 @@ from typing import Any
 from sqlalchemy import Connection, func, select, table, text
 from sqlalchemy.sql.expression import column
 
-from replaybuf.cli import units
+from replaybuf import units
 from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import GROUPS, age_of, buffers_of, look_at, now_of, status_style, tidy
 from replaybuf.cli.options import Buffer, Url, listing
 from replaybuf.cli.output import Column, Output, Row, print_table, write
-from replaybuf.cli.reading import read, read_url
 from replaybuf.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
 from replaybuf.rollout import Status
 from replaybuf.storage.sql.driver import public_url
 from replaybuf.storage.sql.lanes import Scope
+from replaybuf.storage.sql.reading import read, read_url
 from replaybuf.storage.sql.schema import current_revision
 from replaybuf.storage.sql.select import read_histogram
 from replaybuf.storage.sql.tables import checkpoint, garbage

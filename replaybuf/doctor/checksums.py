@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from sqlalchemy import Connection, select, union
 
-from replaybuf.cli.reading import Reader
 from replaybuf.codec import Codec
 from replaybuf.doctor.finding import Finding, Look, fine, groups, problem, repairable, some, warning
 from replaybuf.doctor.groups import put_aside
 from replaybuf.errors import DecodeError, StorageError
 from replaybuf.rollout_type import RolloutType
 from replaybuf.storage.sql.fields import uid_in
+from replaybuf.storage.sql.reading import Reader
 from replaybuf.storage.sql.tables import checkpoint_group, group, payload
 
 NAME = "checksums"

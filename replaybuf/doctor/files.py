@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, text
 
-from replaybuf.cli import units
+from replaybuf import units
 from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, problem, repairable, some, warning
 from replaybuf.storage.sql.filesystem import filesystem_type, is_network
 from replaybuf.storage.sql.sqlite import CHECKPOINT_PAGES, PAGE_SIZE, is_wal

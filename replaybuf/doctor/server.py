@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from replaybuf.cli import units
+from replaybuf import units
 from replaybuf.doctor.finding import Check, Finding, Look, fine, problem, some, warning
 from replaybuf.storage.sql.tables import metadata, uid_sequence
 

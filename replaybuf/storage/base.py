@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from replaybuf.codec import Codec
-from replaybuf.errors import FencedError, LeaseLostError
+from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.policy import Order
 from replaybuf.progress import OnProgress
 from replaybuf.query import Node
@@ -162,6 +162,12 @@ class Checkpoint:
     created_at: float
     groups: int
     bytes: int
+
+
+def missing_checkpoint(step: int, steps: list[int]) -> CheckpointError:
+    """The error for a step that has no checkpoint, where these have."""
+    there = f"there are those of the steps {', '.join(map(str, steps))}" if steps else "no checkpoint was made"
+    return CheckpointError(f"there is no checkpoint of step {step}; {there}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from replaybuf.errors import CheckpointError
 from replaybuf.query import LogicNode
 from replaybuf.rollout import Status
-from replaybuf.storage.base import Checkpoint, Cursor, StorageItem
+from replaybuf.storage.base import Checkpoint, Cursor, StorageItem, missing_checkpoint
 from replaybuf.storage.groups import Groups
 from replaybuf.storage.loans import Loans
 from replaybuf.storage.state import State, StoredGroup
@@ -61,12 +60,6 @@ class Checkpoints:
     def drop(self, step: int) -> None:
         self.get(step)
         del self._kept[step]
-
-
-def missing_checkpoint(step: int, steps: list[int]) -> CheckpointError:
-    """The error for a step that has no checkpoint, where these have."""
-    there = f"there are those of the steps {', '.join(map(str, steps))}" if steps else "no checkpoint was made"
-    return CheckpointError(f"there is no checkpoint of step {step}; {there}")
 
 
 def add_new(now: World, restored: World, known: set[int]) -> None:

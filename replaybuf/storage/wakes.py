@@ -1,10 +1,11 @@
-"""Waking those who wait for a change of a store in this process, in any event loop."""
+"""Waking those who wait for a change of a store, in any event loop of this process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
+from collections.abc import Callable
 
 
 class Wakes:
@@ -24,14 +25,23 @@ class Wakes:
             with contextlib.suppress(RuntimeError):  # its loop was closed
                 future.get_loop().call_soon_threadsafe(_resolve, future)
 
-    async def wait(self, timeout: float, since: int) -> None:
-        """Return when something has changed after `version` was `since`, or after `timeout` seconds."""
+    @property
+    def awaited(self) -> bool:
+        """Whether anyone waits."""
+        return bool(self._waiting)
+
+    async def wait(self, timeout: float, since: int, begun: Callable[[], object] = lambda: None) -> None:
+        """Return when something has changed after `version` was `since`, or after `timeout` seconds.
+
+        `begun()` is called when it has come to waiting, and a change can't be missed any more.
+        """
         waiting = asyncio.get_running_loop().create_future()
         with self._lock:
             if self.version != since:
                 return
             self._waiting.add(waiting)
         try:
+            begun()
             async with asyncio.timeout(timeout):
                 await waiting
         except TimeoutError:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from replaybuf.cli.reading import open_reader
 from replaybuf.errors import AccessError
+from replaybuf.storage.sql.reading import open_reader
 from tests.cli.conftest import run, run_json
 
 COMMANDS = [("stats",), ("ls",), ("show", "15"), ("show", "15", "--full"), ("sql", "SELECT 1"), ("db", "current")]

@@ -14,12 +14,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, literal, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from replaybuf.storage.base import Checkpoint
-from replaybuf.storage.kept import missing_checkpoint
+from replaybuf.storage.base import Checkpoint, missing_checkpoint
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.fence import check_fence
-from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, cursor, garbage, group, lane
+from replaybuf.storage.sql.lanes import Scope, all_lanes
+from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, cursor, garbage, group
 from replaybuf.storage.sql.tally import read_lane_tallies
 from replaybuf.storage.sql.uids import last_uid
 from replaybuf.tally import Tally
@@ -57,7 +56,7 @@ def copy_groups(connection: Connection, scope: Scope, step: int, keep: int | Non
     """Copy the metadata of all groups, the lanes, the counts and the cursors, and drop checkpoints beyond `keep`."""
     of_step = select(checkpoint.c.id).where(checkpoint.c.buffer == scope.buffer, checkpoint.c.step == step)
     forget(connection, list(connection.execute(of_step).scalars()), now)
-    lanes = [dict(row) for row in connection.execute(select(lane).where(lane.c.buffer == scope.buffer)).mappings()]
+    lanes = [row._asdict() for row in all_lanes(connection, scope)]
     ours = group.c.lane.in_([row["id"] for row in lanes])
     count, size = connection.execute(select(func.count(), func.sum(group.c.bytes)).where(ours)).one()
     made = Checkpoint(step, now, int(count), int(size or 0))

@@ -63,6 +63,11 @@ class Lane:
         return cls(row.id, row.task_name, Status(row.status), row.step, clocks)
 
 
+def all_lanes(connection: Connection, scope: Scope) -> list[Any]:
+    """The rows of all lanes of the buffer, those of leased groups too."""
+    return list(connection.execute(select(lane).where(lane.c.buffer == scope.buffer)))
+
+
 def find_lanes(
     connection: Connection, scope: Scope, names: Iterable[LaneName], *, leased: bool = False
 ) -> dict[LaneName, Lane]:

@@ -17,7 +17,7 @@ from replaybuf.storage.base import Checkpoint
 from replaybuf.storage.sql.checkpoint import find_checkpoint, keep_sweeps_away
 from replaybuf.storage.sql.fence import begin_epoch
 from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.lanes import Lane, Scope, need_lanes, new_clocks
+from replaybuf.storage.sql.lanes import Lane, Scope, all_lanes, need_lanes, new_clocks
 from replaybuf.storage.sql.lease import return_all
 from replaybuf.storage.sql.leaving import pinned
 from replaybuf.storage.sql.put import replace_groups
@@ -34,7 +34,7 @@ def restore(connection: Connection, scope: Scope, step: int, now: float, *, keep
     kept = find_checkpoint(connection, scope, step)
     shift = scope.ticket_shift if keep_new else last_uid(connection) + 1 - kept.next_ticket
     new = _set_new_apart(connection, scope, kept.id) if keep_new else []
-    lanes = _lanes(connection, scope)
+    lanes = all_lanes(connection, scope)
     _remove_changed(connection, lanes, kept.id)
     if not keep_new:
         _remove_new(connection, lanes, kept.id, now)
@@ -47,10 +47,6 @@ def restore(connection: Connection, scope: Scope, step: int, now: float, *, keep
     return_all(connection, scope)
     _let_in(connection, scope, new, now)
     return Checkpoint(kept.step, kept.created_at, kept.groups, kept.bytes), scope
-
-
-def _lanes(connection: Connection, scope: Scope) -> list[Any]:
-    return list(connection.execute(select(lane).where(lane.c.buffer == scope.buffer)))
 
 
 def _kept(checkpoint_id: int, *as_it_is: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -130,7 +126,7 @@ class _New:
 def _set_new_apart(connection: Connection, scope: Scope, checkpoint_id: int) -> list[_New]:
     """Let the groups that were put since be as if they had never been drawn, with the staleness that they have now."""
     return_all(connection, scope)
-    lanes = {row.id: row for row in _lanes(connection, scope)}
+    lanes = {row.id: row for row in all_lanes(connection, scope)}
     put_since = [_in(list(lanes.values())), ~_kept(checkpoint_id)]
     found = []
     for row in connection.execute(select(group).where(*put_since).order_by(group.c.uid)):

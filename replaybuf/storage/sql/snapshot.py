@@ -23,7 +23,7 @@ from replaybuf.storage.sql.cursors import read_cursors, write_cursors
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.driver import translated
 from replaybuf.storage.sql.fence import check_fence, join, set_next_ticket
-from replaybuf.storage.sql.lanes import CLOCKS, Scope
+from replaybuf.storage.sql.lanes import CLOCKS, Scope, all_lanes
 from replaybuf.storage.sql.lease import return_all
 from replaybuf.storage.sql.rows import rescoped_key
 from replaybuf.storage.sql.schema import create_schema
@@ -147,7 +147,7 @@ async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *,
 
 def _read_lanes(connection: Connection, scope: Scope) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The lanes of a buffer, and what was counted in them."""
-    lanes = [dict(row) for row in connection.execute(select(lane).where(lane.c.buffer == scope.buffer)).mappings()]
+    lanes = [row._asdict() for row in all_lanes(connection, scope)]
     return lanes, read_lane_tallies(connection, [row["id"] for row in lanes])
 
 
