@@ -38,6 +38,16 @@ async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
     return await opened.thread.run(work)
 
 
+async def take(buffer: ReplayBuffer, size: int) -> Callable[[], Awaitable[None]]:
+    """A take that nobody receives; what undoes it, as when it is cancelled."""
+    storage = buffer.storage
+    assert isinstance(storage, SQLStorage)
+    opened = storage._state()
+    drawing = Drawing(opened, storage.codec, Draw({TASK: size}))
+    taken = await opened.thread.run(drawing.run)
+    return lambda: opened.thread.run(lambda: drawing.undo(taken))
+
+
 async def test_payloads_stay_while_a_checkpoint_needs_them(sql_url: str) -> None:
     async with build(sql_url) as buffer:
         await fill(buffer, 6)
@@ -173,15 +183,11 @@ async def test_a_draw_that_is_undone_is_undone_in_checkpoints_too(sql_url: str) 
         async with build(sql_url, **options) as buffer:
             await buffer.delete({})
             await fill(buffer, 4)
-            storage = buffer.storage
-            assert isinstance(storage, SQLStorage)
-            opened = storage._state()
             await buffer.checkpoint(1)
-            drawing = Drawing(opened, storage.codec, Draw({TASK: 2}))
             before = state_of(buffer)
-            taken = await opened.thread.run(drawing.run)
+            undo = await take(buffer, 2)
             await buffer.checkpoint(2)
-            await opened.thread.run(lambda drawing=drawing, taken=taken: drawing.undo(taken))
+            await undo()
             assert state_of(buffer) == before
             for step in (1, 2):
                 assert (await buffer.restore(step)).groups == 4
@@ -194,14 +200,10 @@ async def test_a_draw_of_before_a_restore_is_not_undone(sql_url: str) -> None:
         await fill(buffer, 2)
         await buffer.checkpoint(1)
         await fill(buffer, 2, 10)
-        storage = buffer.storage
-        assert isinstance(storage, SQLStorage)
-        opened = storage._state()
-        drawing = Drawing(opened, storage.codec, Draw({TASK: 4}))
-        taken = await opened.thread.run(drawing.run)
+        undo = await take(buffer, 4)
         await buffer.restore(1)
         before = state_of(buffer)
-        await opened.thread.run(lambda: drawing.undo(taken))
+        await undo()
         assert state_of(buffer) == before
         assert sorted(await take_all(buffer)) == [0, 1]
 
@@ -243,16 +245,12 @@ async def test_an_undone_draw_is_undone_in_the_checkpoint_that_took_the_place_of
     """Also where that has got the same number in the database."""
     async with build(sql_url) as buffer:
         await fill(buffer, 4)
-        storage = buffer.storage
-        assert isinstance(storage, SQLStorage)
-        opened = storage._state()
         await buffer.checkpoint(1)
-        drawing = Drawing(opened, storage.codec, Draw({TASK: 2}))
         before = state_of(buffer)
-        taken = await opened.thread.run(drawing.run)
+        undo = await take(buffer, 2)
         await buffer.drop_checkpoint(1)
         await buffer.checkpoint(1)
-        await opened.thread.run(lambda: drawing.undo(taken))
+        await undo()
         await buffer.restore(1)
         assert state_of(buffer) == before
 

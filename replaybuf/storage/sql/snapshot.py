@@ -169,8 +169,7 @@ def write_lanes(connection: Connection, scope: Scope, lanes: Sequence[dict[str, 
         insert(lane),
         [{name: value for name, value in row.items() if name != "id"} | {"buffer": scope.buffer} for row in lanes],
     )
-    made = select(lane.c.id, lane.c.task_name, lane.c.status, lane.c.leased).where(lane.c.buffer == scope.buffer)
-    found = {(row.task_name, row.status, row.leased): row.id for row in connection.execute(made)}
+    found = {(row.task_name, row.status, row.leased): row.id for row in all_lanes(connection, scope)}
     return {row["id"]: found[(row["task_name"], row["status"], row["leased"])] for row in lanes}
 
 
@@ -187,7 +186,7 @@ def _insert_rows(connection: Connection, table: Table, rows: list[dict[str, Any]
 def _batch(
     connection: Connection, scope: Scope, after: int, size: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    lanes = list(connection.execute(select(lane.c.id).where(lane.c.buffer == scope.buffer)).scalars())
+    lanes = [row.id for row in all_lanes(connection, scope)]
     chosen = select(group).where(group.c.uid > after, group.c.lane.in_(lanes)).order_by(group.c.uid).limit(size)
     groups = [dict(row) for row in connection.execute(chosen).mappings()]
     if not groups:

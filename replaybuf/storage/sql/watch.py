@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 from typing import Any
 
 from sqlalchemy import Connection, text
@@ -18,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.thread import DatabaseThread
+from replaybuf.storage.wakes import Wakes
 
 POLL_SECONDS = {"sqlite": 0.02, "postgresql": 0.5}
 CHANNEL = "replaybuf"
@@ -32,14 +32,12 @@ class Watch:
     def __init__(self, thread: DatabaseThread, database: Database) -> None:
         self._thread = thread
         self._database = database
-        self._lock = threading.Lock()
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._wakes = Wakes()
         self._polling: asyncio.Task[None] | None = None
         self._notifying: asyncio.Task[None] | None = None
         self._due = False
         self._stopped = False
         self._looking = False
-        self._wakes = 0
         self._connection: AsyncConnection | None = None
         self._listening: Any = None
         self._version: int | None = None
@@ -48,29 +46,17 @@ class Watch:
 
     def version(self) -> int:
         """A number that is another one after every change that was noticed (any thread)."""
-        return self._wakes
+        return self._wakes.version
 
     async def wait(self, timeout: float, since: int) -> None:
         """Return when a change was noticed after `version` was `since`, or after `timeout` seconds (any event loop)."""
-        waiting = asyncio.get_running_loop().create_future()
-        with self._lock:
-            if self._stopped or self._wakes != since:
-                return
-            self._waiting.add(waiting)
-        self._thread.post(self._start)
-        try:
-            async with asyncio.timeout(timeout):
-                await waiting
-        except TimeoutError:
-            pass
-        finally:
-            with self._lock:
-                self._waiting.discard(waiting)
+        if not self._stopped:
+            await self._wakes.wait(timeout, since, lambda: self._thread.post(self._start))
 
     def committed(self) -> None:
         """This process has committed something that others may wait for (database's thread)."""
         self._commits += 1
-        self._wake()
+        self._wakes.wake()
         if self._database.dialect == "postgresql" and not self._stopped:
             self._due = True
             if self._notifying is None:
@@ -78,9 +64,8 @@ class Watch:
 
     async def stop(self) -> None:
         """Wake everyone and end; what others may wait for is announced first (database's thread)."""
-        with self._lock:
-            self._stopped = True
-        self._wake()
+        self._stopped = True
+        self._wakes.wake()
         if self._polling is not None:
             if not self._looking:
                 self._polling.cancel()
@@ -93,31 +78,23 @@ class Watch:
         if self._polling is None and not self._stopped:
             self._polling = self._thread.loop.create_task(self._poll())
 
-    def _wake(self) -> None:
-        with self._lock:
-            waiting, self._waiting = self._waiting, set()
-            self._wakes += 1
-        for future in waiting:
-            with contextlib.suppress(RuntimeError):  # its loop was closed
-                future.get_loop().call_soon_threadsafe(_resolve, future)
-
     async def _poll(self) -> None:
         try:
-            while self._waiting:
+            while self._wakes.awaited:
                 self._looking = True
                 try:
                     if await self._look():
-                        self._wake()
+                        self._wakes.wake()
                 except Exception as error:  # whatever it is, those who wait look for themselves
                     _logger.debug("can't look for changes: %s", error)
                     await self._disconnect()
-                    self._wake()
+                    self._wakes.wake()
                 self._looking = False
                 if not self._stopped:
                     await asyncio.sleep(POLL_SECONDS[self._database.dialect])
         finally:
             self._polling = None
-            if self._waiting:  # someone came while this was ending
+            if self._wakes.awaited:  # someone came while this was ending
                 self._start()
 
     async def _look(self) -> bool:
@@ -140,7 +117,7 @@ class Watch:
     async def _listen(self) -> None:
         self._connection = await self._database.connect()
         raw: Any = await self._connection.get_raw_connection()
-        await raw.driver_connection.add_listener(CHANNEL, lambda *_: self._wake())
+        await raw.driver_connection.add_listener(CHANNEL, lambda *_: self._wakes.wake())
         self._listening = raw.driver_connection
 
     async def _disconnect(self) -> None:
@@ -176,8 +153,3 @@ def _data_version(connection: Any) -> int:
         return int(cursor.fetchone()[0])
     finally:
         cursor.close()
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
