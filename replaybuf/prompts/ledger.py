@@ -123,7 +123,7 @@ class PromptLedger:
     times (None: for ever). `make_group` makes a group of an item of the dataset: a list of rollouts of the buffer's
     type, which become INIT (default: the item is such a list, or one rollout).
 
-    Prompts that have come back are handed out first: groups of the task with one of the statuses `again`. With
+    Prompts that have come back are handed out first: groups of the task with one of the statuses `again`, or INIT. With
     `partial_rollouts` they have what was generated of them, otherwise interrupted rollouts begin anew. `seconds` is the
     time after which a dead worker's prompts come back.
     """
@@ -150,7 +150,7 @@ class PromptLedger:
         self._source = Source(dataset, times)
         self._make_group = make_group or _as_group
         self._partial_rollouts = partial_rollouts
-        self._again = tuple(check_status(status) for status in check_list(again, "again"))
+        self._again = tuple(dict.fromkeys((*map(check_status, check_list(again, "again")), Status.INIT)))
         self._seconds = check_seconds(seconds, "seconds")
 
     async def draw(self, count: int = 1, *, timeout: float | None = 0) -> list[Prompt]:
