@@ -1,0 +1,1 @@
+"""The producer side: what is generated next, from which prompts."""
