@@ -285,8 +285,8 @@ def use(buffer: ReplayBuffer, **options: Any) -> PromptLedger:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"dataset": iter([1])}, {"dataset": "text"}, {"epochs": -1}, {"epochs": 1.5}, {"seconds": 0}, {"task_name": ""},
-     {"again": ["nonsense"]}, {"again": "init"}],
+    [{"dataset": 1}, {"dataset": "text"}, {"dataset": {"a": 1}}, {"epochs": -1}, {"epochs": 1.5}, {"seconds": 0},
+     {"task_name": ""}, {"again": ["nonsense"]}, {"again": "init"}],
 )  # fmt: skip
 async def test_what_can_not_work_is_refused_at_once(wrong: dict[str, Any]) -> None:
     async with build("memory://") as buffer:

@@ -2,6 +2,8 @@
 
 from replaybuf.produce.agent_loop import AgentLoop, Generated, reward_varies
 from replaybuf.produce.async_strategy import AsyncProduceStrategy
+from replaybuf.produce.jsonl import JSONLines
+from replaybuf.produce.records import to_rollout
 from replaybuf.produce.sampler import Sampler, SamplerWithReplayBuffer
 from replaybuf.produce.strategy import ProduceStrategy, SyncProduceStrategy
 from replaybuf.produce.summary import ProduceSummary
@@ -12,6 +14,7 @@ __all__ = [
     "AgentLoop",
     "AsyncProduceStrategy",
     "Generated",
+    "JSONLines",
     "ProduceStrategy",
     "ProduceSummary",
     "Sampler",
@@ -22,5 +25,6 @@ __all__ = [
     "publish",
     "published",
     "reward_varies",
+    "to_rollout",
     "wait_published",
 ]

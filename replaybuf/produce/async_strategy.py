@@ -16,7 +16,7 @@ from replaybuf.rollout import Status
 from replaybuf.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
 
 #: What of the buffer is generated again.
-WAITING: tuple[Again, ...] = (Status.ABORTED, Status.EXPIRED)
+WAITING = (Status.ABORTED, Status.EXPIRED)
 
 
 class AsyncProduceStrategy(ProduceStrategy):

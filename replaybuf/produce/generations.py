@@ -130,8 +130,8 @@ class Generations:
             raise errors[0]
         if self._failures >= self._terms.max_failures:
             raise ProduceError(
-                f"task {self._sampler.task_name}: {self._failures} groups in a row failed to be generated, the last one "
-                f"by {self.last_error}; their prompts are kept"
+                f"task {self._sampler.task_name}: {self._failures} groups in a row failed to be generated, the last "
+                f"one by {self.last_error}; their prompts are kept"
             )
 
     # One group
@@ -166,16 +166,19 @@ class Generations:
                 error = str(raised)
         if error is not None:
             status = await self._fail(prompt, error)
-        self._count(Generated(self._sampler.task_name, group, status, tokens, seconds, prompt.attempt, model_step, error))
+        self._count(
+            Generated(self._sampler.task_name, group, status, tokens, seconds, prompt.attempt, model_step, error)
+        )
 
     async def _fail(self, prompt: Prompt, error: str) -> Status:
         """Let a group be tried again, or set it aside as FAILED after the last try."""
         self._failures += 1
         self.last_error = error
-        _logger.warning("task %s: %r failed: %s", self._sampler.task_name, prompt, error)
         most = self._sampler.buffer.storage.rules.limits.max_deliveries
+        last = bool(most) and prompt.attempt >= most
         await prompt.give_back(failed=error)
-        return Status.FAILED if most and prompt.attempt >= most else Status.INIT
+        _logger.warning("%r failed, and %s: %s", prompt, "is set aside" if last else "will be tried again", error)
+        return Status.FAILED if last else Status.INIT
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
         """Store what was generated; the status with which it is stored."""

@@ -82,8 +82,8 @@ class Sampler:
     ) -> list[Prompt]:
         """Up to `count` prompts to be generated; fewer, or none, when no more are there for now.
 
-        `again`: what of the buffer comes before new prompts (default: the sampler's own), as in `PromptLedger.draw`. With `partial` interrupted
-        rollouts come with what was generated of them, otherwise they begin anew.
+        `again`: what of the buffer comes before new prompts, as in `PromptLedger.draw` (default: the sampler's own).
+        With `partial` interrupted rollouts come with what was generated of them, otherwise they begin anew.
         """
         return await self.ledger.draw(count, again=self.again if again is None else again, partial_rollouts=partial)
 

@@ -180,7 +180,10 @@ class ProduceStrategy(ReadableConfig):
                 await self._wait_for_others(batch, completed, min(remaining, _LOOK_SECONDS))
 
     async def _start(self, running: Generations, batch: Batch, wanted: int) -> int:
-        return await running.start(wanted, batch.again) or (await running.start(wanted, batch.rest) if batch.rest else 0)
+        started = await running.start(wanted, batch.again)
+        if not started and batch.rest:
+            started = await running.start(wanted, batch.rest)
+        return started
 
     async def _completed(self, batch: Batch) -> int:
         return await batch.sampler.buffer.count(batch.task_name, Status.COMPLETED)

@@ -181,5 +181,5 @@ class _Work:
             )
         level, flying = await self._level()
         if await self._room(tail=False) > 0:
-            return f"{task}: no prompt is left, {flying} are in flight, and the trainer has not finished; is it running?"
+            return f"{task}: no prompt is left ({flying} in flight), and the trainer has not finished; is it running?"
         return f"{task}: {level.completed} completed groups wait, and nobody takes them; is the trainer running?"

@@ -126,11 +126,12 @@ class Prompt:
 class PromptLedger:
     """Hands out the prompts of a dataset to any number of workers, each until it is finished.
 
-    `dataset` is indexed, or has `state_dict`, `load_state_dict` and `iter`; every worker has its own copy of it, and
-    they all go by the cursor `name` in the store, which is part of step checkpoints and snapshots. It is read `epochs`
-    times (None: for ever), with `shuffle` (a seed) in another order every time. `make_group(item, number)` makes a group
-    of an item of the dataset: a list of rollouts of the buffer's type, which become INIT (default: the item is such a
-    list, or one rollout). `number` counts the prompts that are drawn, over all epochs, from 0.
+    `dataset` is indexed, or has `state_dict`, `load_state_dict` and `iter`, or is any other iterable; every worker has
+    its own copy of it, and they all go by the cursor `name` in the store, which is part of checkpoints and snapshots.
+    It is read `epochs` times (None: for ever), with `shuffle` (a seed) in another order every time. `make_group(item,
+    number)` makes a group of an item of the dataset: a list of rollouts of the buffer's type, which become INIT
+    (default: the item is such a list, or one rollout). `number` counts the prompts that are drawn, over all epochs,
+    from 0.
 
     Prompts that have come back are handed out first: groups of the task with one of the statuses `again`, or INIT. With
     `partial_rollouts` they have what was generated of them, otherwise interrupted rollouts begin anew. `seconds` is the

@@ -2,168 +2,77 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-import msgpack  # type: ignore[import-untyped]
-
-from replaybuf.codec import Codec
-from replaybuf.errors import DecodeError, InputError
-from replaybuf.prompts.tensors import with_arrays, with_tensors
-from replaybuf.rollout_type import RolloutType
-
-#: Where to begin: the place of a cursor that was never moved.
-START = b""
-
-_OTHER = (
-    "the cursor of the prompt ledger is not one of {}: the run began with another dataset; go on with "
-    "that one, or give the ledger another name="
-)
-
-#: No dataset is read so far.
-_FAR = 1 << 62
-
-_CODEC = Codec(RolloutType(dict))
+from replaybuf.checks import whole
+from replaybuf.errors import InputError
+from replaybuf.prompts.indexed import Indexed
+from replaybuf.prompts.iterable import OneByOne
+from replaybuf.prompts.stateful import Stateful, StatefulReader
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """A dataset or data loader that can say where it is, and go on from there."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any, /) -> Any: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
+class _Reader(Protocol):
+    def read(self, place: bytes, count: int) -> tuple[list[Any], bytes]: ...
 
 
 class Source:
     """A dataset, read `epochs` times (None: for ever), by one thread at a time.
 
-    It is indexed (`len` and `[]`), or has `state_dict`, `load_state_dict` and `iter`, which come first where it has
-    both. One that has `set_epoch` is told the number of the epoch, from 0.
+    It may have `state_dict`, `load_state_dict` and `iter`, which come first; or `len` and `[]`; or it is any other
+    iterable, with the same items in the same order whenever it is iterated: whoever goes on in another process
+    iterates it from its start, and skips. Iterators, such as generators and files, can be read for one epoch, and not
+    be taken back. A dataset that is no indexed one and has `set_epoch` is told the number of the epoch, from 0.
+
+    `shuffle`, a seed, reads an indexed dataset in another order every epoch, which depends on the seed, the epoch and
+    the size of the dataset alone. Raises InputError for what can't be read, or not be shuffled.
     """
 
-    def __init__(self, dataset: Any, epochs: int | None) -> None:
+    def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None = None) -> None:
         self._lock = threading.Lock()
-        self._reader: _Indexed | _Stateful
-        if isinstance(dataset, Stateful):
-            self._reader = _Stateful(dataset, epochs)
-        elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, (str, dict)):
-            self._reader = _Indexed(dataset, epochs)
+        seed = _check_seed(shuffle)
+        self._reader: _Reader
+        if isinstance(dataset, (str, bytes, bytearray, memoryview, Mapping)):
+            what = "choose one of its values" if isinstance(dataset, Mapping) else "give a list of prompts"
+            raise InputError(f"a {type(dataset).__name__} is no dataset of prompts: {what}")
+        if isinstance(dataset, Stateful) and not (seed is not None and _is_indexed(dataset)):
+            self._reader = StatefulReader(dataset, epochs)
+        elif _is_indexed(dataset):
+            self._reader = Indexed(dataset, epochs, seed)
+        elif hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__"):
+            self._reader = OneByOne(dataset, epochs)
         else:
             raise InputError(
-                f"a {type(dataset).__name__} can't be continued after a crash: the dataset needs len() and [], or "
+                f"a {type(dataset).__name__} is no dataset of prompts: it needs len() and [], or iter(), or "
                 "state_dict(), load_state_dict() and iter()"
+            )
+        if seed is not None and not isinstance(self._reader, Indexed):
+            raise InputError(
+                f"shuffle needs a dataset with len() and [], which a {type(dataset).__name__} doesn't have: shuffle "
+                "the dataset itself (the same way in every process), or give list(dataset)"
             )
 
     def read(self, place: bytes, count: int) -> tuple[list[Any], bytes]:
-        """Up to `count` items from a place on, and the place after them; blocks. Fewer only at the end."""
+        """Up to `count` items from a place on, and the place after them; blocks. Fewer only at the end.
+
+        Raises InputError when it can't go on from this place: it is one of another dataset, or the dataset has become
+        shorter, or it is an iterator that is further already.
+        """
         with self._lock:
             return self._reader.read(place, count)
 
 
-class _Indexed:
-    def __init__(self, dataset: Sequence[Any], epochs: int | None) -> None:
-        self._dataset, self._epochs = dataset, epochs
-
-    def read(self, place: bytes, count: int) -> tuple[list[Any], bytes]:
-        first = _index(place)
-        size = len(self._dataset)
-        end = first + count if size else first
-        if self._epochs is not None:
-            end = min(end, size * self._epochs)
-        items = [self._dataset[index % size] for index in range(first, end)]
-        return items, msgpack.packb(max(first, end))
+def _check_seed(shuffle: Any) -> int | None:
+    seed = whole(shuffle)
+    if shuffle is not None and (seed is None or not 0 <= seed < 1 << 64):
+        raise InputError(f"shuffle must be a seed, a whole number from 0 to 2**64 - 1, or None, got {shuffle!r:.100}")
+    return seed
 
 
-def _index(place: bytes) -> int:
-    try:
-        index = msgpack.unpackb(place) if place else 0
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise InputError(_OTHER.format("an indexed dataset")) from error
-    if type(index) is not int or not 0 <= index < _FAR:
-        raise InputError(_OTHER.format("an indexed dataset"))
-    return index
-
-
-class _Stateful:
-    """Follows the store's cursor: wherever others have moved it, the dataset is set to that state first."""
-
-    def __init__(self, dataset: Stateful, epochs: int | None) -> None:
-        self._dataset, self._epochs = dataset, epochs
-        self._epoch = 0
-        self._first = self._state()
-        self._place: bytes | None = START
-        self._items: Iterator[Any] | None = None
-        self._ahead: list[Any] = []  # the next item, read already
-
-    def read(self, place: bytes, count: int) -> tuple[list[Any], bytes]:
-        if place != self._place:
-            self._go_to(place)
-        self._place = None  # nowhere, until this has ended well
-        found: list[Any] = []
-        empty = 0
-        while len(found) < count and empty < 2 and not self._is_over():
-            items = self._take(count - len(found))
-            found += items
-            if len(found) < count:
-                empty = 0 if items else empty + 1
-                self._begin_epoch(rewind=bool(empty))
-        self._place = self._state()
-        if not self._is_over() and not empty:
-            self._look_ahead()
-        return found, self._place
-
-    def _is_over(self) -> bool:
-        return self._epochs is not None and self._epoch >= self._epochs
-
-    def _take(self, count: int) -> list[Any]:
-        self._items = iter(self._dataset) if self._items is None else self._items
-        ahead, self._ahead = self._ahead, []
-        return ahead + list(islice(self._items, count - len(ahead)))
-
-    def _look_ahead(self) -> None:
-        """Let the place be in the next epoch where this one has no more: some datasets can't tell its end from that."""
-        self._ahead = self._take(1)
-        if not self._ahead:
-            self._begin_epoch(rewind=False)
-            self._place = self._state()
-
-    def _begin_epoch(self, *, rewind: bool) -> None:
-        """Let the next items be those of another epoch; some datasets begin anew by themselves, and shuffle anew.
-
-        Their state is loaded, as it will be by whoever goes on from here: some begin otherwise then.
-        """
-        self._items = None
-        if not rewind:
-            self._epoch += 1
-            rewind = self._tell_epoch()
-        self._load(self._first if rewind else self._state())
-
-    def _go_to(self, place: bytes) -> None:
-        self._items, self._ahead = None, []
-        self._epoch = self._load(place or self._first)
-        if self._tell_epoch():
-            self._load(place or self._first)
-
-    def _tell_epoch(self) -> bool:
-        set_epoch = getattr(self._dataset, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(self._epoch)
-        return set_epoch is not None
-
-    def _state(self) -> bytes:
-        return _CODEC.encode([{"epoch": self._epoch, "state": with_arrays(self._dataset.state_dict())}])
-
-    def _load(self, place: bytes) -> int:
-        """Set the dataset to a state; the number of its epoch."""
-        try:
-            [record] = _CODEC.decode(place)
-            epoch, state = int(record["epoch"]), with_tensors(record["state"])
-        except (DecodeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{_OTHER.format('a dataset with state_dict()')} ({error})") from error
-        self._dataset.load_state_dict(state)
-        return epoch
+def _is_indexed(dataset: Any) -> bool:
+    torch = sys.modules.get("torch.utils.data")
+    if torch is not None and isinstance(dataset, torch.IterableDataset):
+        return False  # those have a [] that raises NotImplementedError
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")

@@ -1,0 +1,164 @@
+"""Records of prompt datasets, in the formats of the field, as rollouts to be generated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from replaybuf.errors import RolloutError
+from replaybuf.rollout import RolloutState
+
+_UNDERSTOOD = (
+    'understood are {"message": [...]} with the fields of RolloutState, {"messages": [...]} (OpenAI), '
+    '{"prompt": [...]} (verl, xtuner), {"prompt": "a text"}, and a RolloutState'
+)
+
+_FIELDS = frozenset(RolloutState.model_fields)
+
+#: Fields that say what was generated. In a record of another format they are something else: an answer to compare with.
+_GENERATED = frozenset(
+    {
+        "tokens",
+        "response",
+        "tool_calls",
+        "response_ids",
+        "logprobs",
+        "routed_experts",
+        "finish_reason",
+        "response_mask",
+        "response_model_steps",
+        "seq_staleness",
+        "input_ids",
+        "labels",
+        "reward",
+        "status",
+        "error_msg",
+        "position_ids",
+    }
+)
+
+
+def to_rollout(record: Any) -> RolloutState:
+    """The rollout to be generated for a record of a dataset; it shares no list or dict with the record.
+
+    A record is one of these; where it has several of the three fields that hold messages, the first of them counts:
+
+    - `{"message": [...]}`: the fields of RolloutState, all of them taken as they are; or a RolloutState (copied);
+    - `{"messages": [...]}`, OpenAI's chat format: assistant turns at the end are the reference answer. They are taken
+      off the prompt, and become `reward_model["ground_truth"]` where the record gives none: the content, if it is one
+      turn that has a content, otherwise the list of turns. Turns of which the ground truth doesn't say everything are
+      kept in `extra_fields["reference"]`;
+    - `{"prompt": [...]}`, the format of verl and xtuner, as it is (`data_source`, `reward_model`, ...);
+    - `{"prompt": "7+5="}`: becomes one message of the user.
+
+    Fields that RolloutState doesn't have go to `extra_fields` under their names (`ability`, `extra_info`, ...); so do,
+    except with `message`, those that it has for what was generated (`response`, `reward`, `status`, ...), which mean
+    other things in datasets. Tuples and arrays of objects, as parquet readers give them, become lists; arrays of
+    numbers stay.
+
+    Raises RolloutError for anything else, and for messages that are no dicts with a "role".
+    """
+    if isinstance(record, RolloutState):
+        return record.model_copy(deep=True)
+    if not isinstance(record, Mapping):
+        raise RolloutError(f"a {type(record).__name__} is no record of a prompt, {record!r:.100}: {_UNDERSTOOD}")
+    fields = {name: _plain(value) for name, value in record.items()}
+    if fields.get("message") is not None:
+        own = _FIELDS
+        fields["message"] = _check_messages(fields["message"], "message")
+    else:
+        own = _FIELDS - _GENERATED
+        fields = _from_messages(fields) if fields.get("messages") is not None else _from_prompt(fields)
+    return _build(fields, own)
+
+
+def _from_messages(fields: dict[str, Any]) -> dict[str, Any]:
+    messages = _check_messages(fields.pop("messages"), "messages")
+    end = len(messages)
+    while end and messages[end - 1]["role"] == "assistant":
+        end -= 1
+    if not end:
+        raise RolloutError("messages: all of them are the assistant's, and nothing is left to be answered")
+    fields["message"], turns = messages[:end], messages[end:]
+    return _with_reference(fields, turns) if turns else fields
+
+
+def _with_reference(fields: dict[str, Any], turns: list[dict[str, Any]]) -> dict[str, Any]:
+    given = fields.get("reward_model")
+    is_open = given is None or (isinstance(given, dict) and given.get("ground_truth") is None)
+    has_content = len(turns) == 1 and turns[0].get("content") is not None
+    if is_open:
+        fields["reward_model"] = {**(given or {}), "ground_truth": turns[0]["content"] if has_content else turns}
+    says_all = is_open and (not has_content or turns[0].keys() == {"role", "content"})
+    return fields if says_all else _with_extra(fields, "reference", turns)
+
+
+def _from_prompt(fields: dict[str, Any]) -> dict[str, Any]:
+    prompt = fields.pop("prompt", None)
+    if prompt is None:
+        raise RolloutError(f"the record has no prompt, only {_names(fields)}: {_UNDERSTOOD}")
+    if isinstance(prompt, str):
+        fields["message"] = [{"role": "user", "content": prompt}]
+    else:
+        fields["message"] = _check_messages(prompt, "prompt")
+    return fields
+
+
+def _build(fields: dict[str, Any], own: frozenset[str]) -> RolloutState:
+    extra = [name for name in fields if name not in own]
+    for name in extra:
+        fields = _with_extra(fields, name, fields.pop(name))
+    try:
+        # None is what readers give for a field that only other records have.
+        return RolloutState(**{name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
+        raise RolloutError(f"the record can't be a rollout: {problems}") from error
+
+
+def _with_extra(fields: dict[str, Any], name: Any, value: Any) -> dict[str, Any]:
+    extra = fields.get("extra_fields") or {}
+    if not isinstance(extra, dict) or not isinstance(name, str):
+        what = (
+            f"extra_fields is a {type(extra).__name__}" if isinstance(name, str) else f"there is a field {name!r:.100}"
+        )
+        raise RolloutError(f"{what}: extra_fields must be a dict, and names of fields texts")
+    if name in extra:
+        raise RolloutError(
+            f"the field {name!r} belongs to extra_fields, which has one of that name; rename one of them"
+        )
+    return {**fields, "extra_fields": {**extra, name: value}}
+
+
+def _check_messages(messages: Any, name: str) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        what = "is empty" if isinstance(messages, list) else f"is a {type(messages).__name__}, {messages!r:.100}"
+        raise RolloutError(
+            f'{name} {what}: it must be a list of messages, such as [{{"role": "user", "content": "7+5="}}]'
+        )
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RolloutError(
+                f'{name}[{number}] is {message!r:.100}: a message is a dict with a "role", which is a text'
+            )
+    return messages
+
+
+def _plain(value: Any) -> Any:
+    """A copy of it with dicts and lists in the place of what readers of tables give instead."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
+        return _plain(value.item()) if isinstance(value, np.ndarray) else value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
+        return [_plain(one) for one in value.tolist()]
+    if type(value) in (list, tuple):
+        return [_plain(one) for one in value]
+    return value
+
+
+def _names(fields: dict[Any, Any]) -> str:
+    return ", ".join(map(repr, list(fields)[:10])) + (", ..." if len(fields) > 10 else "") if fields else "no fields"
