@@ -3,109 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, text
 
-from replaybuf.errors import ConflictError, FullError, ReplayBufError
 from replaybuf.race import PRIORITIZED, UNIFORM
 from replaybuf.rollout import Status
-from replaybuf.storage.base import NewGroup, check_epoch, lost_to_others
+from replaybuf.storage.base import NewGroup
 from replaybuf.storage.sql.bulk import insert_rows
 from replaybuf.storage.sql.evict import evict
 from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, need_lanes, start_steps
-from replaybuf.storage.sql.lease import hold, rows_of
 from replaybuf.storage.sql.leaving import remove
 from replaybuf.storage.sql.races import new_keys
 from replaybuf.storage.sql.rows import EncodedGroup, dump_json, scoped_key
 from replaybuf.storage.sql.select import lock_groups
 from replaybuf.storage.sql.tables import group, info, lane, payload
-from replaybuf.storage.sql.tally import Counts, add_counts, lock_tasks, read_levels
-from replaybuf.storage.sql.uids import reserve_uids, uids_in_checkpoints
+from replaybuf.storage.sql.tally import Counts, add_counts
+from replaybuf.storage.sql.uids import reserve_uids
 from replaybuf.tally import LaneName, Tally
-
-Outcome = int | ReplayBufError
-
-
-def put_groups(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup], now: float) -> list[Outcome]:
-    """Insert groups, in order, and evict what is beyond the capacity; their uids, or why one was not stored."""
-    limits = scope.rules.limits
-    tasks = {encoded.group.task_name for encoded in groups}
-    if limits.slows_puts or limits.capacity is not None:
-        lock_tasks(connection, scope, tasks)
-    if any(one.group.replaces or (limits.slows_puts and one.group.key) for one in groups):
-        return [_put_one(connection, scope, one, now) for one in groups]
-    refused = _refused(connection, scope, [one.group for one in groups], tasks) if limits.slows_puts else {}
-    uids = iter(store(connection, scope, [one for place, one in enumerate(groups) if place not in refused], now))
-    return [refused[place] if place in refused else next(uids) for place in range(len(groups))]
-
-
-def _refused(
-    connection: Connection, scope: Scope, groups: Sequence[NewGroup], tasks: Iterable[str]
-) -> dict[int, FullError]:
-    """Which of these groups, by place, find no room."""
-    limits, levels = scope.rules.limits, read_levels(connection, scope, tasks)
-    refused = {}
-    for place, new in enumerate(groups):
-        if limits.insertable(levels[new.task_name], new.status) == 0:
-            refused[place] = FullError(f"task {new.task_name}: {limits.why_full(levels[new.task_name], new.status)}")
-        else:
-            levels[new.task_name] = levels[new.task_name].joined_by(new.status)
-    return refused
-
-
-def _put_one(connection: Connection, scope: Scope, encoded: EncodedGroup, now: float) -> Outcome:
-    """Store a group that takes the place of others, if it can."""
-    new = encoded.group
-    try:
-        replaced = _find_replaced(connection, scope, new)
-        if not new.stays_leased:
-            _check_room(connection, scope, new, replaced)
-    except ReplayBufError as error:  # nothing was changed
-        return error
-    made_from = uids_in_checkpoints(connection, scope, _origins(replaced))
-    _remove_replaced(connection, scope, replaced, now)
-    [uid] = store(connection, scope, [encoded], now, evicting=not new.stays_leased, made_from=made_from)
-    if new.stays_leased:
-        delivered = max(row.deliveries for row in replaced)
-        rows = rows_of(connection, scope, [uid])
-        hold(connection, scope, rows, replaced[0].lease, replaced[0].leased_until, deliveries=delivered)
-    return uid
-
-
-def _origins(replaced: Iterable[Any]) -> set[int]:
-    """These groups, and all that they were made from."""
-    return {uid for row in replaced for uid in (row.uid, *(row.made_from or ()))}
-
-
-def _find_replaced(connection: Connection, scope: Scope, new: NewGroup) -> list[Any]:
-    """The groups that a put names. Raises ConflictError, LeaseLostError and FencedError."""
-    token = None
-    if new.lease is not None:
-        check_epoch(new.lease, scope.epoch)
-        token = new.lease.token
-    found = {row.uid: row for row in _lock(connection, scope, uid_in(connection, new.replaces)) if row.lease == token}
-    missing = [uid for uid in new.replaces if uid not in found]
-    if missing and new.lease is not None:
-        raise lost_to_others(new.lease, len(missing))
-    if missing:
-        raise ConflictError(f"group {missing[0]}, which was to be replaced, is not in the buffer; nothing was stored")
-    return list(found.values())
-
-
-def _check_room(connection: Connection, scope: Scope, new: NewGroup, replaced: Iterable[Any]) -> None:
-    """Raise FullError when the limits leave no room for a group that takes the place of these, and of its key's."""
-    limits = scope.rules.limits
-    if not limits.slows_puts:
-        return
-    keyed = _lock(connection, scope, group.c.scoped_key == _key_of(scope, new)) if new.key else []
-    gone = {row.uid: row for row in (*keyed, *replaced) if not row.leased}
-    here = [Status(row.status) for row in gone.values() if row.task_name == new.task_name]
-    level = read_levels(connection, scope, [new.task_name])[new.task_name].without(here)
-    if limits.insertable(level, new.status) == 0:
-        raise FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
 
 
 def store(
@@ -115,9 +32,12 @@ def store(
     now: float,
     *,
     evicting: bool = True,
-    made_from: Sequence[int] = (),
+    made_from: Sequence[Sequence[int]] = (),
 ) -> list[int]:
-    """Insert groups for which there is room, and evict what is beyond the capacity; their uids."""
+    """Insert groups for which there is room, and evict what is beyond the capacity; their uids.
+
+    `made_from` has, for each group, those of the groups that it was made from that a checkpoint has.
+    """
     if not groups:
         return []
     lanes = _lanes_for(connection, scope, groups)
@@ -127,12 +47,13 @@ def store(
         home = lanes[(encoded.group.task_name, encoded.group.status)]
         counts[(home.id, Tally.PUT)] += 1
         counts[(home.id, Tally.SIZE)] += 1
-    rows = [(uid, one, _key_of(scope, one.group)) for uid, one in zip(uids, groups, strict=True)]
+    rows = [(uid, one, key_of(scope, one.group)) for uid, one in zip(uids, groups, strict=True)]
     if any(key is not None for _, _, key in rows):
         rows = _replace_same_keys(connection, scope, rows, lanes, counts, now)
     drawn, shift = _draw_keys(scope, lanes, rows), scope.ticket_shift
+    origins = dict(zip(uids, made_from, strict=False))
     values = [
-        group_row(uid, one, key, lanes, drawn.get(uid, {}), uid - shift if shift else None, made_from)
+        group_row(uid, one, key, lanes, drawn.get(uid, {}), uid - shift if shift else None, origins.get(uid, ()))
         for uid, one, key in rows
     ]
     insert_rows(connection, group, values)
@@ -157,7 +78,7 @@ def _lanes_for(connection: Connection, scope: Scope, groups: Sequence[EncodedGro
     return need_lanes(connection, scope, names)
 
 
-def _key_of(scope: Scope, new: NewGroup) -> str | None:
+def key_of(scope: Scope, new: NewGroup) -> str | None:
     return scoped_key(scope.buffer, new.task_name, new.key)
 
 
@@ -189,10 +110,10 @@ def _replace_same_keys(
 
 def replace_groups(connection: Connection, scope: Scope, condition: ColumnElement[bool], now: float) -> None:
     """Remove the groups, leased ones too, in whose place others come."""
-    _remove_replaced(connection, scope, _lock(connection, scope, condition), now)
+    remove_replaced(connection, scope, lock_replaced(connection, scope, condition), now)
 
 
-def _lock(connection: Connection, scope: Scope, condition: Any) -> list[Any]:
+def lock_replaced(connection: Connection, scope: Scope, condition: Any) -> list[Any]:
     """The stored groups that are to be replaced, leased ones too, with their lanes."""
     locked = [uid for uid, _ in lock_groups(connection, condition)]
     found = (
@@ -206,7 +127,7 @@ def _lock(connection: Connection, scope: Scope, condition: Any) -> list[Any]:
     return list(connection.execute(found)) if locked else []
 
 
-def _remove_replaced(connection: Connection, scope: Scope, rows: Sequence[Any], now: float) -> None:
+def remove_replaced(connection: Connection, scope: Scope, rows: Sequence[Any], now: float) -> None:
     if not rows:
         return
     homes = need_lanes(connection, scope, {(row.task_name, Status(row.status)) for row in rows})
