@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -35,14 +36,16 @@ def test_killed_at_each_point_of_a_step(tmp_path, shared_url, mode):
 
 @in_every_mode
 def test_killed_at_random_moments(tmp_path, shared_url, mode):
-    chance, steps = random.Random(f"{mode}"), 12
-    for _ in range(5):
+    chance, steps = random.Random(f"{mode}"), 24
+    for _ in range(4):
+        before = saved_step(tmp_path)
         with Demo(tmp_path, shared_url, "--mode", mode, "--steps", str(steps)) as demo:
             if chance.random() < 0.5:
-                demo.wait_for_step(saved_step(tmp_path) + chance.randint(1, 2))
-                time.sleep(chance.uniform(0, 0.2))
-            else:
-                time.sleep(chance.uniform(0.3, 1.5))  # while it starts, creates the database, restores
+                demo.wait_for_step(before + chance.randint(1, 3))
+                time.sleep(chance.uniform(0, 0.05))
+            else:  # while it starts, creates the database, restores
+                moment = time.monotonic() + chance.uniform(0.3, 1.5)
+                wait_until(lambda: time.monotonic() > moment or saved_step(tmp_path) > before + 3, 60)  # noqa: B023
             assert demo.process.poll() is None, demo.end()
     assert saved_step(tmp_path) < steps
     end_of(tmp_path, shared_url, mode, steps)
@@ -59,6 +62,9 @@ def test_workers_killed_at_random_moments(tmp_path, shared_url):
             os.kill(workers[victim], signal.SIGKILL)
             again = demo.wait_for(rf"\(pid {workers[victim]}\) was killed \(SIGKILL\); started again as pid (\d+)")
             workers[victim] = int(again[1])
+        demo.wait_for_step(steps - 1)
+        with suppress(ProcessLookupError):  # the run may be over
+            os.kill(workers[0], signal.SIGKILL)
         output, code = demo.end()
     assert code == 0, output
     assert_trained_once(tmp_path, steps, output)
