@@ -37,7 +37,7 @@ async def generate(group: list[RolloutState]) -> None:
 
 
 async def work(buffer: ReplayBuffer) -> None:
-    ledger = PromptLedger(buffer, PROMPTS, "math", make_group=lambda prompt: [prompt] * 4, seconds=5)
+    ledger = PromptLedger(buffer, PROMPTS, "math", make_group=lambda prompt, number: [prompt] * 4, seconds=5)
     while len(load_weights().get("trained", [])) < len(PROMPTS):
         prompts = await ledger.draw(4)
         if not prompts:  # but prompts come back: when their worker dies, and when the trainer is restored

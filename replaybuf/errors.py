@@ -79,6 +79,10 @@ class FencedError(ReplayBufError, RuntimeError):
     """The buffer was restored since it was opened here: this is of the run before; build a new buffer to join in."""
 
 
+class ProduceError(ReplayBufError, RuntimeError):
+    """The groups of a batch can't be made: the prompts are at their end, or the agent loop fails again and again."""
+
+
 class CheckpointError(ReplayBufError, LookupError):
     """There is no such step checkpoint."""
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replaybuf import units
+from replaybuf.bar import progress_bar
 from replaybuf.cli.escape import escape
 from replaybuf.cli.options import Url, listing, option
 from replaybuf.cli.output import Column, Output, console
-from replaybuf.cli.progress import progress_bar
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.reading import Reader, open_reader
 

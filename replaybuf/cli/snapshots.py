@@ -13,10 +13,10 @@ import typer
 from sqlalchemy import Connection, select
 
 from replaybuf import units
+from replaybuf.bar import progress_bar
 from replaybuf.cli.groups import buffers_of, look_at
 from replaybuf.cli.options import Buffer, Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output, iso
-from replaybuf.cli.progress import progress_bar
 from replaybuf.errors import ConfigError, InputError
 from replaybuf.storage.sql.driver import parse_url, public_url
 from replaybuf.storage.sql.lanes import Scope

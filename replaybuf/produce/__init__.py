@@ -1,1 +1,30 @@
-"""The producer side: what is generated next, from which prompts."""
+"""From prompts to batches: samplers, strategies that say what is generated when, and workers on other hosts."""
+
+from replaybuf.produce.agent_loop import AgentLoop, Generated, reward_varies
+from replaybuf.produce.async_strategy import AsyncProduceStrategy
+from replaybuf.produce.jsonl import JSONLines
+from replaybuf.produce.records import to_rollout
+from replaybuf.produce.sampler import Sampler, SamplerWithReplayBuffer
+from replaybuf.produce.strategy import ProduceStrategy, SyncProduceStrategy
+from replaybuf.produce.summary import ProduceSummary
+from replaybuf.produce.train_state import TrainState, publish, published, wait_published
+from replaybuf.produce.worker import produce_loop
+
+__all__ = [
+    "AgentLoop",
+    "AsyncProduceStrategy",
+    "Generated",
+    "JSONLines",
+    "ProduceStrategy",
+    "ProduceSummary",
+    "Sampler",
+    "SamplerWithReplayBuffer",
+    "SyncProduceStrategy",
+    "TrainState",
+    "produce_loop",
+    "publish",
+    "published",
+    "reward_varies",
+    "to_rollout",
+    "wait_published",
+]

@@ -23,14 +23,19 @@ from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutE
 from replaybuf.lease import Lease, to_its_end
 from replaybuf.normalise import as_group
 from replaybuf.prompts.source import Source
+from replaybuf.query import Query
 from replaybuf.rollout import Status
 from replaybuf.rollout_type import get_field, set_field
 from replaybuf.staleness import reset_response
-from replaybuf.storage.base import NewGroup, StorageItem
+from replaybuf.storage.base import Cursor, NewGroup, StorageItem, Tags
 from replaybuf.tally import Tally
 
 #: Prompts that are handed out again: those whose worker is gone, interrupted ones, and expired ones.
 AGAIN = (Status.ABORTED, Status.EXPIRED, Status.INIT)
+
+#: Prompts of a status, maybe narrowed by a query.
+Narrowed = tuple[Status, Query | None]
+Again = Status | str | Narrowed
 
 _LONGEST_WAIT = 5.0
 
@@ -52,18 +57,21 @@ class LedgerCounts:
 class Prompt:
     """A prompt in flight: `group` are its rollouts, with what was generated of them, `attempt` counts from 1.
 
-    It is finished or given back once. While this process lives, its lease goes on.
+    `status` and `tags` are those that it waited with: INIT for a new one. It is finished or given back once. While this
+    process lives, its lease goes on.
     """
 
     def __init__(self, ledger: PromptLedger, lease: Lease, item: StorageItem) -> None:
-        self._ledger = ledger
+        self.ledger = ledger
         self._lease = lease
         self.uid = item.uid
         self.group: list[Any] = item.item
+        self.status = item.status
+        self.tags: Tags = dict(item.tags or {})
         self.attempt = item.deliveries
 
     def __repr__(self) -> str:
-        return f"<Prompt {self.uid} of {self._ledger.task_name}, attempt {self.attempt}>"
+        return f"<Prompt {self.uid} of {self.ledger.task_name}, attempt {self.attempt}>"
 
     @property
     def lost(self) -> bool:
@@ -109,7 +117,7 @@ class Prompt:
         await self._lease.give_back([self.uid], failed=failed)
 
     async def _put(self, rollouts: Sequence[Any], **options: Any) -> int | None:
-        ledger = self._ledger
+        ledger = self.ledger
         return await ledger.buffer.put(
             list(rollouts), ledger.task_name, replaces=[self.uid], lease=self._lease, **options
         )
@@ -118,10 +126,12 @@ class Prompt:
 class PromptLedger:
     """Hands out the prompts of a dataset to any number of workers, each until it is finished.
 
-    `dataset` is indexed, or has `state_dict`, `load_state_dict` and `iter`; every worker has its own copy of it, and
-    they all go by the cursor `name` in the store, which is part of step checkpoints and snapshots. It is read `epochs`
-    times (None: for ever). `make_group` makes a group of an item of the dataset: a list of rollouts of the buffer's
-    type, which become INIT (default: the item is such a list, or one rollout).
+    `dataset` is indexed, or has `state_dict`, `load_state_dict` and `iter`, or is any other iterable; every worker has
+    its own copy of it, and they all go by the cursor `name` in the store, which is part of checkpoints and snapshots.
+    It is read `epochs` times (None: for ever), with `shuffle` (a seed) in another order every time. `make_group(item,
+    number)` makes a group of an item of the dataset: a list of rollouts of the buffer's type, which become INIT
+    (default: the item is such a list, or one rollout). `number` counts the prompts that are drawn, over all epochs,
+    from 0.
 
     Prompts that have come back are handed out first: groups of the task with one of the statuses `again`, or INIT. With
     `partial_rollouts` they have what was generated of them, otherwise interrupted rollouts begin anew. `seconds` is the
@@ -135,8 +145,9 @@ class PromptLedger:
         task_name: str,
         *,
         name: str | None = None,
-        make_group: Callable[[Any], list[Any]] | None = None,
+        make_group: Callable[[Any, int], list[Any]] | None = None,
         epochs: int | None = 1,
+        shuffle: int | None = None,
         partial_rollouts: bool = False,
         again: Iterable[Status | str] = AGAIN,
         seconds: float = 60.0,
@@ -147,29 +158,42 @@ class PromptLedger:
         self.buffer = buffer
         self.task_name = check_task_name(task_name)
         self.name = check_task_name(task_name if name is None else name, "name")
-        self._source = Source(dataset, times)
+        self._source = Source(dataset, times, shuffle)
         self._make_group = make_group or _as_group
         self._partial_rollouts = partial_rollouts
-        self._again = tuple(dict.fromkeys((*map(check_status, check_list(again, "again")), Status.INIT)))
+        self._again = tuple(status for status, _ in _returning(again))
         self._seconds = check_seconds(seconds, "seconds")
 
-    async def draw(self, count: int = 1, *, timeout: float | None = 0) -> list[Prompt]:
+    async def draw(
+        self,
+        count: int = 1,
+        *,
+        timeout: float | None = 0,
+        again: Iterable[Again] | None = None,
+        partial_rollouts: bool | None = None,
+    ) -> list[Prompt]:
         """Up to `count` prompts: first those that have come back, then new ones. An empty list: none is left.
 
         With a timeout (seconds; None: for ever) it waits while none is there but some are in flight, which may come
         back: then an empty list means that all are finished, and NotReadyError that the time was over.
+
+        `again` and `partial_rollouts` are those of the ledger unless given for this draw. In `again` a status may come
+        with a query that narrows its prompts: `(Status.ABORTED, {"tags.tries": {"$lt": 3}})`. Those with INIT always
+        are handed out.
         """
         wanted = whole(count)
         if wanted is None or wanted < 1:
             raise InputError(f"count must be a whole number of at least 1, got {count!r:.100}")
         patience = check_timeout(timeout)
+        returning = _returning(self._again if again is None else again)
+        partial = self._partial_rollouts if partial_rollouts is None else partial_rollouts
         deadline = time.monotonic() + patience
         while True:
             seen = self.buffer.storage.version()
-            prompts = await self._draw_again(wanted) or await self._draw_new(wanted)
+            prompts = await self._draw_again(wanted, returning, partial) or await self._draw_new(wanted)
             if prompts or patience <= 0:
                 return prompts
-            counts = await self.counts()
+            counts = await self.counts(status for status, _ in returning)
             if not counts.in_flight and not counts.waiting:
                 return []
             remaining = deadline - time.monotonic()
@@ -181,26 +205,30 @@ class PromptLedger:
             await self.buffer.storage.check_fence()
             await self.buffer.storage.changed(min(remaining, _LONGEST_WAIT), seen)
 
-    async def counts(self) -> LedgerCounts:
-        """Where the prompts are. Counts of the task: other groups of these statuses count too."""
+    async def counts(self, waiting: Iterable[Status] | None = None) -> LedgerCounts:
+        """Where the prompts are. Counts of the task: other groups of these statuses count too.
+
+        `waiting` narrows those that wait to some statuses (default: all that the ledger hands out again).
+        """
         drawn = (await self.buffer.storage.cursor(self.name)).position
         tallies = await self.buffer.storage.tallies()
 
-        def total(name: Tally) -> int:
-            return sum(tallies.get((self.task_name, status, name), 0) for status in self._again)
+        def total(name: Tally, statuses: Iterable[Status]) -> int:
+            return sum(tallies.get((self.task_name, status, name), 0) for status in statuses)
 
-        waiting, in_flight = total(Tally.SIZE), total(Tally.LEASED)
-        return LedgerCounts(drawn, in_flight, waiting, drawn - waiting - in_flight)
+        there, in_flight = total(Tally.SIZE, self._again), total(Tally.LEASED, self._again)
+        chosen = there if waiting is None else total(Tally.SIZE, {*waiting})
+        return LedgerCounts(drawn, in_flight, chosen, drawn - there - in_flight)
 
-    async def _draw_again(self, count: int) -> list[Prompt]:
+    async def _draw_again(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:
         tallies = await self.buffer.storage.tallies()
         drawn: list[Prompt] = []
         try:
-            for status in self._again:
+            for status, where in again:
                 size = min(count - len(drawn), tallies.get((self.task_name, status, Tally.SIZE), 0))
                 if size > 0:
                     lease = await self.buffer.lease_batch(
-                        {self.task_name: size}, group_status=status, seconds=self._seconds
+                        {self.task_name: size}, group_status=status, where=where, seconds=self._seconds
                     )
                     drawn += [Prompt(self, lease, item) for item in lease.items[self.task_name]]
         except BaseException:
@@ -208,9 +236,9 @@ class PromptLedger:
                 for prompt in drawn:
                     await prompt.give_back()
             raise
-        if not self._partial_rollouts:
+        if not partial:
             for prompt in drawn:
-                _begin_anew(prompt.group)
+                begin_anew(prompt.group)
         return drawn
 
     async def _draw_new(self, count: int) -> list[Prompt]:
@@ -218,11 +246,10 @@ class PromptLedger:
         storage, attempt = self.buffer.storage, 0
         while True:
             now = await storage.cursor(self.name)
-            items, place = await asyncio.to_thread(self._source.read, now.value, count)
-            if not items:
+            groups, after = await asyncio.to_thread(self._read, now, count)
+            if not groups:
                 return []
-            groups = [self._new_group(item) for item in items]
-            moved = replace(now, position=now.position + len(items), value=place)
+            moved = replace(now, position=now.position + len(groups), value=after)
             claimed = await storage.claim(groups, moved, self._seconds)
             if claimed is not None:
                 lease = Lease(storage, claimed, self._seconds, heartbeat=True)
@@ -230,9 +257,15 @@ class PromptLedger:
             attempt += 1  # somebody else got on by it
             await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
 
-    def _new_group(self, item: Any) -> NewGroup:
+    def _read(self, now: Cursor, count: int) -> tuple[list[NewGroup], bytes]:
+        """The next groups of the dataset, and the place after them; blocks."""
+        items, after = self._source.read(now.value, count)
+        return [self._new_group(item, now.position + place) for place, item in enumerate(items)], after
+
+    def _new_group(self, item: Any, number: int) -> NewGroup:
         try:
-            rollouts = [copy.copy(rollout) for rollout in as_group(self._make_group(item))]  # the dataset keeps its own
+            made = as_group(self._make_group(item, number))
+            rollouts = [copy.copy(rollout) for rollout in made]  # the dataset keeps its own
             for rollout in rollouts:
                 self.buffer.storage.codec.rollout_type.require_all(rollout, [("put", ("status",))])
         except RolloutError as error:
@@ -244,11 +277,22 @@ class PromptLedger:
         return NewGroup(self.task_name, Status.INIT, 0, rollouts, time.time())
 
 
-def _as_group(item: Any) -> list[Any]:
+def _returning(again: Iterable[Again]) -> list[Narrowed]:
+    """What is handed out again, in this order; INIT is: prompts of dead workers would be stranded otherwise."""
+    chosen: list[Narrowed] = []
+    for one in check_list(again, "again"):
+        status, where = one if isinstance(one, tuple) and len(one) == 2 else (one, None)
+        chosen.append((check_status(status), where))
+    if (Status.INIT, None) not in chosen:
+        chosen.append((Status.INIT, None))
+    return list(dict.fromkeys(chosen)) if all(where is None for _, where in chosen) else chosen
+
+
+def _as_group(item: Any, number: int) -> list[Any]:
     return list(item) if isinstance(item, (list, tuple)) else [item]
 
 
-def _begin_anew(rollouts: Iterable[Any]) -> None:
+def begin_anew(rollouts: Iterable[Any]) -> None:
     """Take away what interrupted rollouts have generated; expired ones have lost it already, others are done."""
     for rollout in rollouts:
         if get_field(rollout, "status") == Status.ABORTED:

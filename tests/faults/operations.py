@@ -208,7 +208,7 @@ async def finish(buffer: ReplayBuffer, held: Lease) -> None:
 
 def prompts_of(buffer: ReplayBuffer) -> PromptLedger:
     return PromptLedger(
-        buffer, range(100, 110), TASK, make_group=lambda number: group(number, status=Status.INIT), seconds=100
+        buffer, range(100, 110), TASK, make_group=lambda item, number: group(item, status=Status.INIT), seconds=100
     )
 
 

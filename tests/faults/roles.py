@@ -97,7 +97,7 @@ def generate(ledger: Ledger, url: str, prompts: int, epochs: int, seed: int) -> 
             buffer,
             range(prompts),
             LEASED,
-            make_group=lambda number: group(number, 2, status=Status.INIT),
+            make_group=lambda item, number: group(item, 2, status=Status.INIT),
             epochs=epochs,
             partial_rollouts=True,
             seconds=LEASE_SECONDS,

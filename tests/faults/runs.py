@@ -47,8 +47,8 @@ async def _train(ledger: Ledger, url: str, policy: str) -> None:
         ledger.write("left", *numbers_of(left))
 
 
-def _prompt(number: int) -> list[RolloutState]:
-    return group(number, status=Status.INIT)
+def _prompt(item: int, number: int) -> list[RolloutState]:
+    return group(item, status=Status.INIT)
 
 
 async def _step(ledger: Ledger, buffer: ReplayBuffer, step: int, prompts: PromptLedger | None) -> None:

@@ -1,0 +1,74 @@
+"""What a produce strategy asks of the engine that generates, and what it tells of what was generated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from replaybuf.errors import InputError
+from replaybuf.rollout import Status
+from replaybuf.rollout_type import get_field
+from replaybuf.summary import reward_value
+
+
+@runtime_checkable
+class AgentLoop(Protocol):
+    """Generates the rollouts of a group, in one turn or many, and their rewards.
+
+    Names and meaning are those of xtuner's agent loops.
+    """
+
+    async def generate_group(self, group: list[Any], *, partial: bool) -> list[Any] | None:
+        """Generate the rollouts of a group, in place or anew; the group, or None for the one given.
+
+        Those that are COMPLETED already stay as they are. The others become COMPLETED, with their response and reward;
+        or FAILED, with `error_msg`; or FILTERED; or, when generation is paused meanwhile, ABORTED, with what was
+        generated so far in `response` and `response_ids`. With `partial` ABORTED rollouts are continued from there.
+        `response_model_steps` may be left to the strategy, unless the weights change during the call.
+
+        An exception fails this group only: it is tried again, up to the buffer's `max_deliveries`. When it is
+        cancelled, nothing of the call is kept.
+        """
+
+    async def pause(self) -> None:
+        """Interrupt generation: calls of `generate_group` return soon, with ABORTED rollouts."""
+
+    async def resume(self) -> None:
+        """Generate again, after a pause or at the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A group that was generated and stored, for logging: what became of it, and what it took.
+
+    `status` is that of the stored group, or INIT for one that failed and will be tried again. `tokens` were generated
+    in this call, by weights of `model_step`, in `seconds`. `attempt` counts the deliveries of the prompt.
+    """
+
+    task_name: str
+    group: list[Any]
+    status: Status
+    tokens: int
+    seconds: float
+    attempt: int
+    model_step: int
+    error: str | None = None
+
+
+def check_agent_loop(agent_loop: Any) -> AgentLoop:
+    """An agent loop. Raises InputError that says what it lacks."""
+    for name in ("generate_group", "pause", "resume"):
+        if not callable(getattr(agent_loop, name, None)):
+            raise InputError(f"an agent loop needs the coroutine {name}(); {type(agent_loop).__name__} has none")
+    return agent_loop  # type: ignore[no-any-return]
+
+
+def reward_varies(group: Sequence[Any]) -> bool:
+    """Whether the rollouts of a group have different rewards: without that no advantage is to be learnt from.
+
+    For `is_valid`: the filter of DAPO's dynamic sampling (Yu et al. 2025, arXiv:2503.14476, section 3.2). Rewards are
+    numbers, or dicts with "score"; a rollout without one counts as different.
+    """
+    rewards = [reward_value(get_field(rollout, "reward")) for rollout in group]
+    return len(set(rewards)) > 1 or None in rewards

@@ -1,0 +1,107 @@
+"""Asynchronous production: ahead of the trainer, with what was interrupted or expired generated again."""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import Field
+
+from replaybuf.buffer import ReplayBuffer
+from replaybuf.errors import ProduceError
+from replaybuf.produce.generations import INTERRUPTED
+from replaybuf.produce.sampler import Sampler
+from replaybuf.produce.strategy import Batch, ProduceStrategy
+from replaybuf.prompts.ledger import Again
+from replaybuf.rollout import Status
+from replaybuf.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
+
+#: What of the buffer is generated again.
+WAITING = (Status.ABORTED, Status.EXPIRED)
+
+
+class AsyncProduceStrategy(ProduceStrategy):
+    """For asynchronous training: runs ahead, and interrupts what is left over when the batch is there.
+
+    `over_sample`: so many groups beyond the batch are generated at the same time, as a ratio of it, rounded up. The
+    batch is there when enough of them are completed, so the slowest don't hold it up. The others are interrupted, and
+    put back as ABORTED: with their partial response, to be continued, if `enable_partial_rollout`; otherwise for a
+    fresh start. They come before new prompts. The tag "interrupted" counts how often it happened.
+
+    `max_staleness`: a rollout expires when it is more train steps old than that, and `max_token_staleness`: when its
+    freshest trainable token is (None: never). Both count in steps between updates of the generating weights,
+    `sync_weights_interval` train steps each: n allows (n + 1) * sync_weights_interval - 1 steps.
+
+    Tail batches: once `tail_batch_trigger_size` groups have gathered that have expired, or were interrupted at least
+    `tail_batch_max_tries` times (None: only expired ones), the next batch is produced from them, and without running
+    ahead, so that the slowest prompts are generated to their end. Until then they wait. 0: no tail batches; they come
+    before new prompts like others. Where no other prompt is left, they wait for no batch either.
+
+    The names are xtuner's, but for `over_sample` (there `over_sample_threshold`).
+    """
+
+    over_sample: float = Field(default=0.0, ge=0, le=1000)
+    enable_partial_rollout: bool = False
+    max_staleness: int | None = Field(default=None, ge=0)
+    max_token_staleness: int | None = Field(default=None, ge=0)
+    sync_weights_interval: int = Field(default=1, ge=1)
+    tail_batch_trigger_size: int = Field(default=0, ge=0)
+    tail_batch_max_tries: int | None = Field(default=None, ge=1)
+
+    @property
+    def partial(self) -> bool:
+        return self.enable_partial_rollout
+
+    @property
+    def expiry(self) -> ExpiryRule:
+        return ExpiryRule(self._threshold(self.max_staleness), self._threshold(self.max_token_staleness))
+
+    def _threshold(self, most: int | None) -> int | None:
+        return None if most is None else (most + 1) * self.sync_weights_interval
+
+    def ahead(self, batch_size: int) -> int:
+        """How many groups are generated beyond the batch."""
+        return math.ceil(round(self.over_sample * batch_size, 9))
+
+    async def refresh(self, buffer: ReplayBuffer, task_name: str, train_step: int) -> int:
+        """Move the task to a train step, and expire what is too old for it; how many groups."""
+        rule = self.expiry
+        if not rule.active:
+            return 0
+        expired = await buffer.refresh_staleness(
+            task_stale_thresholds={task_name: rule.stale_threshold},
+            task_token_stale_thresholds={task_name: rule.token_stale_threshold},
+            current_train_step=train_step,
+            statuses=EXPIRING_STATUSES,
+        )
+        return expired[task_name]
+
+    def too_old(self, model_step: int, train_step: int) -> bool:
+        """Whether all that these weights generate would expire at once."""
+        rule = self.expiry
+        return rule.expires(staleness_of(model_step, train_step), model_step, train_step)
+
+    async def again(self, sampler: Sampler) -> tuple[bool, list[Again]]:
+        """Whether it is time for a tail batch, and what of the buffer comes before new prompts."""
+        if not self.tail_batch_trigger_size:
+            return False, [*WAITING]
+        task = {"task_name": sampler.task_name, "status": Status.ABORTED}
+        tries = self.tail_batch_max_tries
+        often = None if tries is None else {f"tags.{INTERRUPTED}": {"$gte": tries}}
+        gathered = await sampler.buffer.count(sampler.task_name, Status.EXPIRED)
+        if often is not None:
+            gathered += await sampler.buffer.count_where(task | often)
+        if gathered >= self.tail_batch_trigger_size:
+            return True, [Status.EXPIRED, (Status.ABORTED, often), Status.ABORTED]
+        return False, [(Status.ABORTED, None if often is None else {"$not": often})]
+
+    async def _plan(self, batch: Batch) -> None:
+        if self.too_old(batch.model_step, batch.train_step):
+            raise ProduceError(
+                f"weights of step {batch.model_step} are too old for train step {batch.train_step}: all groups would "
+                f"expire at once (max_staleness {self.max_staleness}, max_token_staleness {self.max_token_staleness}); "
+                "load newer weights"
+            )
+        batch.summary.expired += await self.refresh(batch.sampler.buffer, batch.task_name, batch.train_step)
+        tail, batch.again = await self.again(batch.sampler)
+        batch.rest = WAITING
+        batch.ahead = 0 if tail else self.ahead(batch.size)

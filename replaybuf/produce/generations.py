@@ -1,0 +1,269 @@
+"""Groups that are being generated at the same time, each by a task of its own, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufError, RolloutError
+from replaybuf.lease import to_its_end
+from replaybuf.normalise import as_group
+from replaybuf.produce.agent_loop import AgentLoop, Generated
+from replaybuf.produce.sampler import Sampler
+from replaybuf.produce.summary import ProduceSummary
+from replaybuf.prompts import Prompt
+from replaybuf.prompts.ledger import Again, begin_anew
+from replaybuf.rollout import Status, group_status
+from replaybuf.rollout_type import get_field, set_field
+from replaybuf.staleness import ExpiryRule
+from replaybuf.storage.base import Tags
+
+#: The tag that counts how often a group was interrupted.
+INTERRUPTED = "interrupted"
+
+_ROOM_SECONDS = 1.0
+
+_logger = logging.getLogger("replaybuf.produce")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How groups are generated and stored: the settings of a strategy that this needs."""
+
+    partial: bool
+    expiry: ExpiryRule
+    max_failures: int
+    is_valid: Callable[[list[Any]], bool]
+    on_group: Callable[[Generated], object] | None
+    tags: Callable[[list[Any]], Tags] | None
+
+
+class Generations:
+    """The groups in flight of one strategy. `summary` counts what becomes of them.
+
+    `train_step` is the step that they are for, `model_step` that of the weights which generate; both may be changed:
+    what is started from then on is of the new weights.
+    """
+
+    def __init__(
+        self,
+        agent_loop: AgentLoop,
+        sampler: Sampler,
+        terms: Terms,
+        summary: ProduceSummary,
+        *,
+        train_step: int,
+        model_step: int,
+    ) -> None:
+        self.train_step, self.model_step = train_step, model_step
+        self.last_error = ""
+        self._agent_loop, self._sampler, self._terms, self._summary = agent_loop, sampler, terms, summary
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures = 0  # in a row
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def start(self, count: int, again: Iterable[Again]) -> int:
+        """Draw up to `count` prompts and begin to generate them; how many."""
+        if count < 1:
+            return 0
+        prompts = await self._sampler.sample(count, again=again, partial=self._terms.partial)
+        self._tasks.update(asyncio.create_task(self._run(prompt)) for prompt in prompts)
+        self._summary.continued += sum(prompt.status != Status.INIT or prompt.attempt > 1 for prompt in prompts)
+        return len(prompts)
+
+    async def wait(self, timeout: float) -> None:
+        """Wait until at least one of them is done, for up to `timeout` seconds.
+
+        Raises what storing one raised, and ProduceError when too many have failed in a row.
+        """
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        self._collect()
+
+    async def pause(self, timeout: float) -> None:
+        """Interrupt all of them, and store what there is of them.
+
+        Those that haven't returned after `timeout` seconds are cancelled; nothing of that call is kept.
+        """
+        if not self._tasks:
+            return
+        began = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._agent_loop.pause()
+                await asyncio.wait(self._tasks)
+        if late := [task for task in self._tasks if not task.done()]:
+            _logger.warning(
+                "task %s: %d groups were still being generated %g s after pause(); they begin anew later",
+                self._sampler.task_name,
+                len(late),
+                timeout,
+            )
+            await self.cancel(timeout)
+        self._summary.pause_seconds += time.monotonic() - began
+        self._collect()
+
+    async def cancel(self, timeout: float) -> None:
+        """End all of them at once; their prompts are given back as they were."""
+        await asyncio.sleep(0)  # a task that hasn't begun would end without giving its prompt back
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout)
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.exception()  # so that it counts as seen
+
+    def _collect(self) -> None:
+        """Let go of those that are done. Raises the first error that ended one."""
+        done = {task for task in self._tasks if task.done()}
+        self._tasks -= done
+        errors = [error for task in done if not task.cancelled() and (error := task.exception())]
+        if errors:
+            raise errors[0]
+        if self._failures >= self._terms.max_failures:
+            raise ProduceError(
+                f"task {self._sampler.task_name}: {self._failures} groups in a row failed to be generated, the last "
+                f"one by {self.last_error}; their prompts are kept"
+            )
+
+    # One group
+
+    async def _run(self, prompt: Prompt) -> None:
+        try:
+            await self._generate(prompt)
+        except LeaseLostError:
+            self._summary.lost += 1
+        except BaseException:
+            with contextlib.suppress(ReplayBufError, RuntimeError):  # then it comes back when its time is over
+                await to_its_end(prompt.give_back())
+            raise
+
+    async def _generate(self, prompt: Prompt) -> None:
+        began, model_step, before = time.monotonic(), self.model_step, count_tokens(prompt.group)
+        group, error = prompt.group, None
+        try:
+            made = await self._agent_loop.generate_group(group, partial=self._terms.partial)
+            group = group if made is None else as_group(made)
+            status = _judge(group)
+        except Exception as raised:
+            status, error = Status.FAILED, f"{type(raised).__name__}: {raised}"
+        seconds, tokens = time.monotonic() - began, max(0, count_tokens(group) - before)
+        if status == Status.FAILED:
+            error = error or _error_of(group)
+        else:
+            try:
+                status = await self._store(prompt, group, status, model_step)
+                self._failures = 0
+            except RolloutError as raised:  # it made what can't be stored
+                error = str(raised)
+        if error is not None:
+            status = await self._fail(prompt, error)
+        self._count(
+            Generated(self._sampler.task_name, group, status, tokens, seconds, prompt.attempt, model_step, error)
+        )
+
+    async def _fail(self, prompt: Prompt, error: str) -> Status:
+        """Let a group be tried again, or set it aside as FAILED after the last try."""
+        self._failures += 1
+        self.last_error = error
+        most = self._sampler.buffer.storage.rules.limits.max_deliveries
+        last = bool(most) and prompt.attempt >= most
+        await prompt.give_back(failed=error)
+        _logger.warning("%r failed, and %s: %s", prompt, "is set aside" if last else "will be tried again", error)
+        return Status.FAILED if last else Status.INIT
+
+    async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
+        """Store what was generated; the status with which it is stored."""
+        tags = {} if self._terms.tags is None else dict(self._terms.tags(group))
+        if INTERRUPTED in prompt.tags:
+            tags[INTERRUPTED] = prompt.tags[INTERRUPTED]
+        if status == Status.COMPLETED and not self._terms.is_valid(group):
+            for rollout in group:
+                set_field(rollout, "status", Status.FILTERED)
+        elif status == Status.ABORTED:
+            tags[INTERRUPTED] = times_interrupted(prompt.tags) + 1
+            if not self._terms.partial:
+                _begin_anew_later(group)
+        rule = self._terms.expiry
+        while True:
+            seen = self._sampler.buffer.storage.version()
+            try:
+                await prompt.finish(
+                    group,
+                    model_step=model_step,
+                    current_train_step=self.train_step,
+                    stale_threshold=rule.stale_threshold,
+                    token_stale_threshold=rule.token_stale_threshold,
+                    expired_groups_retryable=rule.retryable,
+                    tags=tags,
+                )
+            except FullError as error:  # the group is kept, and its lease goes on, until there is room
+                _logger.warning("task %s: %s", self._sampler.task_name, error)
+                await self._sampler.buffer.storage.changed(_ROOM_SECONDS, seen)
+            else:
+                return group_status([Status(get_field(rollout, "status")) for rollout in group])
+
+    def _count(self, made: Generated) -> None:
+        summary = self._summary
+        name = {
+            Status.COMPLETED: "produced",
+            Status.ABORTED: "interrupted",
+            Status.INIT: "retried",
+        }.get(made.status, made.status.value)
+        setattr(summary, name, getattr(summary, name) + 1)
+        summary.tokens += made.tokens
+        summary.group_seconds += made.seconds
+        if self._terms.on_group is not None:
+            self._terms.on_group(made)
+
+
+def _judge(group: Sequence[Any]) -> Status:
+    """What became of a group, by its rollouts. Raises RolloutError for what no agent loop may return."""
+    if not group:
+        raise RolloutError("generate_group returned an empty group")
+    statuses = []
+    for place, rollout in enumerate(group):
+        try:
+            statuses.append(Status(get_field(rollout, "status")))
+        except ValueError:
+            raise RolloutError(f"generate_group returned a rollout ([{place}]) without a known status") from None
+    status = group_status(statuses)
+    if status in (Status.INIT, Status.ARCHIVED):
+        raise RolloutError(
+            f"generate_group returned a group that is {status}: its rollouts must be completed, failed, filtered or "
+            "aborted"
+        )
+    return status
+
+
+def count_tokens(group: Sequence[Any]) -> int:
+    """The number of response tokens of a group."""
+    return sum(len(ids) for rollout in group if (ids := get_field(rollout, "response_ids")) is not None)
+
+
+def times_interrupted(tags: Tags) -> int:
+    """How often a group with these tags was interrupted."""
+    count = tags.get(INTERRUPTED, 0)
+    return count if isinstance(count, int) else 0
+
+
+def _begin_anew_later(group: Sequence[Any]) -> None:
+    """Take from interrupted rollouts what they have; they stay ABORTED."""
+    aborted = [rollout for rollout in group if get_field(rollout, "status") == Status.ABORTED]
+    begin_anew(aborted)
+    for rollout in aborted:
+        set_field(rollout, "status", Status.ABORTED)
+
+
+def _error_of(group: Sequence[Any]) -> str:
+    """What the rollouts say went wrong."""
+    texts = [str(text) for rollout in group if (text := get_field(rollout, "error_msg"))]
+    return texts[0] if texts else "its rollouts have the status failed, and no error_msg"

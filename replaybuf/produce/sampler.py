@@ -1,0 +1,157 @@
+"""Samplers: what is generated next."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from replaybuf.buffer import ReplayBuffer
+from replaybuf.checks import check_list, check_status, whole
+from replaybuf.errors import InputError
+from replaybuf.produce.records import to_rollout
+from replaybuf.prompts.ledger import Again, LedgerCounts, Prompt, PromptLedger
+from replaybuf.rollout import Status
+from replaybuf.rollout_type import has_field, set_field
+
+T = TypeVar("T")
+
+
+class Sampler:
+    """Draws prompts from a dataset, each as a group of `prompt_repeat_k` rollouts to be generated.
+
+    The dataset is indexed (`len` and `[]`), stateful, or any iterable; its items are rollouts, or records that
+    `make_rollout` makes one of (`to_rollout` knows the chat formats of OpenAI, verl and xtuner). It is read `epochs`
+    times (None: for ever), with `shuffle` (a seed) in another order each time; nothing is read before it is drawn.
+
+    The rollouts of a group are independent copies. Prompt n, counted from 0 over all epochs, has the `group_id` n and
+    the `rollout_id`s n k to n k + k - 1, as in xtuner; whatever crashes, none is given twice.
+
+    All of it goes through the prompt ledger `name` (default: the task's): any number of samplers of one task, in any
+    processes, hand out every prompt once, and those of a dead worker again, `seconds` after its last heartbeat.
+    """
+
+    #: What of the buffer is handed out before new prompts, beside the prompts of dead workers.
+    again: Sequence[Again] = ()
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        dataset: Any,
+        task_name: str,
+        *,
+        prompt_repeat_k: int = 1,
+        epochs: int | None = None,
+        shuffle: int | None = None,
+        make_rollout: Callable[[Any], Any] = to_rollout,
+        name: str | None = None,
+        seconds: float = 60.0,
+    ) -> None:
+        repeat = whole(prompt_repeat_k)
+        if repeat is None or repeat < 1:
+            raise InputError(f"prompt_repeat_k must be a whole number of at least 1, got {prompt_repeat_k!r:.100}")
+        self.prompt_repeat_k = repeat
+        self._make_rollout = make_rollout
+        self.ledger = PromptLedger(
+            buffer,
+            dataset,
+            task_name,
+            name=name,
+            make_group=self._make_group,
+            epochs=epochs,
+            shuffle=shuffle,
+            again=(Status.ABORTED, Status.EXPIRED),
+            seconds=seconds,
+        )
+
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """Where the prompts are kept, and the results put."""
+        return self.ledger.buffer
+
+    @property
+    def task_name(self) -> str:
+        """The task that the prompts are of."""
+        return self.ledger.task_name
+
+    async def sample(
+        self, count: int = 1, *, again: Iterable[Again] | None = None, partial: bool = True
+    ) -> list[Prompt]:
+        """Up to `count` prompts to be generated; fewer, or none, when no more are there for now.
+
+        `again`: what of the buffer comes before new prompts, as in `PromptLedger.draw` (default: the sampler's own).
+        With `partial` interrupted rollouts come with what was generated of them, otherwise they begin anew.
+        """
+        return await self.ledger.draw(count, again=self.again if again is None else again, partial_rollouts=partial)
+
+    async def counts(self, waiting: Iterable[Status] | None = None) -> LedgerCounts:
+        """Where the prompts are, as `PromptLedger.counts`."""
+        return await self.ledger.counts(waiting)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the dataset is, as plain values. Blocks for the time of one query.
+
+        It is kept in the store, and part of its checkpoints and snapshots: a run that goes on with its buffer needs no
+        other copy.
+        """
+        now = _blocking(self.buffer.storage.cursor(self.ledger.name))
+        return {"position": now.position, "value": now.value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the dataset go on from where `state_dict` said that it was, for all samplers of the ledger. Blocks.
+
+        Prompts that are in the buffer stay there. Raises InputError.
+        """
+        try:
+            position, value = whole(state["position"]), state["value"]
+        except (KeyError, TypeError) as error:
+            raise InputError("expected a dict from Sampler.state_dict()") from error
+        if position is None or position < 0 or not isinstance(value, bytes):
+            raise InputError("expected a dict from Sampler.state_dict()")
+        _blocking(self._move(position, value))
+
+    async def _move(self, position: int, value: bytes) -> None:
+        storage, moved = self.buffer.storage, None
+        while moved is None:  # others may move it meanwhile
+            now = await storage.cursor(self.ledger.name)
+            moved = await storage.claim([], replace(now, position=position, value=value), 1.0)
+
+    def _make_group(self, item: Any, number: int) -> list[Any]:
+        rollout, size = self._make_rollout(item), self.prompt_repeat_k
+        return [self._copy(rollout, number, number * size + place) for place in range(size)]
+
+    def _copy(self, rollout: Any, group_id: int, rollout_id: int) -> Any:
+        copied = copy.copy(rollout)  # what it shares with the others is stored with each, and comes back apart
+        task = {"group_id": group_id, "rollout_id": rollout_id, "task_name": self.task_name}
+        for name, value in task.items():
+            if isinstance(copied, dict) or has_field(copied, name):
+                set_field(copied, name, value)
+        return copied
+
+
+class SamplerWithReplayBuffer(Sampler):
+    """A sampler that first hands out what the buffer holds of the given statuses, in their order; then new prompts.
+
+    By default interrupted groups (ABORTED), with their partial responses, and then expired ones, which have none.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        dataset: Any,
+        task_name: str,
+        *,
+        statuses: Iterable[Status | str] = (Status.ABORTED, Status.EXPIRED),
+        **options: Any,
+    ) -> None:
+        super().__init__(buffer, dataset, task_name, **options)
+        self.again = tuple(map(check_status, check_list(statuses, "statuses")))
+
+
+def _blocking(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine, also inside a running event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()

@@ -1,0 +1,250 @@
+"""How the groups of a training step are produced: the settings, and the loop that all strategies share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import Field, ImportString
+
+from replaybuf.bar import progress_bar
+from replaybuf.checks import check_step, check_timeout, whole
+from replaybuf.errors import InputError, NotReadyError, ProduceError
+from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop
+from replaybuf.produce.generations import Generations, Terms
+from replaybuf.produce.sampler import Sampler
+from replaybuf.produce.summary import ProduceSummary
+from replaybuf.prompts.ledger import Again
+from replaybuf.readable_config import ReadableConfig
+from replaybuf.rollout import Status
+from replaybuf.staleness import ExpiryRule
+from replaybuf.storage.base import Draw
+from replaybuf.tally import levels
+from replaybuf.waits import check_possible
+
+#: Seconds that the production of a batch may take, unless told otherwise.
+PRODUCE_TIMEOUT = 3600.0
+
+_LOOK_SECONDS = 1.0
+
+Hook = Callable[..., Any] | ImportString[Any]
+
+
+def always(group: list[Any]) -> bool:
+    """Every completed group is valid."""
+    return True
+
+
+def until_complete(completed: int, batch_size: int) -> bool:
+    """Go on until as many completed groups are in the buffer as the batch needs."""
+    return completed < batch_size
+
+
+@dataclass(slots=True)
+class Batch:
+    """One batch in the making."""
+
+    sampler: Sampler
+    size: int
+    train_step: int
+    model_step: int
+    patience: float
+    summary: ProduceSummary = field(default_factory=ProduceSummary)
+    ahead: int = 0  # groups that are generated beyond the batch
+    again: Sequence[Again] = ()  # what of the buffer comes before new prompts
+    rest: Sequence[Again] = ()  # and after them
+
+    @property
+    def task_name(self) -> str:
+        return self.sampler.task_name
+
+
+class ProduceStrategy(ReadableConfig):
+    """Produces the groups of a batch. A strategy is its settings: the same one serves any number of batches.
+
+    `max_concurrency` groups are generated at the same time at most (None: as many as are wanted).
+
+    Hooks (functions, or "module:function"): `is_valid(group)` says whether a completed group may be trained on; others
+    become FILTERED. `should_continue(completed, batch_size)` says whether to go on. `on_group(generated)` is told of
+    every group, for logging. `tags(group)` are the tags that a group is stored with. What they raise ends the batch.
+
+    A group that fails is tried again, up to the buffer's `max_deliveries`. `max_failures` in a row, or `give_up_after`
+    times the batch generated in vain (failed or filtered), end the batch with ProduceError. `pause_timeout` is how long
+    the agent loop may take to interrupt what it is generating, in seconds.
+    """
+
+    env_prefix: ClassVar[str] = "REPLAYBUF_PRODUCE_"
+
+    max_concurrency: int | None = Field(default=None, ge=1)
+    max_failures: int = Field(default=32, ge=1)
+    give_up_after: float = Field(default=10.0, gt=0)
+    pause_timeout: float = Field(default=30.0, gt=0, le=86_400)
+    is_valid: Hook = always
+    should_continue: Hook = until_complete
+    on_group: Hook | None = None
+    tags: Hook | None = None
+
+    async def produce_batch(
+        self,
+        agent_loop: AgentLoop,
+        sampler: Sampler,
+        batch_size: int,
+        *,
+        train_step: int,
+        model_step: int,
+        timeout: float | None = PRODUCE_TIMEOUT,
+        progress: bool = True,
+    ) -> ProduceSummary:
+        """Generate until `batch_size` completed groups of the sampler's task are in the buffer, and say what it took.
+
+        `train_step` is the step that they are for, `model_step` that of the weights which generate. Groups that are
+        there already count. Afterwards nothing is being generated any more; `buffer.take_batch` gives the batch. With
+        `progress` a bar is shown, where stderr is a terminal.
+
+        Raises ProduceError when they can't be made; NotReadyError, a TimeoutError, after `timeout` seconds (None:
+        never); FencedError when the buffer was restored. Whatever is raised, also when it is cancelled: every prompt is
+        either finished or handed out again.
+        """
+        batch = Batch(
+            sampler,
+            _check_size(batch_size, sampler),
+            check_step(train_step, "train_step"),
+            check_step(model_step, "model_step"),
+            check_timeout(timeout),
+        )
+        with batch.summary.producing():
+            await self._plan(batch)
+            await self._produce(check_agent_loop(agent_loop), batch, progress)
+        return batch.summary
+
+    # What strategies differ in
+
+    @property
+    def partial(self) -> bool:
+        """Whether interrupted rollouts are continued."""
+        return False
+
+    @property
+    def expiry(self) -> ExpiryRule:
+        """When groups are too old."""
+        return ExpiryRule()
+
+    async def _plan(self, batch: Batch) -> None:
+        """Say how far to run ahead, and what is handed out again."""
+
+    # What they share
+
+    def terms(self) -> Terms:
+        """How groups are generated and stored."""
+        return Terms(self.partial, self.expiry, self.max_failures, self.is_valid, self.on_group, self.tags)
+
+    async def _produce(self, agent_loop: AgentLoop, batch: Batch, progress: bool) -> None:
+        running = Generations(
+            agent_loop,
+            batch.sampler,
+            self.terms(),
+            batch.summary,
+            train_step=batch.train_step,
+            model_step=batch.model_step,
+        )
+        batch.summary.reused = await self._completed(batch)
+        await agent_loop.resume()
+        try:
+            with progress_bar(f"{batch.task_name}, step {batch.train_step}") as tell:
+                await self._fill(running, batch, tell if progress else lambda done, total: None)
+            await running.pause(self.pause_timeout)
+        finally:
+            await running.cancel(self.pause_timeout)
+
+    async def _fill(self, running: Generations, batch: Batch, tell: Callable[[int, int], None]) -> None:
+        """Keep groups in flight until the batch is there."""
+        deadline = time.monotonic() + batch.patience
+        while True:
+            completed = await self._completed(batch)
+            tell(min(completed, batch.size), batch.size)
+            if not self.should_continue(completed, batch.size):
+                return
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                await running.pause(self.pause_timeout)
+                raise NotReadyError(f"after {batch.patience:g} s: {_missing(batch, completed)}")
+            wanted = await self._wanted(running, batch, completed)
+            if wanted > 0 and await self._start(running, batch, wanted):
+                continue  # until as many are in flight as are wanted, or no prompt is left
+            if running:
+                await running.wait(min(remaining, _LOOK_SECONDS))
+                self._check_waste(running, batch, completed)
+            elif wanted > 0:
+                await self._wait_for_others(batch, completed, min(remaining, _LOOK_SECONDS))
+
+    async def _start(self, running: Generations, batch: Batch, wanted: int) -> int:
+        started = await running.start(wanted, batch.again)
+        if not started and batch.rest:
+            started = await running.start(wanted, batch.rest)
+        return started
+
+    async def _completed(self, batch: Batch) -> int:
+        return await batch.sampler.buffer.count(batch.task_name, Status.COMPLETED)
+
+    async def _wanted(self, running: Generations, batch: Batch, completed: int) -> int:
+        """How many groups to begin now."""
+        wanted = batch.size + batch.ahead - completed - len(running)
+        limits = batch.sampler.buffer.storage.rules.limits
+        if limits.slows_puts:
+            tallies = await batch.sampler.buffer.storage.tallies()
+            room = limits.insertable(levels(tallies, [batch.task_name])[batch.task_name], Status.COMPLETED)
+            wanted = wanted if room is None else min(wanted, room - len(running))
+        if self.max_concurrency is not None:
+            wanted = min(wanted, self.max_concurrency - len(running))
+        return wanted if running else max(1, wanted)  # should_continue asked for more
+
+    def _check_waste(self, running: Generations, batch: Batch, completed: int) -> None:
+        wasted = batch.summary.failed + batch.summary.retried + batch.summary.filtered
+        if wasted >= self.give_up_after * batch.size:
+            raise ProduceError(
+                f"{_missing(batch, completed)}, after {wasted} that failed or were filtered"
+                + (f"; the last error was {running.last_error}" if running.last_error else "")
+            )
+
+    async def _wait_for_others(self, batch: Batch, completed: int, timeout: float) -> None:
+        """Nothing is left to draw: wait for prompts that are in flight elsewhere. Raises ProduceError without any."""
+        storage = batch.sampler.buffer.storage
+        seen = storage.version()
+        handed_out = {one[0] if isinstance(one, tuple) else Status(one) for one in (*batch.again, *batch.rest)}
+        counts = await batch.sampler.counts({*handed_out, Status.INIT})
+        if not counts.in_flight and not counts.waiting:
+            if await self._completed(batch) > completed:
+                return
+            waiting = (await batch.sampler.counts()).waiting
+            raise ProduceError(
+                f"{_missing(batch, completed)}, and no prompt is left in the dataset"
+                + (f" ({waiting} interrupted or expired ones wait: SamplerWithReplayBuffer draws them)" * bool(waiting))
+            )
+        await storage.check_fence()
+        await storage.changed(timeout, seen)
+
+
+class SyncProduceStrategy(ProduceStrategy):
+    """For synchronous training: exactly `batch_size` completed groups for this step, no more.
+
+    What fails or is filtered is replaced. Which prompts come first says the sampler.
+    """
+
+    async def _plan(self, batch: Batch) -> None:
+        batch.again = batch.sampler.again
+
+
+def _check_size(batch_size: Any, sampler: Any) -> int:
+    if not isinstance(sampler, Sampler):
+        raise InputError(f"expected a Sampler, got {type(sampler).__name__}")
+    size = whole(batch_size)
+    if size is None or size < 1:
+        raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r:.100}")
+    check_possible(Draw({sampler.task_name: size}), sampler.buffer.storage.rules.limits)
+    return size
+
+
+def _missing(batch: Batch, completed: int) -> str:
+    return f"task {batch.task_name}: {completed} of {batch.size} completed groups"

@@ -1,0 +1,94 @@
+"""What the trainer tells the workers, through the store that they share: its step, and which weights there are.
+
+It is kept as a cursor: a small versioned value that is part of step checkpoints and snapshots. After a restore it is
+what it was, until the trainer publishes anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+
+from replaybuf.buffer import ReplayBuffer
+from replaybuf.checks import check_step, check_timeout
+from replaybuf.errors import InputError, NotReadyError
+
+#: The name under which it is kept beside the cursors of prompt ledgers.
+TRAINER = "replaybuf:trainer"
+
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainState:
+    """Where the trainer is: `train_step` is the step that it will do next, `model_step` that of the newest weights.
+
+    `weights` says where they are (a path, a URL, a name that the workers understand), `finished` that the trainer has
+    done its last step.
+    """
+
+    train_step: int
+    model_step: int
+    weights: str | None = None
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        check_step(self.train_step, "train_step")
+        check_step(self.model_step, "model_step")
+        if self.weights is not None and not isinstance(self.weights, str):
+            raise InputError(f"weights must be a text that says where they are, or None, got {self.weights!r:.100}")
+        if not isinstance(self.finished, bool):
+            raise InputError(f"finished must be true or false, got {self.finished!r:.100}")
+
+    def encode(self) -> bytes:
+        """As it is kept in the store."""
+        return bytes(msgpack.packb(asdict(self)))
+
+    @classmethod
+    def decode(cls, value: bytes) -> TrainState:
+        """What `encode` gave. Raises InputError for anything else."""
+        try:
+            fields: Any = msgpack.unpackb(value)
+            return cls(**fields)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise InputError(f"this is not what a trainer has published: {error}") from error
+
+
+async def publish(buffer: ReplayBuffer, state: TrainState, *, name: str = TRAINER) -> None:
+    """Tell all workers where the trainer is. Raises FencedError, StorageError."""
+    storage, moved = buffer.storage, None
+    value = state.encode()
+    while moved is None:  # another trainer may publish at this moment
+        now = await storage.cursor(name)
+        moved = await storage.claim([], replace(now, position=max(0, state.train_step), value=value), 1.0)
+
+
+async def published(buffer: ReplayBuffer, *, name: str = TRAINER) -> TrainState | None:
+    """What the trainer has published last; None before it has. Raises InputError where that can't be read."""
+    now = await buffer.storage.cursor(name)
+    return TrainState.decode(now.value) if now.version else None
+
+
+async def wait_published(
+    buffer: ReplayBuffer, *, after: TrainState | None = None, timeout: float | None, name: str = TRAINER
+) -> TrainState:
+    """What the trainer has published, as soon as it is other than `after`.
+
+    Raises NotReadyError after `timeout` seconds (None: never), FencedError when the buffer was restored.
+    """
+    patience = check_timeout(timeout)
+    deadline = time.monotonic() + patience
+    while True:
+        await buffer.storage.check_fence()
+        state = await published(buffer, name=name)
+        if state is not None and state != after:
+            return state
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            news = "nothing" if after is None else f"nothing since step {after.train_step}"
+            raise NotReadyError(f"after {patience:g} s: the trainer has published {news}; is it running?")
+        await asyncio.sleep(min(_LOOK_SECONDS, remaining))

@@ -1,0 +1,185 @@
+"""Disaggregated production: a worker that produces for a trainer in another process, through the store they share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from replaybuf.checks import check_timeout, whole
+from replaybuf.errors import InputError, NotReadyError
+from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop
+from replaybuf.produce.async_strategy import WAITING, AsyncProduceStrategy
+from replaybuf.produce.generations import Generations
+from replaybuf.produce.sampler import Sampler
+from replaybuf.produce.strategy import PRODUCE_TIMEOUT
+from replaybuf.produce.summary import ProduceSummary
+from replaybuf.produce.train_state import TrainState, published, wait_published
+from replaybuf.rollout import Status
+from replaybuf.rules import Level
+from replaybuf.tally import Tally, levels
+
+#: Loads the weights of a state that the trainer has published; the model step of what it has loaded, if it is another.
+LoadWeights = Callable[[TrainState], Awaitable[int | None]]
+
+_LOOK_SECONDS = 0.1
+
+
+async def produce_loop(
+    strategy: AsyncProduceStrategy,
+    agent_loop: AgentLoop,
+    sampler: Sampler,
+    batch_size: int,
+    *,
+    load_weights: LoadWeights | None = None,
+    max_lag: int = 0,
+    stop: asyncio.Event | None = None,
+    timeout: float | None = PRODUCE_TIMEOUT,
+) -> ProduceSummary:
+    """Produce groups until the trainer has finished, or `stop` is set; what this worker has done.
+
+    Any number of workers may do so, on any hosts, each with its own engine, over one database. Together they keep as
+    many groups completed or in flight as the strategy says for a batch of `batch_size`, and no more than the buffer's
+    capacity and rate limits leave room for: that is what holds them back when the trainer is slower.
+
+    The trainer says where it is with `publish`. When its weights are more than `max_lag` steps newer, `load_weights` is
+    called, while nothing is being generated: with `enable_partial_rollout` generation is interrupted, and what there is
+    put back to be continued with the new weights; otherwise the groups in flight are generated to their end first.
+
+    Raises NotReadyError when for `timeout` seconds (None: never) nothing could be done, FencedError when the buffer
+    was restored (build it anew, and join the restored run), ProduceError when generation fails again and again.
+    Whatever is raised, every prompt is either finished or handed out again.
+    """
+    size, lag = whole(batch_size), whole(max_lag)
+    if size is None or size < 1:
+        raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r:.100}")
+    if lag is None or lag < 0:
+        raise InputError(f"max_lag must be a whole number of at least 0, got {max_lag!r:.100}")
+    patience = check_timeout(timeout)
+    state = await _first_state(sampler, patience, stop)
+    summary = ProduceSummary()
+    if state is None:
+        return summary
+    work = _Work(strategy, check_agent_loop(agent_loop), sampler, size, lag, load_weights, summary, patience)
+    with summary.producing():
+        await work.run(state, stop or asyncio.Event())
+    return summary
+
+
+async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event | None) -> TrainState | None:
+    """What the trainer has published, as soon as it has; None when `stop` is set before."""
+    if stop is None:
+        return await wait_published(sampler.buffer, timeout=patience)
+    waiting = asyncio.create_task(wait_published(sampler.buffer, timeout=patience))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return await waiting if waiting.done() else None
+    finally:
+        for task in (waiting, stopping):
+            task.cancel()
+
+
+@dataclass(slots=True)
+class _Work:
+    strategy: AsyncProduceStrategy
+    agent_loop: AgentLoop
+    sampler: Sampler
+    batch_size: int
+    max_lag: int
+    load_weights: LoadWeights | None
+    summary: ProduceSummary
+    patience: float
+    running: Generations = field(init=False)
+    loaded: bool = False  # any weights
+    busy: float = field(default_factory=time.monotonic)  # when there was something to do
+
+    async def run(self, state: TrainState, stop: asyncio.Event) -> None:
+        """Work, beginning with what the trainer has published."""
+        self.running = Generations(
+            self.agent_loop,
+            self.sampler,
+            self.strategy.terms(),
+            self.summary,
+            train_step=state.train_step,
+            model_step=state.model_step,
+        )
+        pause_timeout = self.strategy.pause_timeout
+        try:
+            while not state.finished and not stop.is_set():
+                self.running.train_step = state.train_step
+                if await self._weights_are_new(state) and await self._start():
+                    self.busy = time.monotonic()
+                else:
+                    await self._wait(state)
+                state = await published(self.sampler.buffer) or state
+            await self.running.pause(pause_timeout)
+        finally:
+            await self.running.cancel(pause_timeout)
+
+    async def _weights_are_new(self, state: TrainState) -> bool:
+        """Whether generation may go on; loads newer weights where there are any and nothing is being generated."""
+        if self.loaded and state.model_step - self.running.model_step <= self.max_lag:
+            return not self.strategy.too_old(self.running.model_step, state.train_step)
+        if self.strategy.partial:
+            await self.running.pause(self.strategy.pause_timeout)
+        if self.running:
+            return False
+        loaded = None if self.load_weights is None else await self.load_weights(state)
+        self.running.model_step = state.model_step if loaded is None else loaded
+        self.loaded, self.busy = True, time.monotonic()
+        await self.agent_loop.resume()
+        return not self.strategy.too_old(self.running.model_step, state.train_step)
+
+    async def _start(self) -> int:
+        """Begin as many groups as there is room for; how many."""
+        tail, again = await self.strategy.again(self.sampler)
+        wanted = await self._room(tail)
+        if wanted < 1:
+            return 0
+        return await self.running.start(wanted, again) or await self.running.start(wanted, WAITING)
+
+    async def _room(self, tail: bool) -> int:
+        """How many groups may be begun now, by all workers' work, the store's limits and this worker's concurrency."""
+        limits = self.sampler.buffer.storage.rules.limits
+        level, flying = await self._level()
+        room = self.batch_size + (0 if tail else self.strategy.ahead(self.batch_size)) - level.completed - flying
+        insertable = limits.insertable(level, Status.COMPLETED)
+        if insertable is not None:
+            room = min(room, insertable - flying)
+        if self.strategy.max_concurrency is not None:
+            room = min(room, self.strategy.max_concurrency - len(self.running))
+        return room
+
+    async def _level(self) -> tuple[Level, int]:
+        """What is in the buffer, and how many groups are in flight, whoever generates them."""
+        task_name = self.sampler.task_name
+        tallies = await self.sampler.buffer.storage.tallies()
+        flying = sum(tallies.get((task_name, status, Tally.LEASED), 0) for status in (*WAITING, Status.INIT))
+        return levels(tallies, [task_name])[task_name], flying
+
+    async def _wait(self, state: TrainState) -> None:
+        """Wait a moment for a group to be done, or for room. Raises NotReadyError when that takes too long."""
+        storage, before = self.sampler.buffer.storage, len(self.running)
+        if before:
+            await self.running.wait(_LOOK_SECONDS)
+        else:
+            await storage.check_fence()
+            await asyncio.sleep(_LOOK_SECONDS)
+        if before:
+            self.busy = time.monotonic()
+        elif time.monotonic() - self.busy > self.patience:
+            raise NotReadyError(f"after {self.patience:g} s: {await self._why_idle(state)}")
+
+    async def _why_idle(self, state: TrainState) -> str:
+        task = f"task {self.sampler.task_name}"
+        if self.strategy.too_old(self.running.model_step, state.train_step):
+            return (
+                f"{task}: weights of step {self.running.model_step} are too old for train step {state.train_step}, and "
+                "the trainer has published no newer ones"
+            )
+        level, flying = await self._level()
+        if await self._room(tail=False) > 0:
+            return f"{task}: no prompt is left ({flying} in flight), and the trainer has not finished; is it running?"
+        return f"{task}: {level.completed} completed groups wait, and nobody takes them; is the trainer running?"
