@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from replaybuf.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufError, RolloutError
 from replaybuf.lease import to_its_end
 from replaybuf.normalise import as_group
@@ -210,7 +211,7 @@ class Generations:
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
         """Store what was generated; the status with which it is stored."""
-        tags = {} if self._terms.tags is None else dict(self._terms.tags(group))
+        tags = {} if self._terms.tags is None else check_tags(self._terms.tags(group)) or {}
         if INTERRUPTED in prompt.tags:
             tags[INTERRUPTED] = prompt.tags[INTERRUPTED]
         if status == Status.COMPLETED and not self._terms.is_valid(group):

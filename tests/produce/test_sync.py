@@ -49,7 +49,7 @@ async def test_groups_that_fail_are_replaced_and_tried_again(buffer: ReplayBuffe
     summary = await produce(SyncProduceStrategy(), loop, sampler, 4)
     assert (summary.produced, summary.retried, summary.failed) == (4, 3, 0)
     assert await buffer.count(TASK, Status.COMPLETED) == 4
-    assert loop.calls[1] == 2 and loop.calls[2] == 3
+    assert (loop.calls[1], loop.calls[2]) == (2, 3)
     await assert_accounted(sampler)
 
 
@@ -124,13 +124,13 @@ async def test_a_loop_that_always_fails_ends_the_batch(buffer: ReplayBuffer) -> 
 
 async def test_a_loop_whose_groups_are_all_filtered_ends_the_batch(buffer: ReplayBuffer) -> None:
     sampler, strategy = sampler_of(buffer), SyncProduceStrategy(give_up_after=3, is_valid=lambda group: False)
-    with pytest.raises(ProduceError, match="0 of 4 completed groups, after 1[2-5] that failed, were filtered"):
+    with pytest.raises(ProduceError, match=r"0 of 4 completed groups, after 1[2-5] that failed, were filtered"):
         await produce(strategy, ScriptedLoop(), sampler, 4)
     await assert_accounted(sampler)
 
 
 async def test_a_dataset_that_is_at_its_end_ends_the_batch(buffer: ReplayBuffer) -> None:
-    with pytest.raises(ProduceError, match="3 of 4 completed groups, and no prompt is left in the dataset$"):
+    with pytest.raises(ProduceError, match=r"3 of 4 completed groups, and no prompt is left in the dataset$"):
         await produce(SyncProduceStrategy(), ScriptedLoop(), sampler_of(buffer, 3), 4)
     assert await buffer.count(TASK, Status.COMPLETED) == 3
 
