@@ -81,12 +81,16 @@ class Generations:
         return len(prompts)
 
     async def wait(self, timeout: float) -> None:
-        """Wait until at least one of them is done, for up to `timeout` seconds.
+        """Wait until at least one of them is done, for up to `timeout` seconds. Raises as `check`."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        self.check()
+
+    def check(self) -> None:
+        """Let go of those that are done.
 
         Raises what storing one raised, and ProduceError when too many have failed in a row.
         """
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         for _ in filter(asyncio.Task.cancelled, self._tasks):
             self._fails("it cancelled its own task")
         self._collect()

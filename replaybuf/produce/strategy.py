@@ -163,10 +163,12 @@ class ProduceStrategy(ReadableConfig):
         """Keep groups in flight until the batch is there."""
         deadline = time.monotonic() + batch.patience
         while True:
+            running.check()  # before the count: what is done is in it
             completed = await self._completed(batch)
             tell(min(completed, batch.size), batch.size)
             if not self.should_continue(completed, batch.size):
                 return
+            self._check_waste(running, batch, completed)
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 await running.pause(self.pause_timeout)  # which may complete what was missing
@@ -179,7 +181,6 @@ class ProduceStrategy(ReadableConfig):
                 continue  # until as many are in flight as are wanted, or no prompt is left
             if running:
                 await running.wait(min(remaining, _LOOK_SECONDS))
-                self._check_waste(running, batch, completed)
             elif wanted > 0:
                 await self._wait_for_others(batch, completed, min(remaining, _LOOK_SECONDS))
 

@@ -114,6 +114,7 @@ class _Work:
         try:
             while not state.finished and not stop.is_set():
                 self.running.train_step = state.train_step
+                self.running.check()
                 if await self._weights_are_new(state) and await self._start():
                     self.busy = time.monotonic()
                 else:
