@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from replaybuf import ReplayBuffer, Status, StorageItem
+from replaybuf import Prompt, ReplayBuffer, Status, StorageItem
 from replaybuf.produce import Sampler
 from tests.stores import TASK
 
@@ -42,3 +42,16 @@ async def assert_accounted(sampler: Sampler) -> None:
     found = ids(await items_of(buffer))
     assert await leased(buffer) == 0
     assert sorted(found) == list(range((await sampler.counts()).drawn))
+
+
+def questions(groups: Any) -> list[str]:
+    """What the prompts of `scripted.prompts` ask."""
+    return [one.group[0].message[0]["content"].removeprefix("question ") for one in groups]
+
+
+async def drawn(sampler: Sampler, count: int) -> list[Prompt]:
+    """So many prompts, or all that are left."""
+    found: list[Prompt] = []
+    while len(found) < count and (more := await sampler.sample(count - len(found))):
+        found += more
+    return found
