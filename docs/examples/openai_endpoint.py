@@ -17,8 +17,7 @@ from typing import Any
 
 import httpx
 
-from replaybuf import ReplayBufError, ReplayBufferConfig, RolloutState, Status
-from replaybuf.errors import ProduceError
+from replaybuf import ProduceError, ReplayBufError, ReplayBufferConfig, RolloutState, Status
 from replaybuf.produce import AsyncProduceStrategy, Generated, JSONLines, Sampler
 
 TASK = "prompts"
@@ -125,8 +124,10 @@ class Engine:
                 self._refuse(response.status_code, await response.aread())
                 return
             async for data in events(response):
+                before = len(rollout.response_ids)
                 reason = take(rollout, data)
-                self._away_since = None
+                if reason is not None or len(rollout.response_ids) > before:
+                    self._away_since = None
                 if reason is not None:
                     finish(rollout, reason)  # at once: a pause may come before the end of the stream
         if rollout.finish_reason is None:
@@ -183,6 +184,8 @@ def take(rollout: RolloutState, data: bytes) -> str | None:
         chunk = json.loads(data)
         if "error" in chunk:
             raise AnswerError(f"the server ended the stream: {chunk['error']!s:.300}")
+        if rollout.prompt_ids is None:
+            rollout.prompt_ids = chunk.get("prompt_token_ids")
         reason = None
         for choice in chunk.get("choices") or []:
             text = (choice.get("delta") or {}).get("content") or ""

@@ -102,6 +102,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         left = tokens_left(body)
+        first = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+        ids = {"prompt_token_ids": list(range(1, 1 + len(body["messages"])))} if self.endpoint.token_ids else {}
+        self._send(json.dumps(first | ids))
         for place, token in enumerate([*left, None]):
             time.sleep(script.seconds)
             if place == script.at:

@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from replaybuf import RolloutState, Status
-from replaybuf.errors import ProduceError
+from replaybuf import ProduceError, RolloutState, Status
 from tests.examples.endpoint import LENGTH, Body, Endpoint, Script, serving, tokens_of
 from tests.examples.runs import EXAMPLES
 
@@ -78,6 +77,14 @@ async def test_a_rollout_has_the_text_the_tokens_their_logprobs_and_its_reward(e
     assert all(map(whole, group))
     assert [rollout.reward for rollout in group] == [1.0, 0.0]  # the other seed answers 13
     assert {(rollout.status, rollout.finish_reason) for rollout in group} == {(Status.COMPLETED, "stop")}
+
+
+async def test_the_ids_of_the_prompt_are_those_of_the_server(endpoint: Endpoint) -> None:
+    group = group_of()
+    endpoint.script = first(Script(at=3, drop=True))  # the prompt of the second request ends with a part of the answer
+    async with engine_of(endpoint) as engine:
+        await engine.generate_group(group, partial=True)
+    assert [rollout.prompt_ids for rollout in group] == [[1], [1]]
 
 
 async def test_a_pause_keeps_what_came_and_the_next_call_goes_on_from_there(endpoint: Endpoint) -> None:
