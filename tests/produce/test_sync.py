@@ -108,7 +108,7 @@ async def test_prompts_are_tried_max_deliveries_times_and_0_is_for_ever(url: str
         if most:
             await produce(strategy, loop, sampler, 2)
         else:
-            with pytest.raises(ProduceError, match="3[34] groups in a row"):
+            with pytest.raises(ProduceError, match=r"3[34] groups in a row"):
                 await produce(strategy, loop, sampler_of(buffer, 1), 20)
         assert loop.calls[0] in calls
         await assert_accounted(sampler)
