@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ from replaybuf.tally import Tally, levels
 LoadWeights = Callable[[TrainState], Awaitable[int | None]]
 
 _LOOK_SECONDS = 0.1
+_REPORT_SECONDS = 60.0
+
+_logger = logging.getLogger("replaybuf.produce")
 
 
 async def produce_loop(
@@ -97,6 +101,7 @@ class _Work:
     running: Generations = field(init=False)
     loaded: int | None = None  # the step of the weights that the trainer had published when some were loaded last
     busy: float = field(default_factory=time.monotonic)  # when there was something to do
+    reported: float = field(default_factory=time.monotonic)
     produced: int = 0  # groups
     in_vain: int = 0  # groups, until the last one was produced
 
@@ -119,6 +124,7 @@ class _Work:
                     self.busy = time.monotonic()
                 else:
                     await self._wait(state)
+                self._report(state)
                 state = await published(self.sampler.buffer) or state
             await self.running.pause(pause_timeout)
         finally:
@@ -172,17 +178,22 @@ class _Work:
 
     async def _wait(self, state: TrainState) -> None:
         """Wait a moment for a group to be done, or for room. Raises NotReadyError when that takes too long."""
-        storage, before = self.sampler.buffer.storage, len(self.running)
-        if before:
+        await self.sampler.buffer.storage.check_fence()
+        if self.running:
             await self.running.wait(_LOOK_SECONDS)
             self._check_waste()
-        else:
-            await storage.check_fence()
-            await asyncio.sleep(_LOOK_SECONDS)
-        if before:
             self.busy = time.monotonic()
-        elif time.monotonic() - self.busy > self.patience:
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+        if time.monotonic() - self.busy > self.patience:
             raise NotReadyError(f"after {self.patience:g} s: {await self._why_idle(state)}")
+
+    def _report(self, state: TrainState) -> None:
+        """Log now and then what was done so far."""
+        if time.monotonic() - self.reported >= _REPORT_SECONDS:
+            self.reported = time.monotonic()
+            text = "task %s, train step %d: %s since the start, %d in flight"
+            _logger.info(text, self.sampler.task_name, state.train_step, self.summary, len(self.running))
 
     def _check_waste(self) -> None:
         """Raise ProduceError when one after the other is generated for nothing."""
