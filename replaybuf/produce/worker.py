@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from replaybuf.checks import check_step, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
@@ -101,6 +101,7 @@ class _Work:
     running: Generations = field(init=False)
     loaded: int | None = None  # the step of the weights that the trainer had published when some were loaded last
     busy: float = field(default_factory=time.monotonic)  # when there was something to do
+    began: float = field(default_factory=time.monotonic)
     reported: float = field(default_factory=time.monotonic)
     produced: int = 0  # groups
     in_vain: int = 0  # groups, until the last one was produced
@@ -192,8 +193,9 @@ class _Work:
         """Log now and then what was done so far."""
         if time.monotonic() - self.reported >= _REPORT_SECONDS:
             self.reported = time.monotonic()
-            text = "task %s, train step %d: %s since the start, %d in flight"
-            _logger.info(text, self.sampler.task_name, state.train_step, self.summary, len(self.running))
+            so_far = replace(self.summary, seconds=time.monotonic() - self.began)
+            text = "task %s, train step %d: %s; %d in flight"
+            _logger.info(text, self.sampler.task_name, state.train_step, so_far, len(self.running))
 
     def _check_waste(self) -> None:
         """Raise ProduceError when one after the other is generated for nothing."""
