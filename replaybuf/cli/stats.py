@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import GROUPS, age_of, buffers_of, look_at, now_of, status_style, tidy
 from replaybuf.cli.options import Buffer, Url, listing
 from replaybuf.cli.output import Column, Output, Row, print_table, write
+from replaybuf.errors import InputError
 from replaybuf.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
+from replaybuf.produce.train_state import TRAINER, TrainState
 from replaybuf.rollout import Status
+from replaybuf.storage.sql.cursors import read_cursors
 from replaybuf.storage.sql.driver import public_url
 from replaybuf.storage.sql.lanes import Scope
 from replaybuf.storage.sql.reading import read, read_url
@@ -50,7 +54,8 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
     largest staleness in train steps, the time since the oldest and the newest was put.
 
     The second table counts groups and draws since the beginning, whichever process caused them, under the names that
-    buffer.metrics() gives them; those that never happened are left out.
+    buffer.metrics() gives them; those that never happened are left out. Below are the prompts that were drawn from each
+    dataset, where the trainer says that it is, and the steps of the checkpoints.
 
     With --json all of it is there, for each buffer what buffer.metrics() gives; --nl and --csv give the rows of the
     first table.
@@ -100,7 +105,11 @@ def collect(connection: Connection, buffer: str | None) -> Stats:
     there = buffers_of(connection)
     steps = _checkpoints(connection)
     buffers = {
-        name: {"tasks": _tasks(connection, Scope(name)), "checkpoints": steps.get(name, [])}
+        name: {
+            "tasks": _tasks(connection, Scope(name)),
+            "checkpoints": steps.get(name, []),
+            **_cursors(connection, Scope(name)),
+        }
         for name in there
         if buffer in (None, name)
     }
@@ -121,6 +130,17 @@ def _checkpoints(connection: Connection) -> dict[str, list[int]]:
     for name, step in connection.execute(select(checkpoint.c.buffer, checkpoint.c.step).order_by(checkpoint.c.id)):
         steps.setdefault(name, []).append(step)
     return steps
+
+
+def _cursors(connection: Connection, scope: Scope) -> dict[str, Any]:
+    """How many prompts were drawn from each dataset, and where the trainer says that it is."""
+    cursors = {one.name: one for one in read_cursors(connection, scope)}
+    published = cursors.pop(TRAINER, None)
+    trainer = None
+    if published is not None:
+        with suppress(InputError):  # another version's: the rest is as good without it
+            trainer = asdict(TrainState.decode(published.value))
+    return {"prompts": {name: one.position for name, one in sorted(cursors.items())}, "trainer": trainer}
 
 
 def _database(connection: Connection) -> dict[str, Any]:
@@ -163,11 +183,23 @@ def _print(found: Stats) -> None:
     waiting = units.number(database["unswept_payloads"])
     lines = [] if rows else ["The buffer is empty."]
     for name, metrics in found.buffers.items():
-        if metrics["checkpoints"]:
-            of = f" of {escape(name)}" if found.several else ""
-            lines.append(f"step checkpoints{of}: {', '.join(map(str, metrics['checkpoints']))}")
+        lines += _where(metrics, f" of {escape(name)}" if found.several else "")
     lines.append(f"database {size}, {waiting} unswept payloads, schema {database['schema']}")
     write(["\n", *(f"{line}\n" for line in lines)] if rows or totals else (f"{line}\n" for line in lines))
+
+
+def _where(metrics: dict[str, Any], of: str) -> list[str]:
+    """How far a run has come."""
+    lines = []
+    if metrics["prompts"]:
+        drawn = ", ".join(f"{units.number(count)} for {escape(name)}" for name, count in metrics["prompts"].items())
+        lines.append(f"prompts drawn{of}: {drawn}")
+    if trainer := metrics["trainer"]:
+        step = "has finished" if trainer["finished"] else f"is at step {trainer['train_step']}"
+        lines.append(f"the trainer{of} {step}, its newest weights are of step {trainer['model_step']}")
+    if metrics["checkpoints"]:
+        lines.append(f"step checkpoints{of}: {', '.join(map(str, metrics['checkpoints']))}")
+    return lines
 
 
 def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:

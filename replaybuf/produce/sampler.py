@@ -14,6 +14,7 @@ from replaybuf.checks import check_list, check_status, whole
 from replaybuf.errors import InputError
 from replaybuf.produce.records import to_rollout
 from replaybuf.prompts.ledger import Again, LedgerCounts, Prompt, PromptLedger
+from replaybuf.prompts.place import FAR
 from replaybuf.rollout import Status
 from replaybuf.rollout_type import has_field, set_field
 
@@ -109,7 +110,7 @@ class Sampler:
             position, value = whole(state["position"]), state["value"]
         except (KeyError, TypeError) as error:
             raise InputError("expected a dict from Sampler.state_dict()") from error
-        if position is None or position < 0 or not isinstance(value, bytes):
+        if position is None or not 0 <= position < FAR or not isinstance(value, bytes):
             raise InputError("expected a dict from Sampler.state_dict()")
         _blocking(self._move(position, value))
 
@@ -124,7 +125,7 @@ class Sampler:
         return [self._copy(rollout, number, number * size + place) for place in range(size)]
 
     def _copy(self, rollout: Any, group_id: int, rollout_id: int) -> Any:
-        copied = copy.deepcopy(rollout)
+        copied = copy.copy(rollout)  # what it shares with the others is stored with each, and comes back apart
         task = {"group_id": group_id, "rollout_id": rollout_id, "task_name": self.task_name}
         for name, value in task.items():
             if isinstance(copied, dict) or has_field(copied, name):

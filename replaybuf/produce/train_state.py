@@ -37,18 +37,31 @@ class TrainState:
     finished: bool = False
 
     def __post_init__(self) -> None:
-        check_step(self.train_step, "train_step")
-        check_step(self.model_step, "model_step")
+        for name in ("train_step", "model_step"):
+            object.__setattr__(self, name, check_step(getattr(self, name), name))
         if self.weights is not None and not isinstance(self.weights, str):
             raise InputError(f"weights must be a text that says where they are, or None, got {self.weights!r:.100}")
         if not isinstance(self.finished, bool):
             raise InputError(f"finished must be true or false, got {self.finished!r:.100}")
 
+    def encode(self) -> bytes:
+        """As it is kept in the store."""
+        return bytes(msgpack.packb(asdict(self)))
+
+    @classmethod
+    def decode(cls, value: bytes) -> TrainState:
+        """What `encode` gave. Raises InputError for anything else."""
+        try:
+            fields: Any = msgpack.unpackb(value)
+            return cls(**fields)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise InputError(f"this is not what a trainer has published: {error}") from error
+
 
 async def publish(buffer: ReplayBuffer, state: TrainState, *, name: str = TRAINER) -> None:
     """Tell all workers where the trainer is. Raises FencedError, StorageError."""
     storage, moved = buffer.storage, None
-    value = msgpack.packb(asdict(state))
+    value = state.encode()
     while moved is None:  # another trainer may publish at this moment
         now = await storage.cursor(name)
         moved = await storage.claim([], replace(now, position=max(0, state.train_step), value=value), 1.0)
@@ -57,7 +70,7 @@ async def publish(buffer: ReplayBuffer, state: TrainState, *, name: str = TRAINE
 async def published(buffer: ReplayBuffer, *, name: str = TRAINER) -> TrainState | None:
     """What the trainer has published last; None before it has. Raises InputError where that can't be read."""
     now = await buffer.storage.cursor(name)
-    return _read(now.value, name) if now.version else None
+    return TrainState.decode(now.value) if now.version else None
 
 
 async def wait_published(
@@ -79,11 +92,3 @@ async def wait_published(
             news = "nothing" if after is None else f"nothing since step {after.train_step}"
             raise NotReadyError(f"after {patience:g} s: the trainer has published {news}; is it running?")
         await asyncio.sleep(min(_LOOK_SECONDS, remaining))
-
-
-def _read(value: bytes, name: str) -> TrainState:
-    try:
-        fields: Any = msgpack.unpackb(value)
-        return TrainState(**fields)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise InputError(f"the cursor {name!r} is not what a trainer has published: {error}") from error

@@ -14,6 +14,7 @@ import pytest
 from replaybuf import ReplayBufferConfig, Status, Tally
 from replaybuf.cli import output
 from replaybuf.metrics import RATES
+from replaybuf.produce import Sampler, TrainState, publish
 from replaybuf.storage.sql.schema import HEAD
 from tests.cli.conftest import run, run_json
 from tests.cli.example import fill_busy
@@ -78,6 +79,21 @@ def test_several_buffers_have_a_column(busy: str) -> None:
     assert run("stats", busy).stdout.split()[0] == "buffer"
     assert {row["buffer"] for row in run_json("stats", busy, "--buffer", "eval")["groups"]} == {"eval"}
     assert "buffer" not in run("stats", busy, "--buffer", "eval").stdout
+
+
+def test_where_the_run_is(empty: str) -> None:
+    async def work() -> None:
+        async with ReplayBufferConfig(url=empty).build() as buffer:
+            await Sampler(buffer, [{"prompt": "7+5="}] * 1500, "math").sample(1200)
+            await publish(buffer, TrainState(43, 42, weights="step-42"))
+
+    asyncio.run(work())
+    shown = run("stats", empty).stdout
+    assert "\nprompts drawn: 1,200 for math\n" in shown
+    assert "\nthe trainer is at step 43, its newest weights are of step 42\n" in shown
+    found = run_json("stats", empty)["buffers"]["default"]
+    assert found["prompts"] == {"math": 1200}
+    assert found["trainer"] == {"train_step": 43, "model_step": 42, "weights": "step-42", "finished": False}
 
 
 def test_the_steps_of_checkpoints_are_there(busy: str) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL
 from replaybuf.codec import Codec
 from replaybuf.errors import ClosedError, FencedError
 from replaybuf.storage.base import Checkpoint, NewGroup
-from replaybuf.storage.sql import putting
+from replaybuf.storage.sql import put
 from replaybuf.storage.sql.commit import GroupCommit
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.driver import public_url
@@ -161,8 +161,8 @@ class Opened:
             lambda connection: begin_races(connection, self.scope, need.names, need.order), alone=True
         )
 
-    async def _commit(self, groups: Sequence[EncodedGroup]) -> list[putting.Outcome]:
-        return await self.write(lambda connection, scope: putting.put_groups(connection, scope, groups, time.time()))
+    async def _commit(self, groups: Sequence[EncodedGroup]) -> list[put.Outcome]:
+        return await self.write(lambda connection, scope: put.put_groups(connection, scope, groups, time.time()))
 
     def close(self) -> None:
         """Commit what waits and let go of everything; blocks. A second call waits for the first."""

@@ -3,26 +3,121 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, text
+from sqlalchemy import Connection, delete, insert, text
 
+from replaybuf.errors import FullError, ReplayBufError
 from replaybuf.race import PRIORITIZED, UNIFORM
 from replaybuf.rollout import Status
 from replaybuf.storage.base import NewGroup
 from replaybuf.storage.sql.bulk import insert_rows
 from replaybuf.storage.sql.evict import evict
-from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, need_lanes, start_steps
-from replaybuf.storage.sql.leaving import remove
+from replaybuf.storage.sql.lease import hold, rows_of
 from replaybuf.storage.sql.races import new_keys
+from replaybuf.storage.sql.replacing import (
+    find_replaced,
+    lock_replaced,
+    origins,
+    remove_replaced,
+    replace_groups,
+    replaced_by_place,
+)
 from replaybuf.storage.sql.rows import EncodedGroup, dump_json, scoped_key
-from replaybuf.storage.sql.select import lock_groups
-from replaybuf.storage.sql.tables import group, info, lane, payload
-from replaybuf.storage.sql.tally import Counts, add_counts
-from replaybuf.storage.sql.uids import reserve_uids
+from replaybuf.storage.sql.tables import group, info, payload
+from replaybuf.storage.sql.tally import Counts, add_counts, lock_tasks, read_levels
+from replaybuf.storage.sql.uids import reserve_uids, uids_in_checkpoints
 from replaybuf.tally import LaneName, Tally
+
+Outcome = int | ReplayBufError
+
+
+def put_groups(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup], now: float) -> list[Outcome]:
+    """Insert groups, in order, and evict what is beyond the capacity; their uids, or why one was not stored."""
+    limits = scope.rules.limits
+    tasks = {encoded.group.task_name for encoded in groups}
+    if limits.slows_puts or limits.capacity is not None:
+        lock_tasks(connection, scope, tasks)
+    replacing = any(one.group.replaces for one in groups)
+    keyed = any(one.group.key for one in groups)
+    if any(one.group.stays_leased for one in groups) or (keyed and (replacing or limits.slows_puts)):
+        return [_put_one(connection, scope, one, now) for one in groups]
+    return _put_together(connection, scope, groups, now)
+
+
+def _put_together(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup], now: float) -> list[Outcome]:
+    """Store groups that don't depend on each other."""
+    replaced, refused = replaced_by_place(connection, scope, [one.group for one in groups])
+    if scope.rules.limits.slows_puts:
+        refused |= _refused(connection, scope, groups, replaced, refused)
+    kept = [place for place in range(len(groups)) if place not in refused]
+    gone = [row for place in kept for row in replaced.get(place, ())]
+    kept_by_checkpoints = set(uids_in_checkpoints(connection, scope, origins(gone)))
+    made_from = [sorted(origins(replaced.get(place, ())) & kept_by_checkpoints) for place in kept]
+    remove_replaced(connection, scope, gone, now)
+    uids = iter(store(connection, scope, [groups[place] for place in kept], now, made_from=made_from))
+    return [refused[place] if place in refused else next(uids) for place in range(len(groups))]
+
+
+def _refused(
+    connection: Connection,
+    scope: Scope,
+    groups: Sequence[EncodedGroup],
+    replaced: Mapping[int, Sequence[Any]],
+    passed_over: Container[int],
+) -> dict[int, FullError]:
+    """Which of these groups, by place, find no room."""
+    limits = scope.rules.limits
+    levels = read_levels(connection, scope, {one.group.task_name for one in groups})
+    refused = {}
+    for place, new in enumerate(one.group for one in groups):
+        level = levels[new.task_name].without(_buffered(replaced.get(place, ()), new.task_name))
+        if place in passed_over:
+            continue
+        if limits.insertable(level, new.status) == 0:
+            refused[place] = FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
+        else:
+            levels[new.task_name] = level.joined_by(new.status)
+    return refused
+
+
+def _buffered(replaced: Iterable[Any], task_name: str) -> list[Status]:
+    """The statuses of those of these groups that fill the buffer of a task."""
+    return [Status(row.status) for row in replaced if row.task_name == task_name and not row.leased]
+
+
+def _put_one(connection: Connection, scope: Scope, encoded: EncodedGroup, now: float) -> Outcome:
+    """Store a group that takes the place of others, if it can."""
+    new = encoded.group
+    try:
+        replaced = find_replaced(connection, scope, new)
+        if not new.stays_leased:
+            _check_room(connection, scope, new, replaced)
+    except ReplayBufError as error:  # nothing was changed
+        return error
+    made_from = uids_in_checkpoints(connection, scope, origins(replaced))
+    remove_replaced(connection, scope, replaced, now)
+    [uid] = store(connection, scope, [encoded], now, evicting=not new.stays_leased, made_from=[made_from])
+    if new.stays_leased:
+        delivered = max(row.deliveries for row in replaced)
+        rows = rows_of(connection, scope, [uid])
+        hold(connection, scope, rows, replaced[0].lease, replaced[0].leased_until, deliveries=delivered)
+    return uid
+
+
+def _check_room(connection: Connection, scope: Scope, new: NewGroup, replaced: Iterable[Any]) -> None:
+    """Raise FullError when the limits leave no room for a group that takes the place of these, and of its key's."""
+    limits = scope.rules.limits
+    if not limits.slows_puts:
+        return
+    keyed = lock_replaced(connection, scope, group.c.scoped_key == _key_of(scope, new)) if new.key else []
+    gone = {row.uid: row for row in (*keyed, *replaced)}
+    level = read_levels(connection, scope, [new.task_name])[new.task_name]
+    level = level.without(_buffered(gone.values(), new.task_name))
+    if limits.insertable(level, new.status) == 0:
+        raise FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
 
 
 def store(
@@ -36,7 +131,7 @@ def store(
 ) -> list[int]:
     """Insert groups for which there is room, and evict what is beyond the capacity; their uids.
 
-    `made_from` has, for each group, those of the groups that it was made from that a checkpoint has.
+    `made_from` has the uids that each was made from, as far as checkpoints have them.
     """
     if not groups:
         return []
@@ -47,13 +142,13 @@ def store(
         home = lanes[(encoded.group.task_name, encoded.group.status)]
         counts[(home.id, Tally.PUT)] += 1
         counts[(home.id, Tally.SIZE)] += 1
-    rows = [(uid, one, key_of(scope, one.group)) for uid, one in zip(uids, groups, strict=True)]
+    rows = [(uid, one, _key_of(scope, one.group)) for uid, one in zip(uids, groups, strict=True)]
     if any(key is not None for _, _, key in rows):
         rows = _replace_same_keys(connection, scope, rows, lanes, counts, now)
     drawn, shift = _draw_keys(scope, lanes, rows), scope.ticket_shift
-    origins = dict(zip(uids, made_from, strict=False))
+    made = dict(zip(uids, made_from, strict=False))
     values = [
-        group_row(uid, one, key, lanes, drawn.get(uid, {}), uid - shift if shift else None, origins.get(uid, ()))
+        group_row(uid, one, key, lanes, drawn.get(uid, {}), uid - shift if shift else None, made.get(uid, ()))
         for uid, one, key in rows
     ]
     insert_rows(connection, group, values)
@@ -78,7 +173,7 @@ def _lanes_for(connection: Connection, scope: Scope, groups: Sequence[EncodedGro
     return need_lanes(connection, scope, names)
 
 
-def key_of(scope: Scope, new: NewGroup) -> str | None:
+def _key_of(scope: Scope, new: NewGroup) -> str | None:
     return scoped_key(scope.buffer, new.task_name, new.key)
 
 
@@ -106,39 +201,6 @@ def _replace_same_keys(
             counts[(home.id, Tally.SIZE)] -= 1
             counts[(home.id, Tally.REPLACED)] += 1
     return kept
-
-
-def replace_groups(connection: Connection, scope: Scope, condition: ColumnElement[bool], now: float) -> None:
-    """Remove the groups, leased ones too, in whose place others come."""
-    remove_replaced(connection, scope, lock_replaced(connection, scope, condition), now)
-
-
-def lock_replaced(connection: Connection, scope: Scope, condition: Any) -> list[Any]:
-    """The stored groups that are to be replaced, leased ones too, with their lanes."""
-    locked = [uid for uid, _ in lock_groups(connection, condition)]
-    found = (
-        select(
-            *(group.c[name] for name in ("uid", "lane", "lease", "leased_until", "deliveries", "made_from")),
-            *(lane.c[name] for name in ("task_name", "status", "leased")),
-        )
-        .select_from(group.join(lane, lane.c.id == group.c.lane))
-        .where(lane.c.buffer == scope.buffer, uid_in(connection, locked))
-    )
-    return list(connection.execute(found)) if locked else []
-
-
-def remove_replaced(connection: Connection, scope: Scope, rows: Sequence[Any], now: float) -> None:
-    if not rows:
-        return
-    homes = need_lanes(connection, scope, {(row.task_name, Status(row.status)) for row in rows})
-    counts: Counts = Counter()
-    for row in rows:
-        home = homes[(row.task_name, Status(row.status))].id
-        counts[(home, Tally.LEASED if row.leased else Tally.SIZE)] -= 1
-        counts[(home, Tally.REPLACED)] += 1
-    uids = [row.uid for row in rows]
-    remove(connection, uids, now)
-    add_counts(connection, counts)
 
 
 def _draw_keys(
