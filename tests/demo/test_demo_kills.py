@@ -36,8 +36,8 @@ def test_killed_at_each_point_of_a_step(tmp_path, shared_url, mode):
 
 @in_every_mode
 def test_killed_at_random_moments(tmp_path, shared_url, mode):
-    chance, steps = random.Random(f"{mode}"), 24
-    for _ in range(4):
+    chance, steps = random.Random(f"{mode}"), 18
+    for _ in range(3):
         before = saved_step(tmp_path)
         with Demo(tmp_path, shared_url, "--mode", mode, "--steps", str(steps)) as demo:
             if chance.random() < 0.5:
