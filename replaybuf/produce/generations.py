@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,7 @@ class Generations:
         self._pausing = False
         self._agent_loop, self._sampler, self._terms, self._summary = agent_loop, sampler, terms, summary
         self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were begun
+        self._calling: set[asyncio.Task[None] | None] = set()  # those that are in the agent loop's hands
         self._failures = 0  # in a row
 
     def __len__(self) -> int:
@@ -131,12 +132,12 @@ class Generations:
     async def cancel(self, timeout: float) -> None:
         """End all of them at once; their prompts are given back as they were.
 
-        Who is cancelled meanwhile waits for their end first, for up to `timeout` seconds, like everybody.
+        The agent loop has `timeout` seconds to let go of them. Who is cancelled meanwhile waits as well.
         """
         for task in self._tasks:
             task.cancel()
         try:
-            await _ended(self._tasks, timeout)
+            await self._ended(timeout)
         finally:
             if late := sum(not task.done() for task in self._tasks):
                 _logger.warning(
@@ -148,6 +149,24 @@ class Generations:
             for task in self._tasks:
                 if task.done() and not task.cancelled():
                     task.exception()  # so that it counts as seen
+
+    async def _ended(self, timeout: float) -> None:
+        """Wait for the end of all tasks: of those in the agent loop's hands for `timeout` seconds.
+
+        The others are busy with the store, which has its own bounds.
+        """
+        deadline, cancelled = time.monotonic() + timeout, None
+        while late := [task for task in self._tasks if not task.done()]:
+            remaining = max(0.0, deadline - time.monotonic()) or None
+            late = late if remaining else [task for task in late if task not in self._calling]
+            if not late:
+                break
+            try:
+                await asyncio.wait(late, timeout=remaining)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     def _collect(self) -> None:
         """Let go of those that are done. Raises the first error that ended one."""
@@ -178,7 +197,7 @@ class Generations:
         began, model_step, before = time.monotonic(), self.model_step, count_tokens(prompt.group)
         group, error = prompt.group, None
         try:
-            made = await self._agent_loop.generate_group(group, partial=self._terms.partial)
+            made = await self._call(group)
             group = group if made is None else as_group(made)
             status = judge(group)
         except (Exception, asyncio.CancelledError) as raised:
@@ -199,6 +218,14 @@ class Generations:
         self._count(
             Generated(self._sampler.task_name, group, status, tokens, seconds, prompt.attempt, model_step, error)
         )
+
+    async def _call(self, group: list[Any]) -> list[Any] | None:
+        task = asyncio.current_task()
+        self._calling.add(task)
+        try:
+            return await self._agent_loop.generate_group(group, partial=self._terms.partial)
+        finally:
+            self._calling.discard(task)
 
     def _fails(self, error: str) -> None:
         self._failures += 1
@@ -259,18 +286,6 @@ class Generations:
         summary.group_seconds += made.seconds
         if self._terms.on_group is not None:
             self._terms.on_group(made)
-
-
-async def _ended(tasks: Sequence[asyncio.Task[None]], timeout: float) -> None:
-    """Wait for the end of tasks. Who is cancelled meanwhile waits as well."""
-    deadline, cancelled = time.monotonic() + timeout, None
-    while (late := [task for task in tasks if not task.done()]) and time.monotonic() < deadline:
-        try:
-            await asyncio.wait(late, timeout=deadline - time.monotonic())
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
 
 
 def _is_cancelled() -> bool:
