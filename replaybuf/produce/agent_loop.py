@@ -22,6 +22,8 @@ class AgentLoop(Protocol):
     async def generate_group(self, group: list[Any], *, partial: bool) -> list[Any] | None:
         """Generate the rollouts of a group, in place or anew; the group, or None for the one given.
 
+        Another number of rollouts may come back than went in: what comes back is the group.
+
         Those that are COMPLETED already stay as they are. The others become COMPLETED, with their response and reward;
         or FAILED, with `error_msg`; or FILTERED; or, when generation is paused meanwhile, ABORTED, with what was
         generated so far in `response` and `response_ids`. With `partial` ABORTED rollouts are continued from there.

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from replaybuf.buffer import ReplayBuffer
 from replaybuf.errors import ProduceError
-from replaybuf.produce.generations import INTERRUPTED
+from replaybuf.produce.outcome import INTERRUPTED
 from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.strategy import Batch, ProduceStrategy
 from replaybuf.prompts.ledger import Again

@@ -10,21 +10,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from replaybuf.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufError, RolloutError
 from replaybuf.lease import to_its_end
 from replaybuf.normalise import as_group
 from replaybuf.produce.agent_loop import AgentLoop, Generated
+from replaybuf.produce.outcome import INTERRUPTED, begin_anew_later, count_tokens, error_of, judge, times_interrupted
 from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.summary import ProduceSummary
 from replaybuf.prompts import Prompt
-from replaybuf.prompts.ledger import Again, begin_anew
+from replaybuf.prompts.ledger import Again
 from replaybuf.rollout import Status, group_status
 from replaybuf.rollout_type import get_field, set_field
 from replaybuf.staleness import ExpiryRule
 from replaybuf.storage.base import Tags
-
-#: The tag that counts how often a group was interrupted.
-INTERRUPTED = "interrupted"
 
 _ROOM_SECONDS = 1.0
 
@@ -62,8 +61,10 @@ class Generations:
     ) -> None:
         self.train_step, self.model_step = train_step, model_step
         self.last_error = ""
+        self.in_vain = 0  # groups that were generated for nothing
+        self._pausing = False
         self._agent_loop, self._sampler, self._terms, self._summary = agent_loop, sampler, terms, summary
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were begun
         self._failures = 0  # in a row
 
     def __len__(self) -> int:
@@ -74,18 +75,30 @@ class Generations:
         if count < 1:
             return 0
         prompts = await self._sampler.sample(count, again=again, partial=self._terms.partial)
-        self._tasks.update(asyncio.create_task(self._run(prompt)) for prompt in prompts)
+        self._tasks += [asyncio.create_task(self._run(prompt)) for prompt in prompts]
         self._summary.continued += sum(prompt.status != Status.INIT or prompt.attempt > 1 for prompt in prompts)
+        await asyncio.sleep(0)  # a task that is cancelled before its first step would not give its prompt back
         return len(prompts)
 
     async def wait(self, timeout: float) -> None:
-        """Wait until at least one of them is done, for up to `timeout` seconds.
+        """Wait until at least one of them is done, for up to `timeout` seconds. Raises as `check`."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        self.check()
+
+    def check(self) -> None:
+        """Let go of those that are done.
 
         Raises what storing one raised, and ProduceError when too many have failed in a row.
         """
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for _ in filter(asyncio.Task.cancelled, self._tasks):
+            self._fails("it cancelled its own task")
         self._collect()
+        if self._failures >= self._terms.max_failures:
+            raise ProduceError(
+                f"task {self._sampler.task_name}: {self._failures} groups in a row failed to be generated, the last "
+                f"one by {self.last_error}; their prompts are kept"
+            )
 
     async def pause(self, timeout: float) -> None:
         """Interrupt all of them, and store what there is of them.
@@ -94,11 +107,16 @@ class Generations:
         """
         if not self._tasks:
             return
-        began = time.monotonic()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
+        began, self._pausing = time.monotonic(), True
+        try:
+            async with asyncio.timeout(timeout) as limit:
                 await self._agent_loop.pause()
                 await asyncio.wait(self._tasks)
+        except TimeoutError:
+            if not limit.expired():
+                raise  # of the agent loop's own
+        finally:
+            self._pausing = False
         if late := [task for task in self._tasks if not task.done()]:
             _logger.warning(
                 "task %s: %d groups were still being generated %g s after pause(); they begin anew later",
@@ -111,28 +129,38 @@ class Generations:
         self._collect()
 
     async def cancel(self, timeout: float) -> None:
-        """End all of them at once; their prompts are given back as they were."""
-        await asyncio.sleep(0)  # a task that hasn't begun would end without giving its prompt back
+        """End all of them at once; their prompts are given back as they were.
+
+        Who is cancelled meanwhile waits for their end first, for up to `timeout` seconds, like everybody.
+        """
         for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout)
-        for task in self._tasks:
-            if task.done() and not task.cancelled():
-                task.exception()  # so that it counts as seen
+        try:
+            await _ended(self._tasks, timeout)
+        finally:
+            if late := sum(not task.done() for task in self._tasks):
+                _logger.warning(
+                    "task %s: %d groups are still being generated %g s after they were cancelled",
+                    self._sampler.task_name,
+                    late,
+                    timeout,
+                )
+            for task in self._tasks:
+                if task.done() and not task.cancelled():
+                    task.exception()  # so that it counts as seen
 
     def _collect(self) -> None:
         """Let go of those that are done. Raises the first error that ended one."""
-        done = {task for task in self._tasks if task.done()}
-        self._tasks -= done
+        done = [task for task in self._tasks if task.done()]
+        self._tasks = [task for task in self._tasks if not task.done()]
         errors = [error for task in done if not task.cancelled() and (error := task.exception())]
         if errors:
             raise errors[0]
-        if self._failures >= self._terms.max_failures:
-            raise ProduceError(
-                f"task {self._sampler.task_name}: {self._failures} groups in a row failed to be generated, the last "
-                f"one by {self.last_error}; their prompts are kept"
-            )
+
+    def why_in_vain(self) -> str:
+        """What was generated for nothing, for people."""
+        text = f"after {self.in_vain} that failed, were filtered, too old when they were done, or interrupted"
+        return text + (f"; the last error was {self.last_error}" if self.last_error else "")
 
     # One group
 
@@ -152,12 +180,14 @@ class Generations:
         try:
             made = await self._agent_loop.generate_group(group, partial=self._terms.partial)
             group = group if made is None else as_group(made)
-            status = _judge(group)
-        except Exception as raised:
-            status, error = Status.FAILED, f"{type(raised).__name__}: {raised}"
+            status = judge(group)
+        except (Exception, asyncio.CancelledError) as raised:
+            if isinstance(raised, asyncio.CancelledError) and _is_cancelled():
+                raise
+            status, error = Status.FAILED, _text(raised)
         seconds, tokens = time.monotonic() - began, max(0, count_tokens(group) - before)
         if status == Status.FAILED:
-            error = error or _error_of(group)
+            error = error or error_of(group)
         else:
             try:
                 status = await self._store(prompt, group, status, model_step)
@@ -170,10 +200,13 @@ class Generations:
             Generated(self._sampler.task_name, group, status, tokens, seconds, prompt.attempt, model_step, error)
         )
 
-    async def _fail(self, prompt: Prompt, error: str) -> Status:
-        """Let a group be tried again, or set it aside as FAILED after the last try."""
+    def _fails(self, error: str) -> None:
         self._failures += 1
         self.last_error = error
+
+    async def _fail(self, prompt: Prompt, error: str) -> Status:
+        """Let a group be tried again, or set it aside as FAILED after the last try."""
+        self._fails(error)
         most = self._sampler.buffer.storage.rules.limits.max_deliveries
         last = bool(most) and prompt.attempt >= most
         await prompt.give_back(failed=error)
@@ -182,7 +215,7 @@ class Generations:
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
         """Store what was generated; the status with which it is stored."""
-        tags = {} if self._terms.tags is None else dict(self._terms.tags(group))
+        tags = {} if self._terms.tags is None else check_tags(self._terms.tags(group)) or {}
         if INTERRUPTED in prompt.tags:
             tags[INTERRUPTED] = prompt.tags[INTERRUPTED]
         if status == Status.COMPLETED and not self._terms.is_valid(group):
@@ -191,7 +224,7 @@ class Generations:
         elif status == Status.ABORTED:
             tags[INTERRUPTED] = times_interrupted(prompt.tags) + 1
             if not self._terms.partial:
-                _begin_anew_later(group)
+                begin_anew_later(group)
         rule = self._terms.expiry
         while True:
             seen = self._sampler.buffer.storage.version()
@@ -219,51 +252,33 @@ class Generations:
             Status.INIT: "retried",
         }.get(made.status, made.status.value)
         setattr(summary, name, getattr(summary, name) + 1)
+        # A group that is interrupted though nobody has asked for it may get on by it, or not.
+        stuck = made.status == Status.ABORTED and not made.tokens and not self._pausing
+        self.in_vain += stuck or made.status not in (Status.COMPLETED, Status.ABORTED)
         summary.tokens += made.tokens
         summary.group_seconds += made.seconds
         if self._terms.on_group is not None:
             self._terms.on_group(made)
 
 
-def _judge(group: Sequence[Any]) -> Status:
-    """What became of a group, by its rollouts. Raises RolloutError for what no agent loop may return."""
-    if not group:
-        raise RolloutError("generate_group returned an empty group")
-    statuses = []
-    for place, rollout in enumerate(group):
+async def _ended(tasks: Sequence[asyncio.Task[None]], timeout: float) -> None:
+    """Wait for the end of tasks. Who is cancelled meanwhile waits as well."""
+    deadline, cancelled = time.monotonic() + timeout, None
+    while (late := [task for task in tasks if not task.done()]) and time.monotonic() < deadline:
         try:
-            statuses.append(Status(get_field(rollout, "status")))
-        except ValueError:
-            raise RolloutError(f"generate_group returned a rollout ([{place}]) without a known status") from None
-    status = group_status(statuses)
-    if status in (Status.INIT, Status.ARCHIVED):
-        raise RolloutError(
-            f"generate_group returned a group that is {status}: its rollouts must be completed, failed, filtered or "
-            "aborted"
-        )
-    return status
+            await asyncio.wait(late, timeout=deadline - time.monotonic())
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
-def count_tokens(group: Sequence[Any]) -> int:
-    """The number of response tokens of a group."""
-    return sum(len(ids) for rollout in group if (ids := get_field(rollout, "response_ids")) is not None)
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled this task: an agent loop may raise CancelledError of its own, as a failure."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
-def times_interrupted(tags: Tags) -> int:
-    """How often a group with these tags was interrupted."""
-    count = tags.get(INTERRUPTED, 0)
-    return count if isinstance(count, int) else 0
-
-
-def _begin_anew_later(group: Sequence[Any]) -> None:
-    """Take from interrupted rollouts what they have; they stay ABORTED."""
-    aborted = [rollout for rollout in group if get_field(rollout, "status") == Status.ABORTED]
-    begin_anew(aborted)
-    for rollout in aborted:
-        set_field(rollout, "status", Status.ABORTED)
-
-
-def _error_of(group: Sequence[Any]) -> str:
-    """What the rollouts say went wrong."""
-    texts = [str(text) for rollout in group if (text := get_field(rollout, "error_msg"))]
-    return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
+def _text(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -14,6 +14,7 @@ from replaybuf.checks import check_list, check_status, whole
 from replaybuf.errors import InputError
 from replaybuf.produce.records import to_rollout
 from replaybuf.prompts.ledger import Again, LedgerCounts, Prompt, PromptLedger
+from replaybuf.prompts.place import FAR
 from replaybuf.rollout import Status
 from replaybuf.rollout_type import has_field, set_field
 
@@ -109,7 +110,7 @@ class Sampler:
             position, value = whole(state["position"]), state["value"]
         except (KeyError, TypeError) as error:
             raise InputError("expected a dict from Sampler.state_dict()") from error
-        if position is None or position < 0 or not isinstance(value, bytes):
+        if position is None or not 0 <= position < FAR or not isinstance(value, bytes):
             raise InputError("expected a dict from Sampler.state_dict()")
         _blocking(self._move(position, value))
 

@@ -71,8 +71,9 @@ class ProduceStrategy(ReadableConfig):
     every group, for logging. `tags(group)` are the tags that a group is stored with. What they raise ends the batch.
 
     A group that fails is tried again, up to the buffer's `max_deliveries`. `max_failures` in a row, or `give_up_after`
-    times the batch generated in vain (failed or filtered), end the batch with ProduceError. `pause_timeout` is how long
-    the agent loop may take to interrupt what it is generating, in seconds.
+    times the batch generated in vain (failed, filtered, too old when done, or interrupted unasked, without a token),
+    end the batch with ProduceError. `pause_timeout` is how long the agent loop may take to interrupt what it is
+    generating, in seconds.
     """
 
     env_prefix: ClassVar[str] = "REPLAYBUF_PRODUCE_"
@@ -109,7 +110,7 @@ class ProduceStrategy(ReadableConfig):
         """
         batch = Batch(
             sampler,
-            _check_size(batch_size, sampler),
+            check_size(batch_size, sampler),
             check_step(train_step, "train_step"),
             check_step(model_step, "model_step"),
             check_timeout(timeout),
@@ -162,20 +163,24 @@ class ProduceStrategy(ReadableConfig):
         """Keep groups in flight until the batch is there."""
         deadline = time.monotonic() + batch.patience
         while True:
+            running.check()  # before the count: what is done is in it
             completed = await self._completed(batch)
             tell(min(completed, batch.size), batch.size)
             if not self.should_continue(completed, batch.size):
                 return
+            self._check_waste(running, batch, completed)
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                await running.pause(self.pause_timeout)
+                await running.pause(self.pause_timeout)  # which may complete what was missing
+                completed = await self._completed(batch)
+                if not self.should_continue(completed, batch.size):
+                    return
                 raise NotReadyError(f"after {batch.patience:g} s: {_missing(batch, completed)}")
             wanted = await self._wanted(running, batch, completed)
             if wanted > 0 and await self._start(running, batch, wanted):
                 continue  # until as many are in flight as are wanted, or no prompt is left
             if running:
                 await running.wait(min(remaining, _LOOK_SECONDS))
-                self._check_waste(running, batch, completed)
             elif wanted > 0:
                 await self._wait_for_others(batch, completed, min(remaining, _LOOK_SECONDS))
 
@@ -201,12 +206,8 @@ class ProduceStrategy(ReadableConfig):
         return wanted if running else max(1, wanted)  # should_continue asked for more
 
     def _check_waste(self, running: Generations, batch: Batch, completed: int) -> None:
-        wasted = batch.summary.failed + batch.summary.retried + batch.summary.filtered
-        if wasted >= self.give_up_after * batch.size:
-            raise ProduceError(
-                f"{_missing(batch, completed)}, after {wasted} that failed or were filtered"
-                + (f"; the last error was {running.last_error}" if running.last_error else "")
-            )
+        if running.in_vain >= self.give_up_after * batch.size:
+            raise ProduceError(f"{_missing(batch, completed)}, {running.why_in_vain()}")
 
     async def _wait_for_others(self, batch: Batch, completed: int, timeout: float) -> None:
         """Nothing is left to draw: wait for prompts that are in flight elsewhere. Raises ProduceError without any."""
@@ -236,7 +237,8 @@ class SyncProduceStrategy(ProduceStrategy):
         batch.again = batch.sampler.again
 
 
-def _check_size(batch_size: Any, sampler: Any) -> int:
+def check_size(batch_size: Any, sampler: Any) -> int:
+    """The size of a batch that the sampler's buffer can deliver. Raises InputError."""
     if not isinstance(sampler, Sampler):
         raise InputError(f"expected a Sampler, got {type(sampler).__name__}")
     size = whole(batch_size)

@@ -17,7 +17,7 @@ class ProduceSummary:
     """What one batch took. Counts are of groups; what was generated now and what was there before are kept apart.
 
     - `produced`: generated now, and completed; `reused`: completed ones that were in the buffer at the beginning.
-    - `continued`: prompts that were handed out again: interrupted or expired ones, or those of dead workers.
+    - `continued`: prompts that were handed out again: interrupted, expired or failed ones, or those of dead workers.
     - `failed`: given up as FAILED; `retried`: failed, and will be tried again; `filtered`: not valid; `expired`: became
       too old, at the beginning or as they were put; `interrupted`: put back as ABORTED; `lost`: in other hands when
       they were done, and not stored.

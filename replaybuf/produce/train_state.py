@@ -37,8 +37,8 @@ class TrainState:
     finished: bool = False
 
     def __post_init__(self) -> None:
-        check_step(self.train_step, "train_step")
-        check_step(self.model_step, "model_step")
+        for name in ("train_step", "model_step"):
+            object.__setattr__(self, name, check_step(getattr(self, name), name))
         if self.weights is not None and not isinstance(self.weights, str):
             raise InputError(f"weights must be a text that says where they are, or None, got {self.weights!r:.100}")
         if not isinstance(self.finished, bool):

@@ -7,13 +7,13 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from replaybuf.checks import check_timeout, whole
-from replaybuf.errors import InputError, NotReadyError
+from replaybuf.checks import check_step, check_timeout, whole
+from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop
 from replaybuf.produce.async_strategy import WAITING, AsyncProduceStrategy
 from replaybuf.produce.generations import Generations
 from replaybuf.produce.sampler import Sampler
-from replaybuf.produce.strategy import PRODUCE_TIMEOUT
+from replaybuf.produce.strategy import PRODUCE_TIMEOUT, check_size
 from replaybuf.produce.summary import ProduceSummary
 from replaybuf.produce.train_state import TrainState, published, wait_published
 from replaybuf.rollout import Status
@@ -48,12 +48,14 @@ async def produce_loop(
     put back to be continued with the new weights; otherwise the groups in flight are generated to their end first.
 
     Raises NotReadyError when for `timeout` seconds (None: never) nothing could be done, FencedError when the buffer
-    was restored (build it anew, and join the restored run), ProduceError when generation fails again and again.
+    was restored (build it anew, and join the restored run), ProduceError when generation fails again and again, or
+    `give_up_after` times the batch was generated in vain since a group was completed last.
     Whatever is raised, every prompt is either finished or handed out again.
     """
-    size, lag = whole(batch_size), whole(max_lag)
-    if size is None or size < 1:
-        raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r:.100}")
+    if not isinstance(strategy, AsyncProduceStrategy):
+        raise InputError(f"a worker needs an AsyncProduceStrategy, got {type(strategy).__name__}")
+    check_agent_loop(agent_loop)
+    size, lag = check_size(batch_size, sampler), whole(max_lag)
     if lag is None or lag < 0:
         raise InputError(f"max_lag must be a whole number of at least 0, got {max_lag!r:.100}")
     patience = check_timeout(timeout)
@@ -61,7 +63,7 @@ async def produce_loop(
     summary = ProduceSummary()
     if state is None:
         return summary
-    work = _Work(strategy, check_agent_loop(agent_loop), sampler, size, lag, load_weights, summary, patience)
+    work = _Work(strategy, agent_loop, sampler, size, lag, load_weights, summary, patience)
     with summary.producing():
         await work.run(state, stop or asyncio.Event())
     return summary
@@ -79,6 +81,7 @@ async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event | 
     finally:
         for task in (waiting, stopping):
             task.cancel()
+        await asyncio.gather(waiting, stopping, return_exceptions=True)
 
 
 @dataclass(slots=True)
@@ -92,8 +95,10 @@ class _Work:
     summary: ProduceSummary
     patience: float
     running: Generations = field(init=False)
-    loaded: bool = False  # any weights
+    loaded: int | None = None  # the step of the weights that the trainer had published when some were loaded last
     busy: float = field(default_factory=time.monotonic)  # when there was something to do
+    produced: int = 0  # groups
+    in_vain: int = 0  # groups, until the last one was produced
 
     async def run(self, state: TrainState, stop: asyncio.Event) -> None:
         """Work, beginning with what the trainer has published."""
@@ -109,6 +114,7 @@ class _Work:
         try:
             while not state.finished and not stop.is_set():
                 self.running.train_step = state.train_step
+                self.running.check()
                 if await self._weights_are_new(state) and await self._start():
                     self.busy = time.monotonic()
                 else:
@@ -120,15 +126,20 @@ class _Work:
 
     async def _weights_are_new(self, state: TrainState) -> bool:
         """Whether generation may go on; loads newer weights where there are any and nothing is being generated."""
-        if self.loaded and state.model_step - self.running.model_step <= self.max_lag:
-            return not self.strategy.too_old(self.running.model_step, state.train_step)
+        before = self.running.model_step
+        fresh = not self.strategy.too_old(before, state.train_step)
+        lags = self.loaded is None or state.model_step - self.loaded > self.max_lag
+        if not lags and (fresh or state.model_step <= before):
+            return fresh
         if self.strategy.partial:
             await self.running.pause(self.strategy.pause_timeout)
         if self.running:
             return False
         loaded = None if self.load_weights is None else await self.load_weights(state)
-        self.running.model_step = state.model_step if loaded is None else loaded
-        self.loaded, self.busy = True, time.monotonic()
+        self.running.model_step = state.model_step if loaded is None else check_step(loaded, "load_weights()")
+        if self.running.model_step != before or self.loaded is None:
+            self.busy = time.monotonic()
+        self.loaded = max(self.running.model_step, state.model_step)
         await self.agent_loop.resume()
         return not self.strategy.too_old(self.running.model_step, state.train_step)
 
@@ -164,6 +175,7 @@ class _Work:
         storage, before = self.sampler.buffer.storage, len(self.running)
         if before:
             await self.running.wait(_LOOK_SECONDS)
+            self._check_waste()
         else:
             await storage.check_fence()
             await asyncio.sleep(_LOOK_SECONDS)
@@ -171,6 +183,13 @@ class _Work:
             self.busy = time.monotonic()
         elif time.monotonic() - self.busy > self.patience:
             raise NotReadyError(f"after {self.patience:g} s: {await self._why_idle(state)}")
+
+    def _check_waste(self) -> None:
+        """Raise ProduceError when one after the other is generated for nothing."""
+        if self.summary.produced > self.produced:
+            self.produced, self.in_vain = self.summary.produced, self.running.in_vain
+        if self.running.in_vain - self.in_vain >= self.strategy.give_up_after * self.batch_size:
+            raise ProduceError(f"task {self.sampler.task_name}: none was completed {self.running.why_in_vain()}")
 
     async def _why_idle(self, state: TrainState) -> str:
         task = f"task {self.sampler.task_name}"

@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from replaybuf import RolloutState, Status
+from replaybuf.produce import Generated
 
 
 @dataclass
 class Script:
     """What happens to one group: so many tokens for each rollout, a pause of so many seconds before each.
 
-    `failures`: so many calls raise; `status`: that of the rollouts in the end; `deaf`: it doesn't notice a pause.
+    `failures`: so many calls raise `error`; `status`: that of the rollouts in the end; `deaf`: it doesn't notice a
+    pause; `stubborn`: nor that it is cancelled; `returns`: what it returns, of the group.
     """
 
     tokens: int = 3
     seconds: float = 0.001
     failures: int = 0
+    error: Callable[[], BaseException] = lambda: ValueError("no luck")
     status: Status = Status.COMPLETED
     reward: Callable[[int], float] = float
     deaf: bool = False
+    stubborn: bool = False
+    returns: Callable[[list[RolloutState]], Any] = lambda group: group
 
 
 @dataclass
 class ScriptedLoop:
-    """Generates by script: `scripts` by group id, and `default` for the others."""
+    """Generates by script: `scripts` by group id, and `default` for the others. `sleep` waits for so many seconds."""
 
     default: Script = field(default_factory=Script)
     scripts: dict[int, Script] = field(default_factory=dict)
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     calls: Counter[int] = field(default_factory=Counter)
     order: list[int] = field(default_factory=list)  # the groups, as their generation began
     running: int = 0
@@ -39,34 +45,42 @@ class ScriptedLoop:
     paused: bool = True
     pauses: int = 0
 
-    async def generate_group(self, group: list[RolloutState], *, partial: bool) -> list[RolloutState]:
+    async def generate_group(self, group: list[RolloutState], *, partial: bool) -> Any:
         number = int(group[0].group_id)  # type: ignore[arg-type]
+        script = self.scripts.get(number, self.default)
         self.calls[number] += 1
         self.order.append(number)
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            await self._generate(group, self.scripts.get(number, self.default), self.calls[number], partial)
+            await self._generate(group, script, self.calls[number], partial)
         finally:
             self.running -= 1
-        return group
+        return script.returns(group)
 
     async def _generate(self, group: list[RolloutState], script: Script, call: int, partial: bool) -> None:
         if call <= script.failures:
-            await asyncio.sleep(script.seconds)
-            raise ValueError(f"failure {call}")
+            await self._wait(script)
+            raise script.error()
         for place, rollout in enumerate(group):
             if rollout.status == Status.COMPLETED:
                 continue
             if not partial or rollout.response_ids is None:
                 rollout.response_ids, rollout.response = [], ""
             while len(rollout.response_ids) < script.tokens and (script.deaf or not self.paused):
-                await asyncio.sleep(script.seconds)
+                await self._wait(script)
                 rollout.response_ids.append(len(rollout.response_ids))
             rollout.response = "".join(map(str, rollout.response_ids))
             done = len(rollout.response_ids) >= script.tokens
             rollout.status = script.status if done else Status.ABORTED
             rollout.reward = script.reward(place) if done else None
+
+    async def _wait(self, script: Script) -> None:
+        try:
+            await self.sleep(script.seconds)
+        except asyncio.CancelledError:
+            if not script.stubborn:
+                raise
 
     async def pause(self) -> None:
         self.paused = True
@@ -76,6 +90,25 @@ class ScriptedLoop:
         self.paused = False
 
 
+@dataclass
+class Told:
+    """What `on_group` was told."""
+
+    groups: list[Generated] = field(default_factory=list)
+
+    def __call__(self, generated: Generated) -> None:
+        self.groups.append(generated)
+
+    @property
+    def statuses(self) -> Counter[str]:
+        return Counter(str(one.status) for one in self.groups)
+
+
 def prompts(size: int) -> list[dict[str, Any]]:
     """A dataset of prompts that can be told apart."""
     return [{"prompt": f"question {number}"} for number in range(size)]
+
+
+def forever(**options: Any) -> Script:
+    """A script that never ends by itself."""
+    return Script(tokens=10**9, **({"seconds": 0.005} | options))

@@ -1,0 +1,55 @@
+"""Databases for the tests of production, and a look at what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from replaybuf import ReplayBuffer
+from tests.stores import build
+
+STORES = ["memory", "sqlite", "postgresql"]
+
+
+@pytest.fixture(params=STORES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty store of each kind."""
+    if request.param == "postgresql":
+        with request.getfixturevalue("postgres_databases").lent() as lend:
+            yield lend()
+    else:
+        yield "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/buffer.db"
+
+
+@pytest.fixture(params=STORES)
+def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """A function that gives the URL of another empty store."""
+    if request.param == "postgresql":
+        with request.getfixturevalue("postgres_databases").lent() as lend:
+            yield lend
+    elif request.param == "memory":
+        yield lambda: "memory://"
+    else:
+        numbers = iter(range(10_000))
+        yield lambda: f"sqlite:///{tmp_path}/{next(numbers)}.db"
+
+
+@pytest.fixture
+async def buffer(url: str) -> AsyncIterator[ReplayBuffer]:
+    async with build(url) as buffer:
+        yield buffer
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
+    """A test leaves no task behind, and nothing for asyncio to complain of."""
+    before = asyncio.all_tasks()
+    yield
+    gc.collect()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() - before - {asyncio.current_task()} == set()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []

@@ -1,0 +1,146 @@
+"""Hooks of a strategy: what is valid, when to stop, what is told, which tags; and hooks that raise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replaybuf import ConfigError, ReplayBufError, ReplayBuffer, RolloutState, Status
+from replaybuf.produce import (
+    AsyncProduceStrategy,
+    Generated,
+    ProduceSummary,
+    Sampler,
+    SyncProduceStrategy,
+    reward_varies,
+)
+from tests.produce.laws import assert_accounted, ids, items_of
+from tests.produce.scripted import Script, ScriptedLoop, Told, prompts
+from tests.stores import TASK
+
+
+@pytest.fixture
+def sampler(buffer: ReplayBuffer) -> Sampler:
+    return Sampler(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
+
+
+async def produce(strategy: SyncProduceStrategy, loop: ScriptedLoop, sampler: Sampler, size: int) -> ProduceSummary:
+    return await strategy.produce_batch(loop, sampler, size, train_step=4, model_step=3, timeout=30)
+
+
+async def test_groups_that_are_not_valid_are_filtered(sampler: Sampler) -> None:
+    loop = ScriptedLoop(scripts={number: Script(reward=lambda place: 1.0) for number in (0, 2)})
+    summary = await produce(SyncProduceStrategy(is_valid=reward_varies), loop, sampler, 3)
+    assert (summary.produced, summary.filtered) == (3, 2)
+    assert sorted(ids(await items_of(sampler.buffer, Status.COMPLETED))) == [1, 3, 4]
+    filtered = await items_of(sampler.buffer, Status.FILTERED)
+    assert sorted(ids(filtered)) == [0, 2]
+    assert {rollout.status for item in filtered for rollout in item.item} == {Status.FILTERED}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "varies"),
+    [
+        ([1.0, 0.0], True),
+        ([1, 1.0], False),
+        ([{"score": 1.0}, {"score": 0.0}], True),
+        ([{"score": 1.0, "format": 1}, {"score": 1.0, "format": 0}], False),
+        ([1.0, None], True),
+        ([None, None], True),
+        ([0.5], False),
+    ],
+)
+def test_rewards_vary_when_they_differ(rewards: list[Any], varies: bool) -> None:
+    assert reward_varies([RolloutState(message=[], reward=reward) for reward in rewards]) == varies
+
+
+async def test_hooks_may_be_named() -> None:
+    strategy = SyncProduceStrategy(is_valid="replaybuf.produce:reward_varies")
+    assert strategy.is_valid is reward_varies
+    with pytest.raises(ConfigError, match="no_such_thing"):
+        SyncProduceStrategy(is_valid="replaybuf.produce:no_such_thing")
+
+
+async def test_should_continue_may_stop_early(sampler: Sampler) -> None:
+    loop = ScriptedLoop(scripts={number: Script(tokens=200, seconds=0.01) for number in (2, 3)})
+    strategy = AsyncProduceStrategy(
+        should_continue=lambda completed, size: completed < size // 2, enable_partial_rollout=True
+    )
+    summary = await strategy.produce_batch(loop, sampler, 4, train_step=4, model_step=3, timeout=30)
+    assert (summary.produced, summary.interrupted) == (2, 2)
+    await assert_accounted(sampler)
+
+
+async def test_should_continue_may_ask_for_more(sampler: Sampler) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def more(completed: int, size: int) -> bool:
+        seen.append((completed, size))
+        return completed < 2 * size
+
+    summary = await produce(SyncProduceStrategy(should_continue=more), ScriptedLoop(), sampler, 3)
+    assert summary.produced == 6
+    assert (seen[0], seen[-1]) == ((0, 3), (6, 3))
+
+
+async def test_on_group_is_told_of_every_group(sampler: Sampler) -> None:
+    told = Told()
+    loop = ScriptedLoop(scripts={0: Script(failures=1), 1: Script(status=Status.FILTERED)})
+    await produce(SyncProduceStrategy(on_group=told), loop, sampler, 3)
+    assert told.statuses == {"init": 1, "filtered": 1, "completed": 3}
+    (failed,) = [one for one in told.groups if one.status == Status.INIT]
+    assert (failed.error, failed.attempt, failed.tokens) == ("ValueError: no luck", 1, 0)
+    good = [one for one in told.groups if one.status == Status.COMPLETED]
+    assert {(one.task_name, one.tokens, one.model_step, one.error) for one in good} == {(TASK, 6, 3, None)}
+    assert all(one.seconds >= 0.006 for one in good)
+
+
+async def test_groups_are_stored_with_tags(sampler: Sampler) -> None:
+    strategy = SyncProduceStrategy(tags=lambda group: {"length": len(group[0].response_ids)})
+    await produce(strategy, ScriptedLoop(Script(tokens=5)), sampler, 2)
+    assert [item.tags for item in await items_of(sampler.buffer)] == [{"length": 5}] * 2
+
+
+class HookError(Exception):
+    pass
+
+
+def fails(*_: Any) -> Any:
+    raise HookError("this hook has a bug")
+
+
+@pytest.mark.parametrize("hook", ["is_valid", "should_continue", "on_group", "tags"])
+async def test_a_hook_that_raises_ends_the_batch_and_loses_nothing(sampler: Sampler, hook: str) -> None:
+    options: dict[str, Any] = {hook: fails}
+    with pytest.raises(HookError, match="this hook has a bug"):
+        await produce(SyncProduceStrategy(**options), ScriptedLoop(), sampler, 4)
+    await assert_accounted(sampler)
+    summary = await produce(SyncProduceStrategy(), ScriptedLoop(), sampler, 4)
+    assert summary.produced + summary.reused == 4
+
+
+@pytest.mark.parametrize("tags", [{"a": [1]}, 7, {1: 2}, {"a": float("nan")}, "text"])
+async def test_bad_tags_end_the_batch_and_lose_nothing(sampler: Sampler, tags: Any) -> None:
+    with pytest.raises(ReplayBufError, match="tag"):
+        await produce(SyncProduceStrategy(tags=lambda group: tags), ScriptedLoop(), sampler, 4)
+    await assert_accounted(sampler)
+
+
+async def test_a_hook_that_gives_no_tags(sampler: Sampler) -> None:
+    await produce(SyncProduceStrategy(tags=lambda group: None), ScriptedLoop(), sampler, 2)
+    assert [item.tags or {} for item in await items_of(sampler.buffer)] == [{}, {}]
+
+
+async def test_a_hook_that_raises_while_the_rest_is_interrupted_ends_the_batch(sampler: Sampler) -> None:
+    def told(generated: Generated) -> None:
+        if generated.status == Status.ABORTED:
+            raise HookError("not this one")
+
+    loop = ScriptedLoop(scripts={0: Script(tokens=10**6, seconds=0.01)})
+    with pytest.raises(HookError):
+        await AsyncProduceStrategy(on_group=told, over_sample=1).produce_batch(
+            loop, sampler, 2, train_step=4, model_step=3, timeout=30
+        )
+    await assert_accounted(sampler)
+    assert await sampler.buffer.count(TASK, Status.COMPLETED) >= 2

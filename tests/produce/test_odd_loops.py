@@ -1,0 +1,187 @@
+"""Agent loops that return garbage, or raise what they should not: their group fails, never the batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replaybuf import ProduceError, ReplayBuffer, RolloutState, Status
+from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler, SyncProduceStrategy
+from tests.produce.laws import assert_accounted, items_of
+from tests.produce.scripted import Script, ScriptedLoop, Told, prompts
+from tests.stores import TASK, build
+
+STRATEGY = SyncProduceStrategy(max_failures=5)
+
+
+@pytest.fixture
+def sampler(buffer: ReplayBuffer) -> Sampler:
+    return Sampler(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
+
+
+async def produce(strategy: SyncProduceStrategy, script: Script, sampler: Sampler, size: int) -> ProduceSummary:
+    loop = ScriptedLoop(scripts={0: script})
+    return await strategy.produce_batch(loop, sampler, size, train_step=1, model_step=0, timeout=30)
+
+
+def with_field(name: str, value: Any) -> Callable[[list[RolloutState]], list[RolloutState]]:
+    def change(group: list[RolloutState]) -> list[RolloutState]:
+        setattr(group[0], name, value)
+        return group
+
+    return change
+
+
+GARBAGE: dict[str, tuple[Callable[[list[RolloutState]], Any], str]] = {
+    "an empty list": (lambda group: [], "empty group"),
+    "a number": (lambda group: 7, "expected a list of rollouts"),
+    "a text": (lambda group: "done", "expected a list of rollouts"),
+    "one rollout": (lambda group: group[0], "expected a list of rollouts"),
+    "a generator": (lambda group: (rollout for rollout in group), "expected a list of rollouts"),
+    "numbers": (lambda group: [1, 2], "without a known status"),
+    "None twice": (lambda group: [None, None], "without a known status"),
+    "dicts": (lambda group: [{"status": "completed"}], "dict"),
+    "nothing generated": (with_field("status", Status.INIT), "group that is init"),
+    "expired": (with_field("status", Status.EXPIRED), "group that is expired"),
+    "archived": (lambda group: [with_field("status", Status.ARCHIVED)([one])[0] for one in group], "archived"),
+    "no such status": (with_field("status", "done"), "without a known status"),
+    "what can't be encoded": (with_field("extra_fields", {"lock": asyncio.Lock}), "extra_fields"),
+    "tokens that are a number": (with_field("response_ids", 5), "response_ids"),
+    "tokens of no dimension": (with_field("response_ids", np.array(5)), "response_ids"),
+    "model steps that are a text": (with_field("response_model_steps", ["x", "y", "z"]), "steps"),
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+async def test_garbage_fails_its_group_alone(name: str) -> None:
+    returns, error = GARBAGE[name]
+    told = Told()
+    async with build("memory://", max_deliveries=3) as buffer:
+        sampler = Sampler(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
+        strategy = SyncProduceStrategy(on_group=told)
+        summary = await produce(strategy, Script(returns=returns), sampler, 3)
+        assert (summary.produced, summary.retried, summary.failed) == (3, 2, 1)
+        (failed,) = await items_of(buffer, Status.FAILED)
+        assert error in str(failed.error)
+        assert all(error in str(one.error) for one in told.groups if one.status != Status.COMPLETED)
+        await assert_accounted(sampler)
+
+
+async def test_none_stands_for_the_group_that_was_given(sampler: Sampler) -> None:
+    assert (await produce(STRATEGY, Script(returns=lambda group: None), sampler, 2)).produced == 2
+    assert [len(item.item) for item in await items_of(sampler.buffer)] == [2, 2]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+async def test_a_group_may_come_back_in_other_objects(sampler: Sampler, kind: Callable[[Any], Any]) -> None:
+    returns = lambda group: kind(rollout.model_copy() for rollout in group)  # noqa: E731
+    assert (await produce(STRATEGY, Script(returns=returns), sampler, 2)).produced == 2
+
+
+@pytest.mark.parametrize("size", [1, 5])
+async def test_what_comes_back_is_the_group_whatever_its_size(sampler: Sampler, size: int) -> None:
+    returns = lambda group: [group[0].model_copy() for _ in range(size)]  # noqa: E731
+    summary = await produce(STRATEGY, Script(returns=returns), sampler, 2)
+    assert (summary.produced, summary.failed, summary.retried) == (2, 0, 0)
+    assert sorted(len(item.item) for item in await items_of(sampler.buffer)) == sorted([size, 2])
+
+
+@pytest.mark.parametrize("text", ["", "\x00", "\ud800", "x" * 100_000])
+async def test_any_error_can_be_stored(sampler: Sampler, text: str) -> None:
+    script = Script(failures=99, error=lambda: KeyError(text) if text else KeyError())
+    summary = await produce(SyncProduceStrategy(), script, sampler, 2)
+    assert (summary.produced, summary.failed) == (2, 1)
+    (failed,) = await items_of(sampler.buffer, Status.FAILED)
+    assert "KeyError" in str(failed.error)
+
+
+async def test_the_error_of_failed_rollouts_is_kept(sampler: Sampler) -> None:
+    def fail(group: list[RolloutState]) -> list[RolloutState]:
+        group[1].status, group[1].error_msg = Status.FAILED, "the sandbox is gone"
+        return group
+
+    await produce(SyncProduceStrategy(), Script(returns=fail), sampler, 2)
+    (failed,) = await items_of(sampler.buffer, Status.FAILED)
+    assert "the sandbox is gone" in str(failed.error)
+
+
+async def test_a_loop_that_raises_cancelled_error_fails_its_group(sampler: Sampler) -> None:
+    """An engine's client that was shut down cancels its own requests: nobody has cancelled the batch."""
+    script = Script(failures=99, error=asyncio.CancelledError)
+    summary = await produce(SyncProduceStrategy(), script, sampler, 3)
+    assert (summary.produced, summary.failed) == (3, 1)
+    await assert_accounted(sampler)
+
+
+async def test_a_loop_that_cancels_its_own_task_ends_the_batch(sampler: Sampler) -> None:
+    class Suicidal(ScriptedLoop):
+        async def generate_group(self, group: list[RolloutState], *, partial: bool) -> Any:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(1)
+
+    with pytest.raises(ProduceError, match=r"5 groups in a row.*cancelled its own task"):
+        await STRATEGY.produce_batch(Suicidal(), sampler, 1, train_step=1, model_step=0, timeout=30)
+    await assert_accounted(sampler)
+
+
+class Panic(BaseException):
+    pass
+
+
+async def test_what_is_no_exception_ends_the_batch_and_loses_nothing(sampler: Sampler) -> None:
+    with pytest.raises(Panic):
+        await produce(STRATEGY, Script(failures=1, error=Panic), sampler, 4)
+    await assert_accounted(sampler)
+
+
+async def test_a_loop_that_is_always_interrupted_ends_the_batch(sampler: Sampler) -> None:
+    """Nobody has asked for it, and no token comes of it."""
+    strategy = AsyncProduceStrategy(give_up_after=2, enable_partial_rollout=True)
+    loop = ScriptedLoop(Script(status=Status.ABORTED))
+    with pytest.raises(ProduceError, match="or interrupted"):
+        await strategy.produce_batch(loop, sampler, 4, train_step=1, model_step=0, timeout=30)
+    await assert_accounted(sampler)
+
+
+async def test_a_loop_whose_groups_are_too_old_when_they_are_done_ends_the_batch(sampler: Sampler) -> None:
+    strategy = AsyncProduceStrategy(give_up_after=2, max_staleness=1)
+    loop = ScriptedLoop(Script(returns=with_field("response_model_steps", [0, 0, 0])))
+    with pytest.raises(ProduceError, match=r"0 of 4 completed groups, after 8 .* too old when they were done"):
+        await strategy.produce_batch(loop, sampler, 4, train_step=9, model_step=8, timeout=30)
+    await assert_accounted(sampler)
+
+
+async def test_a_pause_that_raises_ends_the_batch_and_loses_nothing(sampler: Sampler) -> None:
+    class Broken(ScriptedLoop):
+        async def pause(self) -> None:
+            raise TimeoutError("the engine doesn't answer")
+
+    loop = Broken(scripts={0: Script(tokens=10**6)})
+    with pytest.raises(TimeoutError, match="the engine doesn't answer"):
+        await AsyncProduceStrategy(over_sample=1).produce_batch(
+            loop, sampler, 2, train_step=1, model_step=0, timeout=30
+        )
+    await assert_accounted(sampler)
+
+
+async def test_groups_that_fail_as_they_are_interrupted_do_not_fail_the_batch(sampler: Sampler) -> None:
+    """Engines that abort requests with an error."""
+
+    class Aborting(ScriptedLoop):
+        async def generate_group(self, group: list[RolloutState], *, partial: bool) -> Any:
+            made = await super().generate_group(group, partial=partial)
+            if self.paused:
+                raise ConnectionError("aborted")
+            return made
+
+    loop = Aborting(scripts={number: Script(tokens=10**6) for number in range(8)})
+    strategy = AsyncProduceStrategy(over_sample=4, max_failures=2)
+    summary = await strategy.produce_batch(loop, sampler, 2, train_step=1, model_step=0, timeout=30)
+    assert (summary.produced, summary.retried) == (2, 8)
+    await assert_accounted(sampler)

@@ -1,0 +1,93 @@
+"""Interrupting generation: within a bound, also where the agent loop is deaf; nothing of a prompt is lost by it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+from replaybuf import ReplayBuffer, Status
+from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler
+from tests.produce.laws import assert_accounted, ids, items_of
+from tests.produce.scripted import ScriptedLoop, forever, prompts
+from tests.stores import TASK
+
+STRATEGY = AsyncProduceStrategy(over_sample=0.5, pause_timeout=0.2, enable_partial_rollout=True)
+
+
+@pytest.fixture
+def sampler(buffer: ReplayBuffer) -> Sampler:
+    return Sampler(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
+
+
+async def produce(loop: ScriptedLoop, sampler: Sampler) -> ProduceSummary:
+    return await STRATEGY.produce_batch(loop, sampler, 4, train_step=1, model_step=0, timeout=30)
+
+
+async def test_a_deaf_loop_is_cancelled_and_nothing_of_the_call_is_kept(
+    sampler: Sampler, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = ScriptedLoop(scripts={0: forever(deaf=True), 1: forever(deaf=True)})
+    with caplog.at_level(logging.WARNING, "replaybuf.produce"):
+        summary = await produce(loop, sampler)
+    assert 0.2 <= summary.pause_seconds < 5
+    assert summary.interrupted == 0
+    assert loop.running == 0
+    assert "2 groups were still being generated 0.2 s after pause(); they begin anew later" in caplog.text
+    waiting = await items_of(sampler.buffer, Status.INIT)
+    assert sorted(ids(waiting)) == [0, 1]
+    assert {rollout.response for item in waiting for rollout in item.item} == {None}
+    await assert_accounted(sampler)
+
+
+async def test_prompts_of_a_deaf_loop_are_generated_later(sampler: Sampler) -> None:
+    loop = ScriptedLoop(scripts={0: forever(deaf=True)})
+    await produce(loop, sampler)
+    loop.scripts.clear()
+    await sampler.buffer.delete({"status": "completed"})
+    await produce(loop, sampler)
+    assert loop.calls[0] == 2
+    (again,) = [item for item in await items_of(sampler.buffer) if ids([item]) == [0]]
+    assert (again.status, again.item[0].response_ids) == (Status.COMPLETED, [0, 1, 2])
+
+
+async def test_being_cancelled_by_a_pause_is_no_failed_delivery(sampler: Sampler) -> None:
+    """However often it happens, the prompt isn't set aside."""
+    loop = ScriptedLoop(scripts={0: forever(deaf=True)})
+    for _ in range(6):
+        await produce(loop, sampler)
+        await sampler.buffer.delete({"status": "completed"})
+    assert await sampler.buffer.count(TASK, Status.FAILED) == 0
+    assert ids(await items_of(sampler.buffer, Status.INIT)) == [0]
+
+
+async def test_a_loop_that_ignores_its_cancellation_does_not_hold_up_the_batch(sampler: Sampler) -> None:
+    """Its prompt stays in flight, and is stored when it is done."""
+    loop = ScriptedLoop(scripts={0: forever(deaf=True, stubborn=True)})
+    began = time.monotonic()
+    produced = (await produce(loop, sampler)).produced
+    assert produced >= 4
+    assert time.monotonic() - began < 10
+    assert loop.running == 1
+    loop.scripts[0].tokens = 1
+    while loop.running:
+        await sampler.buffer.storage.changed(5, sampler.buffer.storage.version())
+    await sampler.buffer.wait_ready({TASK: produced + 1}, timeout=10)
+    await assert_accounted(sampler)
+
+
+async def test_a_loop_that_stops_at_once_is_not_waited_for(sampler: Sampler) -> None:
+    loop = ScriptedLoop(scripts={0: forever()})
+    summary = await produce(loop, sampler)
+    assert summary.interrupted == 1
+    assert summary.pause_seconds < 0.2
+    assert (loop.pauses, loop.paused) == (1, True)
+
+
+async def test_generation_is_paused_between_batches_and_resumed_for_the_next(sampler: Sampler) -> None:
+    loop = ScriptedLoop(scripts={0: forever()})
+    for number in range(1, 3):
+        await produce(loop, sampler)
+        assert (loop.running, loop.pauses) == (0, number)
+        await sampler.buffer.delete({"status": "completed"})

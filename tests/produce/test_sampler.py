@@ -1,0 +1,247 @@
+"""Samplers: groups of independent rollouts with ids of their own, in an order that a seed says, over restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from replaybuf import InputError, ReplayBuffer, RolloutState, Status
+from replaybuf.produce import AsyncProduceStrategy, Sampler, SamplerWithReplayBuffer, SyncProduceStrategy
+from tests.produce.laws import drawn, ids, questions
+from tests.produce.scripted import ScriptedLoop, prompts
+from tests.stores import TASK, build
+
+
+async def test_a_prompt_becomes_a_group_of_k_rollouts_with_ids_of_their_own(buffer: ReplayBuffer) -> None:
+    sampler = Sampler(buffer, prompts(10), TASK, prompt_repeat_k=3)
+    for number, prompt in enumerate(await drawn(sampler, 4)):
+        assert [rollout.group_id for rollout in prompt.group] == [number] * 3
+        assert [rollout.rollout_id for rollout in prompt.group] == [3 * number, 3 * number + 1, 3 * number + 2]
+        assert {rollout.task_name for rollout in prompt.group} == {TASK}
+        assert {rollout.status for rollout in prompt.group} == {Status.INIT}
+
+
+def test_the_rollouts_of_a_group_share_nothing() -> None:
+    """Neither with each other nor with the dataset, also before they have been through a store."""
+    record = {"message": [{"role": "user", "content": "2 + 2"}], "extra_fields": {"seen": []}, "prompt_ids": [1]}
+    sampler = Sampler(build("memory://"), [record], TASK, prompt_repeat_k=2)
+    first, second = sampler._make_group(record, 0)
+    first.message[0]["content"] = "3 + 3"
+    first.extra_fields["seen"].append(1)
+    first.prompt_ids.append(2)
+    assert second.message == [{"role": "user", "content": "2 + 2"}]
+    assert (second.extra_fields, second.prompt_ids) == ({"seen": []}, [1])
+    assert record["message"] == [{"role": "user", "content": "2 + 2"}]
+    assert record["extra_fields"] == {"seen": []}
+
+
+async def test_a_dataset_of_rollouts_is_not_changed(buffer: ReplayBuffer) -> None:
+    dataset = [RolloutState(message=[], extra_fields={"seen": []})]
+    (prompt,) = await Sampler(buffer, dataset, TASK, prompt_repeat_k=2).sample()
+    prompt.group[0].extra_fields["seen"].append(1)
+    assert (dataset[0].group_id, dataset[0].extra_fields) == (None, {"seen": []})
+    assert prompt.group[1].extra_fields == {"seen": []}
+
+
+async def test_ids_are_unique_over_epochs(buffer: ReplayBuffer) -> None:
+    found = await drawn(Sampler(buffer, prompts(3), TASK, prompt_repeat_k=2, epochs=3), 99)
+    assert ids(found) == list(range(9))
+    assert [rollout.rollout_id for one in found for rollout in one.group] == list(range(18))
+    assert questions(found) == ["0", "1", "2"] * 3
+
+
+async def test_ids_are_unique_over_samplers_that_draw_at_once(url: str) -> None:
+    async with build(url) as buffer, build(url) as other:
+        buffers = [buffer, buffer if url == "memory://" else other]
+        samplers = [Sampler(one, prompts(10), TASK, epochs=3) for one in (*buffers, *buffers)]
+        found = [one for part in await asyncio.gather(*(drawn(one, 99) for one in samplers)) for one in part]
+        assert sorted(ids(found)) == list(range(30))
+
+
+async def test_ids_go_on_after_a_restart(shared_url: str) -> None:
+    found: list[int] = []
+    for _ in range(3):
+        async with build(shared_url) as buffer:
+            found += ids(await drawn(Sampler(buffer, prompts(4), TASK), 3))
+    assert found == list(range(9))
+
+
+async def test_another_size_of_groups_after_a_restart(shared_url: str) -> None:
+    """Their ids are theirs: those of prompts that come back stay."""
+    async with build(shared_url) as buffer:
+        (prompt,) = await Sampler(buffer, prompts(4), TASK, prompt_repeat_k=2).sample()
+        await prompt.give_back()
+        again, new = await drawn(Sampler(buffer, prompts(4), TASK, prompt_repeat_k=4), 2)
+        assert [rollout.rollout_id for rollout in again.group] == [0, 1]
+        assert [rollout.rollout_id for rollout in new.group] == [4, 5, 6, 7]
+
+
+async def test_a_seed_shuffles_every_epoch_anew(buffer: ReplayBuffer) -> None:
+    found = questions(await drawn(Sampler(buffer, prompts(8), TASK, epochs=2, shuffle=5), 99))
+    first, second = found[:8], found[8:]
+    everything = [str(number) for number in range(8)]
+    assert sorted(first) == sorted(second) == everything
+    assert first != second
+    assert first != everything
+
+
+async def test_the_same_seed_gives_the_same_order_and_another_one_another() -> None:
+    async def order(seed: int) -> list[str]:
+        return questions(await drawn(Sampler(build("memory://"), prompts(20), TASK, epochs=2, shuffle=seed), 99))
+
+    assert await order(1) == await order(1)
+    assert await order(1) != await order(2)
+
+
+async def test_a_shuffled_dataset_goes_on_after_a_restart(shared_url: str) -> None:
+    expected = questions(await drawn(Sampler(build("memory://"), prompts(7), TASK, epochs=2, shuffle=3), 99))
+    found: list[str] = []
+    for _ in range(5):
+        async with build(shared_url) as buffer:
+            found += questions(await drawn(Sampler(buffer, prompts(7), TASK, epochs=2, shuffle=3), 3))
+    assert found == expected
+
+
+async def test_nothing_is_read_before_it_is_drawn(buffer: ReplayBuffer) -> None:
+    read: list[int] = []
+
+    class Lazy:
+        def __len__(self) -> int:
+            return 1_000_000
+
+        def __getitem__(self, number: int) -> dict[str, str]:
+            read.append(number)
+            return {"prompt": "x"}
+
+    sampler = Sampler(buffer, Lazy(), TASK)
+    assert read == []
+    await sampler.sample(3)
+    assert read == [0, 1, 2]
+
+
+@pytest.mark.parametrize("repeat", [0, -1, 1.5, "2", None, True])
+async def test_bad_repeats_are_refused(repeat: Any) -> None:
+    with pytest.raises(InputError, match="prompt_repeat_k must be a whole number"):
+        Sampler(build("memory://"), prompts(2), TASK, prompt_repeat_k=repeat)
+
+
+@pytest.mark.parametrize("options", [{"epochs": -1}, {"shuffle": -1}, {"shuffle": 0.5}, {"seconds": 0}, {"name": ""}])
+async def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(options))):
+        Sampler(build("memory://"), prompts(2), TASK, **options)
+
+
+@pytest.mark.parametrize("statuses", ["aborted", ["no such"], [1], None])
+async def test_bad_statuses_are_refused(statuses: Any) -> None:
+    with pytest.raises(InputError):
+        SamplerWithReplayBuffer(build("memory://"), prompts(2), TASK, statuses=statuses)
+
+
+async def leave(sampler: Sampler, status: Status) -> None:
+    """The next prompt of the dataset comes to wait in the buffer."""
+    (prompt,) = await sampler.sample(again=[])
+    for rollout in prompt.group:
+        rollout.status, rollout.response, rollout.response_ids = status, "so far", [5, 6]
+    await prompt.finish(model_step=1)
+
+
+async def test_interrupted_prompts_come_first_then_expired_ones_then_new_ones(buffer: ReplayBuffer) -> None:
+    sampler = SamplerWithReplayBuffer(buffer, prompts(9), TASK)
+    for status in (Status.EXPIRED, Status.ABORTED, Status.EXPIRED, Status.ABORTED, Status.COMPLETED):
+        await leave(sampler, status)
+    found = await drawn(sampler, 6)
+    assert questions(found) == ["1", "3", "0", "2", "5", "6"]
+    assert [one.group[0].response for one in found[:2]] == ["so far"] * 2
+    assert found[0].group[0].response_model_steps == [1, 1]
+    assert found[0].status == Status.ABORTED
+
+
+async def test_interrupted_prompts_come_without_what_they_have_when_they_begin_anew(buffer: ReplayBuffer) -> None:
+    sampler = SamplerWithReplayBuffer(buffer, prompts(9), TASK)
+    await leave(sampler, Status.ABORTED)
+    (prompt,) = await sampler.sample(partial=False)
+    rollout = prompt.group[0]
+    assert (rollout.status, rollout.response, list(rollout.response_ids)) == (Status.INIT, "", [])
+
+
+async def test_the_order_of_statuses_is_that_which_was_asked_for(buffer: ReplayBuffer) -> None:
+    sampler = SamplerWithReplayBuffer(buffer, prompts(9), TASK, statuses=["expired", "aborted"])
+    for status in (Status.ABORTED, Status.EXPIRED):
+        await leave(sampler, status)
+    assert questions(await drawn(sampler, 3)) == ["1", "0", "2"]
+
+
+async def test_a_plain_sampler_leaves_what_waits_in_the_buffer(buffer: ReplayBuffer) -> None:
+    sampler = Sampler(buffer, prompts(3), TASK, epochs=1)
+    await leave(sampler, Status.ABORTED)
+    assert questions(await drawn(sampler, 9)) == ["1", "2"]
+    counts = await sampler.counts()
+    assert (counts.drawn, counts.in_flight, counts.waiting, counts.finished) == (3, 2, 1, 0)
+
+
+@dataclass
+class Task:
+    question: str
+    status: str = "init"
+    group_id: int = -1
+    rollout_id: int = -1
+    response_ids: list[int] = field(default_factory=list)
+    response_model_steps: list[int] = field(default_factory=list)
+    seq_staleness: int = 0
+    reward: float | None = None
+
+
+class AnyType:
+    """Generates rollouts of any type."""
+
+    async def generate_group(self, group: list[Any], *, partial: bool) -> None:
+        for rollout in group:
+            values = {"status": "completed", "response_ids": [1, 2], "reward": 1.0}
+            if isinstance(rollout, dict):
+                rollout.update(values)
+            else:
+                for name, value in values.items():
+                    setattr(rollout, name, value)
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+
+@pytest.mark.parametrize("kind", [dict, Task])
+@pytest.mark.parametrize("strategy", [SyncProduceStrategy(), AsyncProduceStrategy(over_sample=1, max_staleness=3)])
+async def test_rollouts_of_other_types(url: str, kind: type, strategy: SyncProduceStrategy) -> None:
+    make = (
+        Task
+        if kind is Task
+        else lambda text: {"question": text, "status": "init", "seq_staleness": 0, "response_model_steps": []}
+    )
+    async with build(url, rollout_type=kind) as buffer:
+        sampler = Sampler(buffer, ["a", "b", "c", "d"], TASK, prompt_repeat_k=2, make_rollout=make, epochs=1)
+        summary = await strategy.produce_batch(AnyType(), sampler, 2, train_step=5, model_step=4, timeout=30)
+        assert summary.tokens == summary.produced * 2 * 2
+        batch, _ = await buffer.take_batch({TASK: 2})
+        rollouts = [one if isinstance(one, dict) else vars(one) for group in batch[TASK] for one in group]
+        assert sorted(one["rollout_id"] for one in rollouts) == [0, 1, 2, 3]
+        assert [one["response_model_steps"] for one in rollouts] == [[4, 4]] * 4
+
+
+async def test_a_dataset_that_fails_ends_the_batch(buffer: ReplayBuffer) -> None:
+    class Broken:
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, number: int) -> dict[str, str]:
+            if number == 2:
+                raise OSError("the disk is gone")
+            return {"prompt": "x"}
+
+    sampler = Sampler(buffer, Broken(), TASK)
+    with pytest.raises(OSError, match="the disk is gone"):
+        await SyncProduceStrategy(max_concurrency=1).produce_batch(
+            ScriptedLoop(), sampler, 4, train_step=1, model_step=0, timeout=30
+        )
+    assert await buffer.count(TASK, Status.COMPLETED) == 2

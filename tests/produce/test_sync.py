@@ -1,0 +1,192 @@
+"""Synchronous production: exactly the batch, whatever fails, is filtered, or was there before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from replaybuf import InputError, NotReadyError, ProduceError, ReplayBuffer, Status
+from replaybuf.produce import ProduceSummary, Sampler, SamplerWithReplayBuffer, SyncProduceStrategy
+from tests.produce.laws import assert_accounted, ids, items_of, leased, take
+from tests.produce.scripted import Script, ScriptedLoop, Told, forever, prompts
+from tests.stores import TASK, build, group
+
+
+def sampler_of(buffer: ReplayBuffer, size: int = 40, *, k: int = 2, epochs: int | None = 1) -> Sampler:
+    return Sampler(buffer, prompts(size), TASK, prompt_repeat_k=k, epochs=epochs)
+
+
+async def produce(
+    strategy: SyncProduceStrategy, loop: Any, sampler: Any, size: Any, timeout: float | None = 30
+) -> ProduceSummary:
+    return await strategy.produce_batch(loop, sampler, size, train_step=1, model_step=0, timeout=timeout)
+
+
+async def test_a_batch_has_exactly_its_size(buffer: ReplayBuffer) -> None:
+    sampler, loop = sampler_of(buffer), ScriptedLoop()
+    for step in range(3):
+        summary = await produce(SyncProduceStrategy(), loop, sampler, 4)
+        assert (summary.produced, summary.reused) == (4, 0)
+        assert await buffer.count(TASK, Status.COMPLETED) == 4
+        assert sorted(ids(await take(buffer, 4))) == list(range(4 * step, 4 * step + 4))
+    assert loop.order == list(range(12))
+    assert await leased(buffer) == 0
+
+
+async def test_what_it_took_is_counted(buffer: ReplayBuffer) -> None:
+    summary = await produce(SyncProduceStrategy(), ScriptedLoop(Script(tokens=5)), sampler_of(buffer), 3)
+    assert summary.tokens == 3 * 2 * 5
+    assert summary.group_seconds >= 3 * 2 * 5 * 0.001
+    assert summary.seconds > 0
+    assert summary.continued == summary.lost == summary.retried == 0
+
+
+async def test_groups_that_fail_are_replaced_and_tried_again(buffer: ReplayBuffer) -> None:
+    loop = ScriptedLoop(scripts={1: Script(failures=1), 2: Script(failures=2)})
+    sampler = sampler_of(buffer)
+    summary = await produce(SyncProduceStrategy(), loop, sampler, 4)
+    assert (summary.produced, summary.retried, summary.failed) == (4, 3, 0)
+    assert await buffer.count(TASK, Status.COMPLETED) == 4
+    assert (loop.calls[1], loop.calls[2]) == (2, 3)
+    await assert_accounted(sampler)
+
+
+async def test_filtered_groups_are_replaced(buffer: ReplayBuffer) -> None:
+    loop = ScriptedLoop(scripts={number: Script(status=Status.FILTERED) for number in (0, 3)})
+    sampler = sampler_of(buffer)
+    summary = await produce(SyncProduceStrategy(), loop, sampler, 4)
+    assert (summary.produced, summary.filtered) == (4, 2)
+    assert sorted(ids(await items_of(buffer, Status.COMPLETED))) == [1, 2, 4, 5]
+    assert sorted(ids(await items_of(buffer, Status.FILTERED))) == [0, 3]
+
+
+async def test_never_more_are_in_flight_than_are_wanted(buffer: ReplayBuffer) -> None:
+    loop = ScriptedLoop(Script(failures=1))
+    await produce(SyncProduceStrategy(), loop, sampler_of(buffer), 4)
+    assert loop.most == 4
+
+
+@pytest.mark.parametrize("most", [1, 3])
+async def test_never_more_are_in_flight_than_max_concurrency(buffer: ReplayBuffer, most: int) -> None:
+    loop = ScriptedLoop(Script(failures=1))
+    await produce(SyncProduceStrategy(max_concurrency=most), loop, sampler_of(buffer), 6)
+    assert loop.most == most
+
+
+async def test_groups_that_are_there_count(buffer: ReplayBuffer) -> None:
+    await buffer.put(group(100), TASK)
+    loop = ScriptedLoop()
+    summary = await produce(SyncProduceStrategy(), loop, sampler_of(buffer), 4)
+    assert (summary.produced, summary.reused) == (3, 1)
+    summary = await produce(SyncProduceStrategy(), loop, sampler_of(buffer), 4)
+    assert (summary.produced, summary.reused) == (0, 4)
+    assert len(loop.order) == 3
+
+
+async def test_a_prompt_that_always_fails_is_set_aside(url: str) -> None:
+    told = Told()
+    async with build(url, max_deliveries=3) as buffer:
+        sampler = sampler_of(buffer)
+        loop = ScriptedLoop(scripts={1: Script(failures=99)})
+        summary = await produce(SyncProduceStrategy(on_group=told), loop, sampler, 3)
+        assert (summary.produced, summary.retried, summary.failed) == (3, 2, 1)
+        (failed,) = await items_of(buffer, Status.FAILED)
+        assert ids([failed]) == [1]
+        assert "ValueError: no luck" in str(failed.error)
+        assert [one.attempt for one in told.groups if one.error] == [1, 2, 3]
+        await assert_accounted(sampler)
+
+
+@pytest.mark.parametrize(("most", "calls"), [(1, {1}), (0, {33, 34})])  # another may have begun by then
+async def test_prompts_are_tried_max_deliveries_times_and_0_is_for_ever(url: str, most: int, calls: set[int]) -> None:
+    async with build(url, max_deliveries=most) as buffer:
+        sampler = sampler_of(buffer)
+        loop = ScriptedLoop(scripts={0: Script(failures=99)})
+        strategy = SyncProduceStrategy(max_failures=33)
+        if most:
+            await produce(strategy, loop, sampler, 2)
+        else:
+            with pytest.raises(ProduceError, match="3[34] groups in a row"):
+                await produce(strategy, loop, sampler_of(buffer, 1), 20)
+        assert loop.calls[0] in calls
+        await assert_accounted(sampler)
+
+
+async def test_a_loop_that_always_fails_ends_the_batch(buffer: ReplayBuffer) -> None:
+    sampler = sampler_of(buffer)
+    with pytest.raises(ProduceError, match=r"([89]|1[01]) groups in a row .* ValueError: no luck; their prompts are kept"):
+        await produce(SyncProduceStrategy(max_failures=8), ScriptedLoop(Script(failures=99)), sampler, 4)
+    await assert_accounted(sampler)
+    assert await buffer.count(TASK, Status.INIT) + await buffer.count(TASK, Status.FAILED) == 4
+
+
+async def test_a_loop_whose_groups_are_all_filtered_ends_the_batch(buffer: ReplayBuffer) -> None:
+    sampler, strategy = sampler_of(buffer), SyncProduceStrategy(give_up_after=3, is_valid=lambda group: False)
+    with pytest.raises(ProduceError, match=r"0 of 4 completed groups, after 1[2-5] that failed, were filtered"):
+        await produce(strategy, ScriptedLoop(), sampler, 4)
+    await assert_accounted(sampler)
+
+
+async def test_a_dataset_that_is_at_its_end_ends_the_batch(buffer: ReplayBuffer) -> None:
+    with pytest.raises(ProduceError, match=r"3 of 4 completed groups, and no prompt is left in the dataset$"):
+        await produce(SyncProduceStrategy(), ScriptedLoop(), sampler_of(buffer, 3), 4)
+    assert await buffer.count(TASK, Status.COMPLETED) == 3
+
+
+async def test_interrupted_ones_that_wait_are_named_when_the_dataset_is_at_its_end(buffer: ReplayBuffer) -> None:
+    await buffer.put(group(100, status=Status.ABORTED), TASK)
+    with pytest.raises(ProduceError, match="1 interrupted or expired ones wait: SamplerWithReplayBuffer draws them"):
+        await produce(SyncProduceStrategy(), ScriptedLoop(), sampler_of(buffer, 3), 4)
+
+
+async def test_interrupted_ones_come_first_with_a_sampler_that_draws_them(buffer: ReplayBuffer) -> None:
+    plain = sampler_of(buffer)
+    (prompt,) = await plain.sample()
+    for rollout in prompt.group:
+        rollout.status, rollout.response_ids = Status.ABORTED, [7]
+    await prompt.finish()
+    sampler = SamplerWithReplayBuffer(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
+    loop = ScriptedLoop()
+    summary = await produce(SyncProduceStrategy(), loop, sampler, 3)
+    assert loop.order == [0, 1, 2]
+    assert (summary.produced, summary.continued) == (3, 1)
+
+
+async def test_prompts_that_are_in_flight_elsewhere_are_waited_for(buffer: ReplayBuffer) -> None:
+    sampler = sampler_of(buffer, 4)
+    (prompt,) = await sampler.sample()
+    with pytest.raises(NotReadyError, match=r"after 0.2 s: task math: 3 of 4 completed groups"):
+        await produce(SyncProduceStrategy(), ScriptedLoop(), sampler, 4, timeout=0.2)
+    await prompt.give_back()
+    assert (await produce(SyncProduceStrategy(), ScriptedLoop(), sampler, 4)).produced == 1
+
+
+async def test_a_timeout_says_what_is_missing_and_loses_nothing(buffer: ReplayBuffer) -> None:
+    sampler, loop = sampler_of(buffer), ScriptedLoop(scripts={2: forever()})
+    with pytest.raises(NotReadyError, match=r"after 0.3 s: task math: 3 of 4 completed groups"):
+        await produce(SyncProduceStrategy(), loop, sampler, 4, timeout=0.3)
+    assert Counter(str(item.status) for item in await items_of(buffer)) == {"completed": 3, "aborted": 1}
+    await assert_accounted(sampler)
+
+
+async def test_what_is_completed_as_the_time_is_over_counts(buffer: ReplayBuffer) -> None:
+    """Interrupting the rest takes its time, too."""
+    loop = ScriptedLoop(Script(tokens=1, seconds=0.3, deaf=True))
+    assert (await produce(SyncProduceStrategy(), loop, sampler_of(buffer), 2, timeout=0.1)).produced == 2
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "4", None, True])
+async def test_a_batch_size_is_a_positive_number(size: Any) -> None:
+    async with build("memory://") as buffer:
+        with pytest.raises(InputError, match="batch_size must be a whole number"):
+            await produce(SyncProduceStrategy(), ScriptedLoop(), sampler_of(buffer), size)
+
+
+async def test_what_is_no_sampler_and_no_agent_loop_is_refused() -> None:
+    async with build("memory://") as buffer:
+        with pytest.raises(InputError, match="expected a Sampler, got list"):
+            await produce(SyncProduceStrategy(), ScriptedLoop(), [], 4)
+        with pytest.raises(InputError, match="an agent loop needs the coroutine generate_group"):
+            await produce(SyncProduceStrategy(), object(), sampler_of(buffer), 4)
