@@ -70,8 +70,8 @@ def demo(
 ) -> None:
     """Train a small policy by GRPO through a replay buffer.
 
-    Rollouts are answers to sums and differences. An engine with a made-up speed, which takes long for some of them,
-    generates each prompt once. The modes say where, and when:
+    Rollouts are answers to sums and differences, by an engine with a made-up speed, which takes long for some of them.
+    The modes say where they are generated, and when:
 
     \b
       sync           in the trainer's process, just the groups of the next step

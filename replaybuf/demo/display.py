@@ -107,8 +107,10 @@ def table(figures: Figures, pids: Sequence[int], bars: str = _BARS) -> Renderabl
             "replayed", f"{figures.replayed:,}", f"of {figures.left:,} completed groups that the last run left"
         )
     rows.add_row("buffered", f"{sum(figures.buffered.values()):,}", f"groups: {by_status(figures.buffered)}")
+    if figures.mode == Mode.DISAGGREGATED:
+        rows.add_row("in the making", f"{figures.leased:,}", "groups, by all workers")
     if figures.mode != Mode.SYNC:
-        rows.add_row("in the making", f"{figures.leased:,}", f"groups; {figures.interrupted:,} interruptions so far")
+        rows.add_row("interrupted", f"{figures.interrupted:,}", "groups so far, to be continued")
     if figures.mode == Mode.ASYNC:
         rows.add_row("reused", f"{figures.reused:,}", "groups, completed while an earlier batch was made")
     staleness = f"steps on average in the batch, at most {figures.staleness_max} (expires at {STALE_THRESHOLD})"

@@ -55,6 +55,7 @@ class Answers:
         self.tokens = np.full((rows, MAX_RESPONSE_TOKENS), PAD, dtype=np.int32)
         self.log_probs = np.zeros((rows, MAX_RESPONSE_TOKENS), dtype=np.float32)
         self.lengths = np.zeros(rows, dtype=np.int64)
+        self._over = np.zeros(rows, dtype=bool)
 
     @classmethod
     def of(cls, group: Sequence[RolloutState], *, partial: bool) -> Answers:
@@ -68,13 +69,14 @@ class Answers:
     def _begin(self, row: int, tokens: NDArray[np.int32], log_probs: NDArray[np.float32]) -> None:
         length = len(tokens)
         self.tokens[row, :length], self.log_probs[row, :length], self.lengths[row] = tokens, log_probs, length
+        self._over[row] = length == MAX_RESPONSE_TOKENS or (length > 0 and tokens[-1] == END)
         said = tokens[: MAX_RESPONSE_TOKENS - 1]
         self.contexts[row, MAX_PROMPT_TOKENS : MAX_PROMPT_TOKENS + len(said)] = said
 
     @property
     def unfinished(self) -> NDArray[np.int64]:
         """The rows that have more to say."""
-        return np.flatnonzero((self.lengths < MAX_RESPONSE_TOKENS) & ~(self.tokens == END).any(axis=1))
+        return np.flatnonzero(~self._over)
 
     def extend(self, policy: Policy, randoms: FloatArray, temperature: float = 1.0) -> None:
         """One token more for each unfinished answer.
@@ -91,6 +93,7 @@ class Answers:
         self.tokens[rows, places] = tokens
         self.log_probs[rows, places] = log_probs[np.arange(len(rows)), tokens]
         self.lengths[rows] += 1
+        self._over[rows] = (tokens == END) | (places == MAX_RESPONSE_TOKENS - 1)
         heard = places < MAX_RESPONSE_TOKENS - 1
         self.contexts[rows[heard], MAX_PROMPT_TOKENS + places[heard]] = tokens[heard]
 
