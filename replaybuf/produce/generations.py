@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,9 @@ class Generations:
         self._pausing = False
         self._agent_loop, self._sampler, self._terms, self._summary = agent_loop, sampler, terms, summary
         self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were begun
+        self._calling: set[asyncio.Task[None] | None] = set()  # those that are in the agent loop's hands
         self._failures = 0  # in a row
+        self._failed: dict[Status, set[int]] = {}  # the prompts of these, by the status with which they waited
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -131,12 +133,12 @@ class Generations:
     async def cancel(self, timeout: float) -> None:
         """End all of them at once; their prompts are given back as they were.
 
-        Who is cancelled meanwhile waits for their end first, for up to `timeout` seconds, like everybody.
+        The agent loop has `timeout` seconds to let go of them. Who is cancelled meanwhile waits as well.
         """
         for task in self._tasks:
             task.cancel()
         try:
-            await _ended(self._tasks, timeout)
+            await self._ended(timeout)
         finally:
             if late := sum(not task.done() for task in self._tasks):
                 _logger.warning(
@@ -148,6 +150,45 @@ class Generations:
             for task in self._tasks:
                 if task.done() and not task.cancelled():
                     task.exception()  # so that it counts as seen
+
+    async def _ended(self, timeout: float) -> None:
+        """Wait for the end of all tasks: of those in the agent loop's hands for `timeout` seconds.
+
+        The others are busy with the store, which has its own bounds.
+        """
+        deadline, cancelled = time.monotonic() + timeout, None
+        while late := [task for task in self._tasks if not task.done()]:
+            remaining = max(0.0, deadline - time.monotonic()) or None
+            late = late if remaining else [task for task in late if task not in self._calling]
+            if not late:
+                break
+            try:
+                await asyncio.wait(late, timeout=remaining)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    @contextlib.asynccontextmanager
+    async def ending(self, timeout: float) -> AsyncIterator[None]:
+        """At the end of the block, however it comes, nothing is being generated; as `cancel`.
+
+        Where nothing but failures led to a ProduceError, it was not the prompts: none of these is held against them.
+        """
+        try:
+            yield
+        except ProduceError:
+            await self.cancel(timeout)
+            await self._forgive()
+            raise
+        finally:
+            await self.cancel(timeout)
+
+    async def _forgive(self) -> None:
+        """Let the prompts that failed since the last success be as if they hadn't, those that were set aside too."""
+        for status, uids in self._failed.items():
+            failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
+            await self._sampler.buffer.update(failed, status=status)
 
     def _collect(self) -> None:
         """Let go of those that are done. Raises the first error that ended one."""
@@ -178,7 +219,7 @@ class Generations:
         began, model_step, before = time.monotonic(), self.model_step, count_tokens(prompt.group)
         group, error = prompt.group, None
         try:
-            made = await self._agent_loop.generate_group(group, partial=self._terms.partial)
+            made = await self._call(group)
             group = group if made is None else as_group(made)
             status = judge(group)
         except (Exception, asyncio.CancelledError) as raised:
@@ -192,6 +233,7 @@ class Generations:
             try:
                 status = await self._store(prompt, group, status, model_step)
                 self._failures = 0
+                self._failed.clear()
             except RolloutError as raised:  # it made what can't be stored
                 error = str(raised)
         if error is not None:
@@ -200,6 +242,14 @@ class Generations:
             Generated(self._sampler.task_name, group, status, tokens, seconds, prompt.attempt, model_step, error)
         )
 
+    async def _call(self, group: list[Any]) -> list[Any] | None:
+        task = asyncio.current_task()
+        self._calling.add(task)
+        try:
+            return await self._agent_loop.generate_group(group, partial=self._terms.partial)
+        finally:
+            self._calling.discard(task)
+
     def _fails(self, error: str) -> None:
         self._failures += 1
         self.last_error = error
@@ -207,6 +257,7 @@ class Generations:
     async def _fail(self, prompt: Prompt, error: str) -> Status:
         """Let a group be tried again, or set it aside as FAILED after the last try."""
         self._fails(error)
+        self._failed.setdefault(prompt.status, set()).add(prompt.uid)
         most = self._sampler.buffer.storage.rules.limits.max_deliveries
         last = bool(most) and prompt.attempt >= most
         await prompt.give_back(failed=error)
@@ -259,18 +310,6 @@ class Generations:
         summary.group_seconds += made.seconds
         if self._terms.on_group is not None:
             self._terms.on_group(made)
-
-
-async def _ended(tasks: Sequence[asyncio.Task[None]], timeout: float) -> None:
-    """Wait for the end of tasks. Who is cancelled meanwhile waits as well."""
-    deadline, cancelled = time.monotonic() + timeout, None
-    while (late := [task for task in tasks if not task.done()]) and time.monotonic() < deadline:
-        try:
-            await asyncio.wait(late, timeout=deadline - time.monotonic())
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
 
 
 def _is_cancelled() -> bool:

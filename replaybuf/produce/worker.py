@@ -116,8 +116,7 @@ class _Work:
             train_step=state.train_step,
             model_step=state.model_step,
         )
-        pause_timeout = self.strategy.pause_timeout
-        try:
+        async with self.running.ending(self.strategy.pause_timeout):
             while not state.finished and not stop.is_set():
                 self.running.train_step = state.train_step
                 self.running.check()
@@ -127,9 +126,7 @@ class _Work:
                     await self._wait(state)
                 self._report(state)
                 state = await published(self.sampler.buffer) or state
-            await self.running.pause(pause_timeout)
-        finally:
-            await self.running.cancel(pause_timeout)
+            await self.running.pause(self.strategy.pause_timeout)
 
     async def _weights_are_new(self, state: TrainState) -> bool:
         """Whether generation may go on; loads newer weights where there are any and nothing is being generated."""

@@ -81,7 +81,12 @@ class _Handler(BaseHTTPRequestHandler):
     endpoint: Endpoint
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        size = int(self.headers["Content-Length"])
+        sent = self.rfile.read(size)
+        if len(sent) < size:  # the client was killed
+            self.close_connection = True
+            return
+        body = json.loads(sent)
         assert self.path == "/v1/chat/completions"
         script = self.endpoint.arrived(body, self.headers["Authorization"])
         if script.status != 200:

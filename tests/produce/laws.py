@@ -8,12 +8,10 @@ from replaybuf import Prompt, ReplayBuffer, Status, StorageItem
 from replaybuf.produce import Sampler
 from tests.stores import TASK
 
-LEFT = [status for status in Status if status != Status.ARCHIVED]
 
-
-async def items_of(buffer: ReplayBuffer, status: Status | None = None) -> list[StorageItem]:
+async def items_of(buffer: ReplayBuffer, status: Status | None = None, task: str = TASK) -> list[StorageItem]:
     """The groups that are in the buffer and not leased."""
-    query = {"task_name": TASK} | ({} if status is None else {"status": str(status)})
+    query = {"task_name": task} | ({} if status is None else {"status": str(status)})
     return [item async for item in buffer.find(query)]
 
 
@@ -23,10 +21,10 @@ def ids(groups: Any) -> list[int]:
     return [int(group[0].group_id) for group in rollouts]
 
 
-async def leased(buffer: ReplayBuffer) -> int:
+async def leased(buffer: ReplayBuffer, task: str = TASK) -> int:
     """How many groups are leased."""
     tasks: Any = (await buffer.metrics(distributions=False))["tasks"]
-    return int(tasks[TASK]["leased"]) if TASK in tasks else 0
+    return int(tasks[task]["leased"]) if task in tasks else 0
 
 
 async def take(buffer: ReplayBuffer, size: int) -> list[list[Any]]:
@@ -38,9 +36,9 @@ async def take(buffer: ReplayBuffer, size: int) -> list[list[Any]]:
 
 async def assert_accounted(sampler: Sampler) -> None:
     """Nothing is in flight, and every prompt that was drawn is in the buffer, once (nothing was taken)."""
-    buffer = sampler.buffer
-    found = ids(await items_of(buffer))
-    assert await leased(buffer) == 0
+    buffer, task = sampler.buffer, sampler.task_name
+    found = ids(await items_of(buffer, task=task))
+    assert await leased(buffer, task) == 0
     assert sorted(found) == list(range((await sampler.counts()).drawn))
 
 

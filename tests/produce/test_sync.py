@@ -115,11 +115,26 @@ async def test_prompts_are_tried_max_deliveries_times_and_0_is_for_ever(url: str
 
 
 async def test_a_loop_that_always_fails_ends_the_batch(buffer: ReplayBuffer) -> None:
+    """It is not the prompts: none is set aside, or nearer to it than before."""
     sampler = sampler_of(buffer)
     with pytest.raises(ProduceError, match=r"([89]|1[01]) groups in a row .*ValueError: no luck; their"):
         await produce(SyncProduceStrategy(max_failures=8), ScriptedLoop(Script(failures=99)), sampler, 4)
     await assert_accounted(sampler)
-    assert await buffer.count(TASK, Status.INIT) + await buffer.count(TASK, Status.FAILED) == 4
+    assert await buffer.count(TASK, Status.INIT) == 4
+    assert [prompt.attempt for prompt in await sampler.sample(4)] == [1, 1, 1, 1]
+
+
+async def test_prompts_that_a_broken_loop_has_used_up_are_prompts_again(url: str) -> None:
+    """Those that failed before its last success are not."""
+    async with build(url, max_deliveries=2) as buffer:
+        sampler, loop = sampler_of(buffer), ScriptedLoop(scripts={0: Script(failures=99)})
+        await produce(SyncProduceStrategy(max_concurrency=1), loop, sampler, 2)
+        with pytest.raises(ProduceError, match="9 groups in a row"):
+            await produce(
+                SyncProduceStrategy(max_concurrency=1, max_failures=9), ScriptedLoop(Script(failures=99)), sampler, 4
+            )
+        assert ids(await items_of(buffer, Status.FAILED)) == [0]
+        assert await buffer.count(TASK, Status.INIT) == 5
 
 
 async def test_a_loop_whose_groups_are_all_filtered_ends_the_batch(buffer: ReplayBuffer) -> None:

@@ -1,0 +1,237 @@
+"""Workers that produce for a trainer through the store: what they load, when they stop, and what holds them back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from replaybuf import ReplayBuffer, Status
+from replaybuf.produce import (
+    AsyncProduceStrategy,
+    ProduceSummary,
+    Sampler,
+    TrainState,
+    produce_loop,
+    publish,
+)
+from tests.produce.laws import assert_accounted, items_of, leased
+from tests.produce.scripted import Script, ScriptedLoop, prompts
+from tests.stores import TASK, build, until
+
+STRATEGY = AsyncProduceStrategy(over_sample=0.5, pause_timeout=2)
+
+
+@pytest.fixture
+def sampler(buffer: ReplayBuffer) -> Sampler:
+    return Sampler(buffer, prompts(400), TASK, epochs=1)
+
+
+@asynccontextmanager
+async def working(
+    loop: ScriptedLoop, sampler: Sampler, strategy: AsyncProduceStrategy = STRATEGY, size: int = 4, **options: Any
+) -> AsyncIterator[asyncio.Task[ProduceSummary]]:
+    """A worker at work, which is cancelled at the end if it has not ended by itself."""
+    options = {"timeout": 30} | options
+    task = asyncio.create_task(produce_loop(strategy, loop, sampler, size, **options))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def completed(buffer: ReplayBuffer, count: int) -> None:
+    await buffer.wait_ready({TASK: count}, timeout=20)
+
+
+def holds(condition: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        return condition()
+
+    return look
+
+
+async def stands_still(buffer: ReplayBuffer) -> int:
+    """How many groups are completed, when it is no more than before for some looks of a worker's."""
+    count, same = -1, 0
+    while same < 4:
+        now = await buffer.count(TASK, Status.COMPLETED)
+        count, same = now, (same + 1 if now == count else 0)
+        await asyncio.sleep(0.1)
+    return count
+
+
+async def test_a_worker_keeps_a_batch_and_what_runs_ahead_in_the_buffer_and_no_more(sampler: Sampler) -> None:
+    buffer, loop = sampler.buffer, ScriptedLoop()
+    await publish(buffer, TrainState(1, 0))
+    async with working(loop, sampler) as task:
+        assert await stands_still(buffer) == 6
+        assert loop.most <= 6
+        await buffer.take_batch({TASK: 4})
+        await completed(buffer, 6)
+        assert await stands_still(buffer) == 6
+        await publish(buffer, TrainState(2, 1, finished=True))
+        assert (await asyncio.wait_for(task, 10)).produced == 10
+    await assert_no_leases(buffer)
+
+
+async def assert_no_leases(buffer: ReplayBuffer) -> None:
+    assert await leased(buffer) == 0
+
+
+async def test_workers_together_keep_what_one_alone_would(shared_url: str) -> None:
+    """More only by their races: each may begin what it saw room for at the same moment."""
+    async with build(shared_url) as first, build(shared_url) as second, build(shared_url) as third:
+        await publish(first, TrainState(1, 0))
+        loops = [ScriptedLoop(Script(seconds=0.005)) for _ in range(3)]
+        samplers = [Sampler(buffer, prompts(400), TASK, epochs=1) for buffer in (first, second, third)]
+        async with contextlib.AsyncExitStack() as stack:
+            for loop, sampler in zip(loops, samplers, strict=True):
+                await stack.enter_async_context(working(loop, sampler))
+            there = await stands_still(first)
+            assert 6 <= there <= 3 * 6
+            await first.take_batch({TASK: there})
+            await completed(first, 6)
+        groups = sorted(number for loop in loops for number in loop.order)
+        assert groups == list(range(len(groups)))
+
+
+async def test_max_concurrency_is_each_workers_own(sampler: Sampler) -> None:
+    loops = [ScriptedLoop(), ScriptedLoop()]
+    strategy = STRATEGY.model_copy(update={"max_concurrency": 1})
+    await publish(sampler.buffer, TrainState(1, 0))
+    async with working(loops[0], sampler, strategy, 8), working(loops[1], sampler, strategy, 8):
+        await completed(sampler.buffer, 8)
+    assert [loop.most for loop in loops] == [1, 1]
+
+
+@pytest.mark.parametrize("on_full", ["block", "reject"])
+async def test_the_capacity_holds_workers_back(url: str, on_full: str) -> None:
+    async with build(url, capacity=5, on_full=on_full) as buffer:
+        sampler, loop = Sampler(buffer, prompts(400), TASK, epochs=1), ScriptedLoop()
+        await publish(buffer, TrainState(1, 0))
+        strategy = AsyncProduceStrategy(over_sample=5)
+        async with working(loop, sampler, strategy, size=4):
+            assert await stands_still(buffer) == 5
+            await buffer.take_batch({TASK: 3})
+            await completed(buffer, 5)
+            assert await stands_still(buffer) == 5
+        assert len(loop.order) == 8  # nothing was generated for which there was no room
+
+
+async def test_the_rate_limit_holds_workers_back(url: str) -> None:
+    async with build(url, samples_per_insert=1, error_buffer=4) as buffer:
+        sampler, loop = Sampler(buffer, prompts(400), TASK, epochs=1), ScriptedLoop()
+        await publish(buffer, TrainState(1, 0))
+        async with working(loop, sampler, AsyncProduceStrategy(over_sample=5)):
+            assert await stands_still(buffer) == 4
+            await buffer.take_batch({TASK: 3})
+            await completed(buffer, 4)
+            assert await stands_still(buffer) == 4
+
+
+class Weights:
+    """Notes what is loaded, and whether anything was being generated then."""
+
+    def __init__(self, loop: ScriptedLoop, gives: Callable[[TrainState], int | None] = lambda state: None) -> None:
+        self.loaded: list[int] = []
+        self.busy: list[int] = []
+        self._loop, self._gives = loop, gives
+
+    async def __call__(self, state: TrainState) -> int | None:
+        self.loaded.append(state.model_step)
+        self.busy.append(self._loop.running)
+        await asyncio.sleep(0.01)
+        self.busy.append(self._loop.running)
+        return self._gives(state)
+
+
+@pytest.mark.parametrize("partial", [True, False])
+async def test_new_weights_are_loaded_while_nothing_is_generated(sampler: Sampler, partial: bool) -> None:
+    buffer, loop = sampler.buffer, ScriptedLoop(Script(tokens=12, seconds=0.01))
+    weights = Weights(loop)
+    strategy = AsyncProduceStrategy(over_sample=0.5, enable_partial_rollout=partial)
+    await publish(buffer, TrainState(0, 0))
+    async with working(loop, sampler, strategy, load_weights=weights):
+        for step in range(3):
+            await until(holds(lambda: loop.running > 0))
+            await publish(buffer, TrainState(step + 1, step + 1, weights=f"weights-{step + 1}"))
+            await until(holds(lambda step=step: weights.loaded[-1] == step + 1))
+            await completed(buffer, 4)
+            await buffer.take_batch({TASK: 4})
+    assert weights.loaded == [0, 1, 2, 3]
+    assert set(weights.busy) == {0}
+    assert (loop.pauses > 0) == partial
+    await assert_no_leases(buffer)
+
+
+async def test_interrupted_groups_are_continued_with_the_new_weights(sampler: Sampler) -> None:
+    buffer, loop = sampler.buffer, ScriptedLoop(Script(tokens=40, seconds=0.01))
+    await publish(buffer, TrainState(1, 0))
+    strategy = AsyncProduceStrategy(enable_partial_rollout=True)
+    async with working(loop, sampler, strategy, size=2):
+        await until(holds(lambda: loop.running == 2))
+        await asyncio.sleep(0.1)
+        await publish(buffer, TrainState(2, 1))
+        await completed(buffer, 2)
+    for item in await items_of(buffer, Status.COMPLETED):
+        steps = item.item[0].response_model_steps
+        assert (len(steps), steps, set(steps)) == (40, sorted(steps), {0, 1})
+        assert item.tags == {"interrupted": 1}
+    assert sorted(loop.calls.values()) == [2, 2]
+
+
+async def test_weights_may_lag_by_max_lag(sampler: Sampler) -> None:
+    loop = ScriptedLoop()
+    weights = Weights(loop)
+    await publish(sampler.buffer, TrainState(0, 0))
+    async with working(loop, sampler, load_weights=weights, max_lag=2):
+        for step in range(1, 7):
+            await completed(sampler.buffer, 4)
+            await publish(sampler.buffer, TrainState(step, step))
+            await sampler.buffer.take_batch({TASK: 4})
+            await asyncio.sleep(0.25)
+        await completed(sampler.buffer, 4)
+    assert weights.loaded == [0, 3, 6]
+
+
+async def test_weights_that_are_too_old_are_loaded_anew_though_they_may_lag(sampler: Sampler) -> None:
+    loop = ScriptedLoop()
+    weights = Weights(loop)
+    await publish(sampler.buffer, TrainState(1, 0))
+    strategy = AsyncProduceStrategy(max_staleness=1)
+    async with working(loop, sampler, strategy, load_weights=weights, max_lag=50):
+        await completed(sampler.buffer, 4)
+        await sampler.buffer.take_batch({TASK: 4})
+        await publish(sampler.buffer, TrainState(8, 7))
+        await until(holds(lambda: weights.loaded == [0, 7]))
+        await completed(sampler.buffer, 4)
+
+
+async def test_a_loader_says_which_weights_it_has_loaded(sampler: Sampler) -> None:
+    """The trainer may have saved newer ones meanwhile, or these may be on their way still: then it isn't asked again
+    and again."""
+    loop = ScriptedLoop(Script(tokens=5, seconds=0.01))
+    weights = Weights(loop, lambda state: state.model_step - 1)
+    await publish(sampler.buffer, TrainState(7, 6))
+    strategy = AsyncProduceStrategy(enable_partial_rollout=True)
+    async with working(loop, sampler, strategy, load_weights=weights):
+        await completed(sampler.buffer, 4)
+    assert (weights.loaded, loop.pauses) == ([6], 0)
+    assert {step for item in await items_of(sampler.buffer) for step in item.item[0].response_model_steps} == {5}
+
+
+async def test_a_loader_that_raises_ends_the_worker(sampler: Sampler) -> None:
+    async def load(state: TrainState) -> None:
+        raise OSError("no such weights")
+
+    await publish(sampler.buffer, TrainState(1, 0))
+    with pytest.raises(OSError, match="no such weights"):
+        await produce_loop(STRATEGY, ScriptedLoop(), sampler, 4, load_weights=load, timeout=10)
+    await assert_accounted(sampler)
