@@ -116,8 +116,10 @@ class _Work:
                 self.running.train_step = state.train_step
                 if await self._weights_are_new(state) and await self._start():
                     self.busy = time.monotonic()
+                    await self.running.wait(0)  # those that were done meanwhile may have had an error
                 else:
                     await self._wait(state)
+                self._check_waste()
                 state = await published(self.sampler.buffer) or state
             await self.running.pause(pause_timeout)
         finally:
@@ -174,7 +176,6 @@ class _Work:
         storage, before = self.sampler.buffer.storage, len(self.running)
         if before:
             await self.running.wait(_LOOK_SECONDS)
-            self._check_waste()
         else:
             await storage.check_fence()
             await asyncio.sleep(_LOOK_SECONDS)
