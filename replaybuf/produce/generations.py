@@ -15,7 +15,16 @@ from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufE
 from replaybuf.lease import to_its_end
 from replaybuf.normalise import as_group
 from replaybuf.produce.agent_loop import AgentLoop, Generated
-from replaybuf.produce.outcome import INTERRUPTED, begin_anew_later, count_tokens, error_of, judge, times_interrupted
+from replaybuf.produce.outcome import (
+    INTERRUPTED,
+    begin_anew_later,
+    count_tokens,
+    error_of,
+    is_cancelled,
+    judge,
+    text_of,
+    times_interrupted,
+)
 from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.summary import ProduceSummary
 from replaybuf.prompts import Prompt
@@ -116,7 +125,7 @@ class Generations:
             self._pausing = False
         if late := [task for task in self._tasks if not task.done()]:
             _logger.warning(
-                "task %s: %d groups were still being generated %g s after pause(); they begin anew later",
+                "task %s: %d groups were not done %g s after pause(); they begin anew later",
                 self._sampler.task_name,
                 len(late),
                 timeout,
@@ -197,9 +206,9 @@ class Generations:
             group = group if made is None else as_group(made)
             status = judge(group)
         except (Exception, asyncio.CancelledError) as raised:
-            if isinstance(raised, asyncio.CancelledError) and _is_cancelled():
+            if isinstance(raised, asyncio.CancelledError) and is_cancelled():
                 raise
-            status, error = Status.FAILED, _text(raised)
+            status, error = Status.FAILED, text_of(raised)
         seconds, tokens = time.monotonic() - began, max(0, count_tokens(group) - before)
         if status == Status.FAILED:
             error = error or error_of(group)
@@ -282,14 +291,3 @@ class Generations:
         summary.group_seconds += made.seconds
         if self._terms.on_group is not None:
             self._terms.on_group(made)
-
-
-def _is_cancelled() -> bool:
-    """Whether somebody has cancelled this task: an agent loop may raise CancelledError of its own, as a failure."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _text(error: BaseException) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

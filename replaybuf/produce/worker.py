@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from replaybuf.checks import check_step, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
-from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop
+from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
 from replaybuf.produce.async_strategy import WAITING, AsyncProduceStrategy
 from replaybuf.produce.generations import Generations
 from replaybuf.produce.sampler import Sampler
@@ -141,7 +141,7 @@ class _Work:
         if self.running.model_step != before or self.loaded is None:
             self.busy = time.monotonic()
         self.loaded = max(self.running.model_step, state.model_step)
-        await self.agent_loop.resume()
+        await resume(self.agent_loop, self.strategy.pause_timeout)
         return not self.strategy.too_old(self.running.model_step, state.train_step)
 
     async def _start(self) -> int:
