@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.table import Row, Settings, markdown
 
 #: The modules that measure something, in order.
-NAMES = ("puts", "takes", "rules", "consumers", "waking", "scale", "opening", "checkpoints", "blocking")
+NAMES = ("puts", "takes", "rules", "consumers", "waking", "scale", "opening", "checkpoints", "production", "blocking")
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 
 from replaybuf import Draw, NewGroup, ReplayBuffer, Status
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.checkpoint import sweep_forgotten
 from replaybuf.storage.sql.drawing import Drawing
 from replaybuf.storage.sql.sweep import sweep
 from replaybuf.storage.sql.tables import checkpoint_group, garbage, payload
@@ -26,6 +27,8 @@ async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
     opened = buffer.storage._state()  # type: ignore[attr-defined]
 
     async def work() -> tuple[int, ...]:
+        while await opened.database.write(lambda connection: sweep_forgotten(connection, 4, 0.0)):
+            pass
         while await opened.database.write(lambda connection: sweep(connection, ALWAYS, 100)):
             pass
         return await opened.database.read(

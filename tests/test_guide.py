@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import asyncio
-import contextlib
-import inspect
-import io
-import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from replaybuf import ConfigError, InputError, ReplayBufferConfig
 from replaybuf.metrics import TOTALS
 from replaybuf.policy import POLICIES
+from tests.pages import Page
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "guide.md"
-GUIDE = PAGE.read_text("utf-8")
-_, _SECTIONS = GUIDE.split("## Policies and reuse", 1)
-_BEGINNING = re.compile(r"(?ms)^```python\n(.*?)^```").search(_SECTIONS).group(1)  # type: ignore[union-attr]
-_BLOCK = re.compile(r"(?ms)^```python\n((?:(?!```).)*?)^```\n\n```\n(.*?)^```$")
-EXAMPLES = [match.groups() for match in _BLOCK.finditer(_SECTIONS)]
-
-
-def output_of(code: str) -> str:
-    """What an example prints."""
-    namespace: dict[str, Any] = {}
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(_BEGINNING, namespace)
-        compiled = compile(code, "guide", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        running = eval(compiled, namespace)
-        if inspect.iscoroutine(running):
-            asyncio.run(running)
-    return printed.getvalue()
+PAGE = Page("guide.md", "## Policies and reuse")
+GUIDE = PAGE.text
+EXAMPLES = PAGE.examples
 
 
 def names_of(text: str) -> set[str]:
@@ -48,12 +26,7 @@ def test_an_example_prints_what_the_guide_says(
     code: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = output_of(code)
-    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-        page = PAGE.read_text("utf-8")
-        PAGE.write_text(page.replace(f"{code}```\n\n```\n{output}```", f"{code}```\n\n```\n{found}```"), "utf-8")
-    else:
-        assert found == output
+    PAGE.check(code, output)
 
 
 def test_every_section_has_an_example() -> None:
@@ -61,7 +34,7 @@ def test_every_section_has_an_example() -> None:
 
 
 def test_the_table_of_policies_is_complete() -> None:
-    table = _SECTIONS[: _SECTIONS.index("A draw never has")]
+    table = PAGE.sections[: PAGE.sections.index("A draw never has")]
     assert set(re.findall(r"(?m)^\| `(\w+)` \|", table)) == set(POLICIES)
 
 

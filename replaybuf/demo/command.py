@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from replaybuf.demo.mode import Mode
+
 DEFAULT_URL = "sqlite:///replaybuf-demo.db"
 _INTERRUPTED = 128 + 2
 
@@ -30,9 +32,18 @@ def demo(
             show_default=False,
         ),
     ] = None,
+    mode: Annotated[
+        Mode, typer.Option(envvar="REPLAYBUF_MODE", help="Where and when rollouts are generated; see above.")
+    ] = Mode.DISAGGREGATED,
     workers: Annotated[
         int,
-        typer.Option(min=1, max=32, metavar="N", envvar="REPLAYBUF_WORKERS", help="Processes that generate rollouts."),
+        typer.Option(
+            min=1,
+            max=32,
+            metavar="N",
+            envvar="REPLAYBUF_WORKERS",
+            help="Processes that generate rollouts (mode disaggregated).",
+        ),
     ] = 2,
     seed: Annotated[
         int | None,
@@ -57,19 +68,29 @@ def demo(
         bool, typer.Option("--fresh", envvar="REPLAYBUF_FRESH", help="Remove the demo's weights and groups first.")
     ] = False,
 ) -> None:
-    """Train a small policy by asynchronous GRPO through a replay buffer.
+    """Train a small policy by GRPO through a replay buffer.
 
-    Rollout workers, processes of their own with weights that lag behind, sample answers to sums and differences and put
-    them into the buffer; the trainer takes them, most stale first. Kill any of the processes with kill -9 and run the
-    same command again: it goes on from the weights saved last and from the buffer.
+    Rollouts are answers to sums and differences, by an engine with a made-up speed, which takes long for some of them.
+    The modes say where they are generated, and when:
+
+    \b
+      sync           in the trainer's process, just the groups of the next step
+      async          in the trainer's process, more than that at the same time; the
+                     slowest are interrupted when the batch is there, and continued
+      disaggregated  in processes of their own, while the trainer trains, with
+                     weights that lag behind
+
+    Kill any of the processes with kill -9 and run the same command again: it goes on from the weights saved last, with
+    the buffer as it was then, and in the end each prompt was trained once.
 
     \b
     Examples:
       replaybuf demo
+      replaybuf demo --mode async
       replaybuf demo --url postgresql://user@host/database --steps 500 --workers 4
       replaybuf demo --url sqlite:///demo.db --seed 1 --fresh
     """
     from replaybuf.demo.launch import launch
 
-    if not launch(url, run_dir, steps=steps, workers=workers, seed=seed, fresh=fresh):
+    if not launch(url, run_dir, mode=mode, steps=steps, workers=workers, seed=seed, fresh=fresh):
         raise typer.Exit(_INTERRUPTED)

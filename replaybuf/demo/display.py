@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from replaybuf.demo.figures import Figures
+from replaybuf.demo.mode import Mode
 from replaybuf.demo.settings import STALE_THRESHOLD
 from replaybuf.rollout import Status
 
@@ -52,7 +53,8 @@ class Display:
         """Show these figures inside the block."""
         self._figures, self._workers, self._printed_step = figures, workers, figures.step
         if not self.console.is_terminal:
-            self.say(f"Rollout workers: {_pids(workers.pids)}")
+            if workers.pids:
+                self.say(f"Rollout workers: {_pids(workers.pids)}")
             yield
             return
         with Live(self._table(), console=self.console, auto_refresh=False) as self._live:
@@ -97,30 +99,48 @@ def table(figures: Figures, pids: Sequence[int], bars: str = _BARS) -> Renderabl
     rows.add_column(no_wrap=True)
     reward = "" if figures.reward is None else f"{figures.reward:.2f}"
     rows.add_row("reward", reward, Text(sparkline(figures.rewards, bars), style="green"))
-    rows.add_row(
-        "generated", f"{into:,.0f}", f"groups/s, by {len(pids)} workers ({figures.generated:,} since the start)"
-    )
+    by = f"by {len(pids)} workers" if pids else "by the trainer itself"
+    rows.add_row("generated", f"{into:,.0f}", f"groups/s, {by} ({figures.generated:,} since the start)")
     rows.add_row("trained", f"{out:,.0f}", f"groups/s, {tokens:,.0f} tokens/s ({figures.taken:,} groups)")
     if figures.left:
         rows.add_row(
             "replayed", f"{figures.replayed:,}", f"of {figures.left:,} completed groups that the last run left"
         )
     rows.add_row("buffered", f"{sum(figures.buffered.values()):,}", f"groups: {by_status(figures.buffered)}")
+    if figures.mode == Mode.DISAGGREGATED:
+        rows.add_row("in the making", f"{figures.leased:,}", "groups, by all workers")
+    if figures.mode != Mode.SYNC:
+        rows.add_row("interrupted", f"{figures.interrupted:,}", "groups so far, to be continued")
+    if figures.mode == Mode.ASYNC:
+        rows.add_row("reused", f"{figures.reused:,}", "groups, completed while an earlier batch was made")
     staleness = f"steps on average in the batch, at most {figures.staleness_max} (expires at {STALE_THRESHOLD})"
     rows.add_row("staleness", f"{figures.staleness_mean:.1f}", staleness)
     rows.add_row("expired", f"{figures.expired:,}", "groups so far, to be generated again")
-    rows.add_row("processes", "", f"trainer pid {os.getpid()}, rollout workers {_pids(pids)}")
+    rows.add_row("time", "", times(figures))
+    workers = f", rollout workers {_pids(pids)}" if pids else ""
+    rows.add_row("processes", "", f"trainer pid {os.getpid()}{workers}")
     return Group(bar, rows)
 
 
 def progress_line(figures: Figures) -> str:
     """The figures in one line."""
     into, out, _ = figures.rates
+    mode = {
+        Mode.SYNC: "",
+        Mode.ASYNC: f", interrupted {figures.interrupted}, reused {figures.reused}",
+        Mode.DISAGGREGATED: f", interrupted {figures.interrupted}",
+    }
     return (
         f"step {figures.step}/{figures.target}: reward {figures.reward or 0:.2f}, generated {into:,.0f}/s, "
         f"trained {out:,.0f}/s, buffered {sum(figures.buffered.values())}, staleness {figures.staleness_mean:.1f} "
-        f"(max {figures.staleness_max}), expired {figures.expired}"
+        f"(max {figures.staleness_max}), expired {figures.expired}{mode[figures.mode]}"
     )
+
+
+def times(figures: Figures) -> str:
+    """`generation 21 s, training 9 s`, or how long was waited for the workers."""
+    what = "waiting for groups" if figures.mode == Mode.DISAGGREGATED else "generation"
+    return f"{what} {figures.produce_seconds:.0f} s, training {figures.train_seconds:.0f} s"
 
 
 def _pids(pids: Sequence[int]) -> str:

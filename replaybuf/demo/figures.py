@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from replaybuf.demo.mode import Mode
+from replaybuf.demo.settings import TASK
+from replaybuf.produce import ProduceSummary
 from replaybuf.rollout import RolloutState, Status
 from replaybuf.staleness import group_staleness
+from replaybuf.tally import Tallies, Tally
 
 _WINDOW_SECONDS = 4.0
 SMOOTHING_STEPS = 20
@@ -16,23 +20,28 @@ SMOOTHING_STEPS = 20
 
 @dataclass
 class Figures:
-    """Counts of groups since this process started.
+    """Counts of groups since this process started; those of the store are of all processes.
 
-    `taken` groups were trained, `replayed` of them had been left in the buffer by an earlier run. `generated` is how
-    many groups became completed: those taken and expired since, and what the buffer has more than at the start.
+    `taken` groups were trained, `replayed` of them had been left in the buffer by an earlier run. `reused` were there
+    already when the production of a batch began. `produce_seconds` went by until the batches were there,
+    `train_seconds` until they were trained and saved.
     """
 
     target: int
     rewards: list[float]
     session: str
-    left: int = 0  # completed groups that were in the buffer at the start
+    mode: Mode = Mode.DISAGGREGATED
     step: int = 0
     first_step: int = 0
+    left: int = 0  # completed groups that were in the buffer at the start
     taken: int = 0
     replayed: int = 0
-    expired: int = 0
+    reused: int = 0
     tokens: int = 0
+    produce_seconds: float = 0.0
+    train_seconds: float = 0.0
     buffered: dict[Status, int] = field(default_factory=dict)
+    leased: int = 0  # groups that are being generated
     staleness_mean: float = 0.0
     staleness_max: int = 0
     clock: Callable[[], float] = time.monotonic
@@ -40,6 +49,8 @@ class Figures:
     def __post_init__(self) -> None:
         self.first_step = self.step
         self.started = self.clock()
+        self._counts: Counter[str] = Counter()
+        self._before: Counter[str] | None = None
         self._past: deque[tuple[float, int, int, int]] = deque([(self.started, 0, 0, 0)])
 
     @property
@@ -49,16 +60,34 @@ class Figures:
 
     @property
     def generated(self) -> int:
-        """Groups that were generated since the start, expired ones that were generated again included."""
-        return max(0, self.taken + self.expired + self.buffered.get(Status.COMPLETED, 0) - self.left)
+        """Groups that were completed since the start, expired ones that were generated again included."""
+        return self._counts["generated"]
 
-    def count_expired(self, number: int) -> None:
-        """Groups have just expired."""
-        self.expired += number
+    @property
+    def expired(self) -> int:
+        """Groups that became too old since the start."""
+        return self._counts["expired"]
 
-    def count_buffered(self, counts: Mapping[Status, int]) -> None:
-        """What is in the buffer now; call once before the start is over, with `left`."""
-        self.buffered = {status: number for status, number in counts.items() if number}
+    @property
+    def interrupted(self) -> int:
+        """How often a group was interrupted since the start."""
+        return self._counts["interrupted"]
+
+    def count_store(self, tallies: Tallies) -> None:
+        """What the store counts now; the first call is the start."""
+        of = {(status, tally): n for (task, status, tally), n in tallies.items() if task == TASK and n}
+        self.buffered = {status: of.get((status, Tally.SIZE), 0) for status in Status if status != Status.ARCHIVED}
+        self.buffered = {status: n for status, n in self.buffered.items() if n}
+        self.leased = sum(n for (_, tally), n in of.items() if tally == Tally.LEASED)
+        counts = Counter(
+            generated=of.get((Status.COMPLETED, Tally.PUT), 0),
+            interrupted=of.get((Status.ABORTED, Tally.PUT), 0),
+            expired=sum(n for (_, tally), n in of.items() if tally == Tally.EXPIRED)
+            + of.get((Status.EXPIRED, Tally.PUT), 0),
+        )
+        if self._before is None:
+            self._before, self.left = counts, self.buffered.get(Status.COMPLETED, 0)
+        self._counts = counts - self._before
         now = self.clock()
         self._past.append((now, self.generated, self.taken, self.tokens))
         while len(self._past) > 2 and now - self._past[1][0] > _WINDOW_SECONDS:
@@ -73,6 +102,12 @@ class Figures:
         self.tokens += sum(len(rollout.response_ids) for group in groups for rollout in group)
         staleness = [group_staleness(group) for group in groups]
         self.staleness_mean, self.staleness_max = sum(staleness) / len(staleness), max(staleness)
+
+    def count_summary(self, summary: ProduceSummary) -> None:
+        """What the batch took, from production to the saved weights."""
+        self.reused += summary.reused
+        self.produce_seconds += summary.seconds
+        self.train_seconds += summary.train_seconds
 
     @property
     def rates(self) -> tuple[float, float, float]:

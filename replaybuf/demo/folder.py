@@ -1,14 +1,12 @@
 """The run folder: what of a run isn't in the buffer.
 
-    weights.npz         weights, optimiser, step and seed
+    weights.npz         weights, optimiser, step, seed, and the numbers of the prompts trained
     rewards.txt         the reward of each step: a line "STEP REWARD" each; of two for one step the later counts
-    target.txt          the step that the run goes to
-    worker-0.position   the prompt that the worker generates next
+    target.txt          the step that the run goes to, and "done" when it has ended there
     worker-0.log        what the worker wrote before it ended
     lock                held by the trainer while it lives
 
-Every file may be lost or old after a crash without harm: the weights are replaced as a whole, and a prompt that is
-generated twice replaces itself in the buffer.
+Weights and target are replaced as a whole. The others may be lost or old after a crash without harm.
 """
 
 from __future__ import annotations
@@ -20,9 +18,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from replaybuf.demo.grpo import Trainer
-from replaybuf.demo.weights import FILE_NAME, load_trainer, remove_leftovers, save_trainer
+from replaybuf.demo.weights import FILE_NAME, Saved, load_trainer, remove_leftovers, save_trainer
 from replaybuf.errors import ReplayBufError
+
+_TARGET, _DONE = "target.txt", "done"
 
 
 class RunFolder:
@@ -54,23 +53,23 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove what a run has left."""
-        for pattern in (FILE_NAME, "rewards.txt", "target.txt", "worker-*.position", "worker-*.log"):
+        for pattern in (FILE_NAME, "rewards.txt", _TARGET, f".{_TARGET}.tmp", "worker-*.log"):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
 
     # Weights
 
-    def load(self) -> tuple[Trainer, int] | None:
-        """The trainer as it was last saved, and its seed; None for a new run."""
+    def load(self) -> Saved | None:
+        """The trainer as it was last saved; None for a new run."""
         remove_leftovers(self.path)
         return load_trainer(self.path)
 
-    def save(self, trainer: Trainer, seed: int, reward: float | None = None) -> None:
+    def save(self, saved: Saved, reward: float | None = None) -> None:
         """Save the trainer, and the reward of the step that it has just done."""
         if reward is not None:
             with open(self.path / "rewards.txt", "a", encoding="ascii") as file:
-                file.write(f"{trainer.step} {reward:.6f}\n")
-        save_trainer(self.path, trainer, seed)
+                file.write(f"{saved.step} {reward:.6f}\n")
+        save_trainer(self.path, saved)
 
     def rewards(self, steps: int) -> list[float]:
         """The rewards of steps 1 to `steps`, as far as they are known."""
@@ -83,38 +82,36 @@ class RunFolder:
         return [found[step] for step in sorted(found) if step <= steps]
 
     def target(self, step: int, steps: int) -> int:
-        """The step that a run which is at `step` goes to: `steps`; when that is done, as many more. Remembered."""
-        path = self.path / "target.txt"
+        """The step that a run which is at `step` goes to: `steps`; when that is done, as many more. Remembered.
+
+        A run that was killed goes on to where it went, also when that was just reached: the same command does the rest.
+        """
+        before, done = self._target()
         if step < steps:
-            target = steps
-        else:
-            target = _number(path)  # of a run that was killed on the way there
-            if target <= step:
-                target = step + steps
-        path.write_text(str(target), "ascii")
-        return target
+            before = steps
+        elif done or before < step:
+            before = step + steps
+        self._remember(str(before))
+        return before
+
+    def finish(self) -> None:
+        """The run has ended where it went to, and said so."""
+        self._remember(f"{self._target()[0]} {_DONE}")
+
+    def _target(self) -> tuple[int, bool]:
+        try:
+            step, *done = (self.path / _TARGET).read_text("ascii").split()
+            return int(step), done == [_DONE]
+        except (FileNotFoundError, ValueError):
+            return 0, False
+
+    def _remember(self, text: str) -> None:
+        temporary = self.path / f".{_TARGET}.tmp"
+        temporary.write_text(text, "ascii")
+        os.replace(temporary, self.path / _TARGET)
 
     # Workers
 
     def log(self, worker: int) -> Path:
         """Where a worker's error output goes."""
         return self.path / f"worker-{worker}.log"
-
-    def position(self, worker: int) -> int:
-        """The first prompt that the worker hasn't put yet; 0 when that isn't known."""
-        return _number(self.path / f"worker-{worker}.position")
-
-    def save_position(self, worker: int, position: int) -> None:
-        """Remember where the worker goes on."""
-        path = self.path / f"worker-{worker}.position"
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(str(position), "ascii")
-        os.replace(temporary, path)
-
-
-def _number(path: Path) -> int:
-    """The number in a file; 0 where there is none."""
-    try:
-        return int(path.read_text("ascii"))
-    except (FileNotFoundError, ValueError):
-        return 0

@@ -10,6 +10,8 @@ from rich.console import Console
 
 from replaybuf.demo.blas import use_one_thread
 from replaybuf.demo.display import Display
+from replaybuf.demo.folder import RunFolder
+from replaybuf.demo.mode import Mode
 from replaybuf.demo.summary import summary, where
 from replaybuf.demo.trainer import Options, run
 from replaybuf.errors import ConfigError
@@ -17,20 +19,25 @@ from replaybuf.storage.sql.driver import parse_url
 from replaybuf.storage.sql.sqlite import is_memory
 
 
-def launch(url: str, run_dir: Path | None, *, steps: int | None, workers: int, seed: int | None, fresh: bool) -> bool:
+def launch(
+    url: str, run_dir: Path | None, *, mode: Mode, steps: int | None, workers: int, seed: int | None, fresh: bool
+) -> bool:
     """Run the demo; False when Ctrl-C ended it. Raises ReplayBufError."""
     use_one_thread()
     url = url if "://" in url else f"sqlite:///{url}"
-    options = Options(url, run_dir or default_folder(url), steps, workers, seed, fresh)
-    display = Display(Console(highlight=False))
-    display.say(f"Buffer: {where(url)}; weights: {options.folder}; trainer: pid {os.getpid()}")
+    options = Options(url, run_dir or default_folder(url), mode, steps, workers, seed, fresh)
+    display, folder = Display(Console(highlight=False)), RunFolder(options.folder)
+    display.say(f"Buffer: {where(url)}; weights: {options.folder}; mode: {mode}; trainer: pid {os.getpid()}")
     try:
-        figures = asyncio.run(run(options, display))
+        with folder.locked():
+            training = asyncio.run(run(options, folder, display))
+            for line in summary(url, options.folder, training.figures, training.saved.trained):
+                display.say(line)
+            if training.figures.step >= training.figures.target:
+                folder.finish()
     except KeyboardInterrupt:
         display.say("Stopped. Run the same command again to go on from here.")
         return False
-    for line in summary(url, options.folder, figures):
-        display.say(line)
     return True
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from replaybuf.demo.arithmetic import END, MAX_PROMPT_TOKENS, MAX_RESPONSE_TOKENS, PAD, VOCABULARY_SIZE, IntArray
+from replaybuf.demo.arithmetic import MAX_PROMPT_TOKENS, MAX_RESPONSE_TOKENS, PAD, VOCABULARY_SIZE, IntArray
 
 FloatArray = NDArray[np.float64]
 Parameters = dict[str, FloatArray]
@@ -88,37 +88,6 @@ class Policy:
             d_hidden = d_value + d_gate
         return gradients
 
-    def sample(
-        self, prompts: Sequence[IntArray], rng: np.random.Generator, temperature: float = 1.0
-    ) -> tuple[list[IntArray], list[NDArray[np.float32]]]:
-        """One answer to each prompt, and the log-probability of each of its tokens: int32 and float32 [length].
-
-        An answer goes up to END, or is cut off. The log-probabilities are those of the distribution sampled from, at
-        this temperature; 0 takes the likeliest token. The outcome depends on nothing but the weights, the prompts and
-        the state of `rng`.
-        """
-        contexts = prompt_contexts(prompts)
-        steps = [self._sample_token(contexts, i, rng, temperature) for i in range(MAX_RESPONSE_TOKENS)]
-        tokens = np.stack([token for token, _ in steps], axis=1)
-        log_probs = np.stack([log_prob for _, log_prob in steps], axis=1)
-        ended = tokens == END
-        lengths = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, MAX_RESPONSE_TOKENS)
-        return (
-            [row[:n] for row, n in zip(tokens, lengths, strict=True)],
-            [row[:n] for row, n in zip(log_probs, lengths, strict=True)],
-        )
-
-    def _sample_token(
-        self, contexts: IntArray, place: int, rng: np.random.Generator, temperature: float
-    ) -> tuple[IntArray, NDArray[np.float32]]:
-        """Token number `place` of every answer, also written to its slot, and its log-probability."""
-        logits, _ = self.forward(contexts)
-        log_probs = log_softmax(logits / temperature) if temperature > 0 else _log_of_best(logits)
-        tokens = _draw(log_probs, rng)
-        if place < MAX_RESPONSE_TOKENS - 1:
-            contexts[:, MAX_PROMPT_TOKENS + place] = tokens
-        return tokens, log_probs[np.arange(len(tokens)), tokens].astype(np.float32)
-
     def _linear(self, name: str, x: FloatArray) -> FloatArray:
         y: FloatArray = x @ self.parameters[f"{name}.weight"] + self.parameters[f"{name}.bias"]
         return y
@@ -152,16 +121,3 @@ def log_softmax(logits: FloatArray) -> FloatArray:
     shifted = logits - logits.max(axis=1, keepdims=True)
     result: FloatArray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return result
-
-
-def _log_of_best(logits: FloatArray) -> FloatArray:
-    """Log-probabilities at temperature 0: all mass on the likeliest token."""
-    return np.where(np.arange(VOCABULARY_SIZE) == logits.argmax(axis=1)[:, None], 0.0, -np.inf)
-
-
-def _draw(log_probs: FloatArray, rng: np.random.Generator) -> IntArray:
-    """One token a row, by the inverse of the cumulative distribution: int32 [N]."""
-    cumulative = np.exp(log_probs).cumsum(axis=1)
-    thresholds = rng.random((len(log_probs), 1)) * cumulative[:, -1:]
-    tokens: IntArray = (cumulative <= thresholds).sum(axis=1).astype(np.int32)
-    return tokens

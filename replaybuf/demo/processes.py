@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from replaybuf.demo.folder import RunFolder
 from replaybuf.demo.settings import WorkerSettings
@@ -38,6 +39,11 @@ class WorkerProcesses:
     def pids(self) -> list[int]:
         """The process ids, by worker."""
         return [process.pid for process in self._all]
+
+    @property
+    def log(self) -> Path:
+        """What the first worker has written."""
+        return self._folder.log(0)
 
     def restart_dead(self) -> list[str]:
         """Start workers again that ended, and say so, a line each. Raises ReplayBufError when one keeps failing."""

@@ -1,22 +1,86 @@
-"""The figures of the demo's run, and what a worker is told."""
+"""The settings of the demo's run: the buffer, how groups are produced in each mode, and what a worker is told."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
+
+from replaybuf.buffer import ReplayBuffer
+from replaybuf.config import ReplayBufferConfig
+from replaybuf.demo.generation import GROUP_SIZE, Prompts, prompt_of
+from replaybuf.produce import (
+    AsyncProduceStrategy,
+    ProduceStrategy,
+    Sampler,
+    SamplerWithReplayBuffer,
+    SyncProduceStrategy,
+)
+from replaybuf.storage.base import Tags
 
 TASK = "arithmetic"
 
 BATCH_GROUPS = 32  # that a training step takes
-ENOUGH_GROUPS = 80  # completed ones in the buffer, at which the workers pause
 STALE_THRESHOLD = 4  # train steps, at which a group expires
-CHUNK_GROUPS = 4  # that a worker generates between two looks at the buffer
+ARCHIVED_GROUPS = 20 * BATCH_GROUPS  # trained ones that stay for SQL
 
 DEFAULT_STEPS = 200
 DEFAULT_SECONDS = 45.0  # unless --steps is given
 
-#: A worker loads new weights when it is this many steps behind: odd workers are slower.
-LAGS = (1, 3)
+#: Seconds after which the prompts of a killed worker are handed out again.
+PROMPT_SECONDS = 5.0
+
+#: A worker loads new weights when it is more than so many steps behind: odd workers are slower.
+LAGS = (1, 2)
+
+#: Groups that a worker generates at the same time.
+CONCURRENCY = 24
+
+
+def buffer_config(url: str) -> ReplayBufferConfig:
+    """The buffer. Prompts may be delivered any number of times: in this run, it is people who kill the workers."""
+    return ReplayBufferConfig(url=url, policy="staleness", max_deliveries=0, archive=ARCHIVED_GROUPS)
+
+
+def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> Sampler:
+    """The first `prompts` prompts of a run, each until it is completed; interrupted and expired ones first."""
+    return SamplerWithReplayBuffer(
+        buffer, Prompts(seed, prompts), TASK, prompt_repeat_k=GROUP_SIZE, epochs=1, seconds=PROMPT_SECONDS
+    )
+
+
+def sync_strategy(on_group: Callable[..., Any]) -> ProduceStrategy:
+    """Exactly the groups of the next step."""
+    return SyncProduceStrategy(tags=_tags_of(0), on_group=on_group)
+
+
+def async_strategy(on_group: Callable[..., Any]) -> ProduceStrategy:
+    """More groups than the next step needs at the same time; the slowest are interrupted, and continued later."""
+    return AsyncProduceStrategy(
+        over_sample=0.5,
+        enable_partial_rollout=True,
+        max_staleness=STALE_THRESHOLD - 1,
+        tail_batch_trigger_size=BATCH_GROUPS // 4,
+        tail_batch_max_tries=3,
+        tags=_tags_of(0),
+        on_group=on_group,
+    )
+
+
+def worker_strategy(worker: int) -> AsyncProduceStrategy:
+    """All workers together run ahead until that many groups wait that more of them would expire."""
+    return AsyncProduceStrategy(
+        over_sample=0.75,
+        enable_partial_rollout=True,
+        max_staleness=STALE_THRESHOLD - 1,
+        max_concurrency=CONCURRENCY,
+        tags=_tags_of(worker),
+    )
+
+
+def _tags_of(worker: int) -> Callable[[list[Any]], Tags]:
+    return lambda group: {"worker": worker, "level": len(str(prompt_of(group).answer))}
 
 
 @dataclass(frozen=True)
@@ -26,8 +90,8 @@ class WorkerSettings:
     url: str
     folder: str
     worker: int
-    workers: int
     seed: int
+    prompts: int
     session: str
 
     def to_json(self) -> str:
@@ -40,11 +104,6 @@ class WorkerSettings:
         return cls(**json.loads(text))
 
     @property
-    def lag(self) -> int:
-        """How many steps behind the trainer it gets before it loads new weights."""
+    def max_lag(self) -> int:
+        """How many steps behind the trainer its weights may be."""
         return LAGS[self.worker % len(LAGS)]
-
-
-def group_key(seed: int, index: int) -> str:
-    """The key under which prompt `index` of the stream is put: generated again, it replaces what was there."""
-    return f"demo/{seed}/{index}"

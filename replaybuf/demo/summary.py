@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from sqlalchemy.engine import URL, make_url
 
+from replaybuf.demo.display import times
 from replaybuf.demo.figures import Figures
+from replaybuf.demo.mode import Mode
+from replaybuf.demo.settings import BATCH_GROUPS
 from replaybuf.storage.sql.driver import parse_url
 
 QUERIES = {
-    "what waits in the buffer": "SELECT status, count(*), avg(reward), max(staleness) FROM groups GROUP BY status",
+    "what is in the buffer (archived: trained on lately)": (
+        "SELECT status, count(*), avg(reward), max(staleness) FROM groups GROUP BY status"
+    ),
     "which answers are harder (level: digits of the answer)": (
         "SELECT {level} AS level, count(*), avg(reward) FROM groups GROUP BY 1 ORDER BY 1"
     ),
-    "how far each worker lags": (
+    "how stale the groups of each worker were": (
         "SELECT {worker} AS worker, count(*), avg(staleness) FROM groups GROUP BY 1 ORDER BY 1"
     ),
     "wrong answers": ("SELECT prompt, response, reward, staleness FROM rollouts WHERE reward < 1 LIMIT 10"),
 }
 
 
-def summary(url: str, folder: Path, figures: Figures) -> list[str]:
-    """The lines at the end of a run."""
-    lines = ["", _reward(figures), _groups(figures)]
+def summary(url: str, folder: Path, figures: Figures, trained: Sequence[int]) -> list[str]:
+    """The lines at the end of a run. `trained` are the numbers of all prompts that the weights were trained on."""
+    lines = ["", _reward(figures), _groups(figures), verdict(trained, figures.target * BATCH_GROUPS)]
     lines += ["", f"The buffer is in {where(url)}, the weights are in {folder}", "", "Try:"]
     for title, query in queries(url).items():
         lines += [f"  # {title}", f"  {query}"]
@@ -53,7 +60,21 @@ def _groups(figures: Figures) -> str:
     line = f"Generated {figures.generated:,} groups, trained on {figures.taken:,}"
     if figures.left:
         line += f", {figures.replayed:,} of them replayed from what the last run left"
-    return f"{line}; {figures.expired:,} expired"
+    line += f"; {figures.expired:,} expired"
+    if figures.mode != Mode.SYNC:
+        line += f", {figures.interrupted:,} interruptions"
+    return f"{line}; {times(figures)}"
+
+
+def verdict(trained: Sequence[int], prompts: int) -> str:
+    """Whether each of the prompts, numbered from 0, was trained once."""
+    counts = Counter(trained)
+    twice = sorted(number for number, count in counts.items() if count > 1)
+    if twice:
+        return f"{len(twice):,} of {len(counts):,} prompts were trained more than once: number {twice[0]}, for example."
+    if counts.keys() == set(range(prompts)):
+        return f"Each of the {prompts:,} prompts was trained once."
+    return f"{len(counts):,} prompts were trained, each of them once."
 
 
 def queries(url: str) -> dict[str, str]:

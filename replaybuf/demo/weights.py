@@ -1,8 +1,9 @@
 """How weights get from the trainer to the workers, and across a crash: one file that is replaced as a whole.
 
+It also has the numbers of the prompts that the weights were trained on: whatever is killed, they belong together.
+
 The trainer writes `weights.npz` under another name, syncs it to disk and renames it, which is atomic: whoever opens
-the file, at whatever moment, has the newest complete one, and a kill -9 during a save leaves the one before. Workers
-look only at the file's stamp until it changes; so they lag behind the trainer by the time between two looks. The
+the file, at whatever moment, has the newest complete one, and a kill -9 during a save leaves the one before. The
 arrays are plain npz; reading them never unpickles.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,10 +28,26 @@ FILE_NAME = "weights.npz"
 _TEMPORARY = ".weights-{pid}.tmp"
 
 
-def save_trainer(directory: Path, trainer: Trainer, seed: int) -> None:
-    """Writes weights, optimiser, step and seed; when it returns they are on disk."""
+@dataclass
+class Saved:
+    """A trainer, the seed of its run, and the numbers of the prompts that it was trained on, in their order."""
+
+    trainer: Trainer
+    seed: int
+    trained: list[int] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        """The training steps done."""
+        return self.trainer.step
+
+
+def save_trainer(directory: Path, saved: Saved) -> None:
+    """Writes weights, optimiser, step, seed and what was trained; when it returns they are on disk."""
     directory.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, Any] = {"step": trainer.step, "seed": seed, "updates": trainer.adam.updates}
+    trainer = saved.trainer
+    arrays: dict[str, Any] = {"step": trainer.step, "seed": saved.seed, "updates": trainer.adam.updates}
+    arrays["trained"] = np.array(saved.trained, dtype=np.int64)
     arrays |= _prefixed("policy", trainer.policy.parameters)
     arrays |= _prefixed("first", trainer.adam.first)
     arrays |= _prefixed("second", trainer.adam.second)
@@ -42,50 +60,31 @@ def save_trainer(directory: Path, trainer: Trainer, seed: int) -> None:
     _sync_directory(directory)
 
 
-def load_trainer(directory: Path) -> tuple[Trainer, int] | None:
-    """The trainer as it was last saved, and its seed; None where none was."""
-    arrays = _read(directory, ("step", "seed", "updates", "policy", "first", "second"))
+def load_trainer(directory: Path) -> Saved | None:
+    """The trainer as it was last saved; None where none was. Raises ReplayBufError for a file that can't be read."""
+    arrays = _read(directory, ("step", "seed", "updates", "trained", "policy", "first", "second"))
     if arrays is None:
         return None
+    if "trained" not in arrays:
+        raise ReplayBufError(f"{directory / FILE_NAME} is of an older demo, and can't go on: start anew with --fresh")
     policy = Policy(_without_prefix("policy", arrays))
     adam = Adam(policy.parameters)
     adam.updates = int(arrays["updates"])
     adam.first, adam.second = _without_prefix("first", arrays), _without_prefix("second", arrays)
-    return Trainer(policy, adam, step=int(arrays["step"])), int(arrays["seed"])
+    trainer = Trainer(policy, adam, step=int(arrays["step"]))
+    return Saved(trainer, int(arrays["seed"]), arrays["trained"].tolist())
+
+
+def load_policy(directory: Path) -> tuple[Policy, int] | None:
+    """The policy saved last, and its step; None where none was."""
+    arrays = _read(directory, ("step", "policy"))
+    return None if arrays is None else (Policy(_without_prefix("policy", arrays)), int(arrays["step"]))
 
 
 def remove_leftovers(directory: Path) -> None:
     """Removes half-written files of killed trainers; for a trainer that starts."""
     for path in directory.glob(_TEMPORARY.format(pid="*")):
         path.unlink(missing_ok=True)
-
-
-class WeightsWatcher:
-    """A worker's view of the weights."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._seen: tuple[int, int] | None = None
-
-    def newest_step(self) -> int | None:
-        """The step of the weights saved last, whether they were polled or not; None before the first save."""
-        arrays = _read(self._directory, ("step",))
-        return None if arrays is None else int(arrays["step"])
-
-    def poll(self) -> tuple[Policy, int] | None:
-        """The policy and its step if they were saved since the last poll, otherwise None; costs one stat then."""
-        try:
-            stat = os.stat(self._directory / FILE_NAME)
-        except FileNotFoundError:
-            return None
-        stamp = (stat.st_mtime_ns, stat.st_ino)
-        if stamp == self._seen:
-            return None
-        arrays = _read(self._directory, ("step", "policy"))
-        if arrays is None:
-            return None
-        self._seen = stamp
-        return Policy(_without_prefix("policy", arrays)), int(arrays["step"])
 
 
 def _read(directory: Path, wanted: tuple[str, ...]) -> dict[str, NDArray[Any]] | None:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, exists, func, select
 
-from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, problem, repairable, some
-from replaybuf.storage.sql.checkpoint import forget, keep_sweeps_away
+from replaybuf.doctor.finding import Check, Finding, Look, fine, number_of, problem, some
+from replaybuf.storage.sql.checkpoint import forgotten
 from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, payload
 
 _NAME = "checkpoints"
-
-_halves = (
-    select(checkpoint_group.c.checkpoint)
-    .distinct()
-    .where(~exists().where(checkpoint.c.id == checkpoint_group.c.checkpoint))
-)
 
 
 def look_at_checkpoints(connection: Connection, look: Look) -> Sequence[Finding]:
@@ -27,10 +20,10 @@ def look_at_checkpoints(connection: Connection, look: Look) -> Sequence[Finding]
     wrong = [text for row in rows if (text := _problem(connection, row))]
     mend = "make another one, then buffer.drop_checkpoint(step); a restore would bring back what is there"
     found = [problem(_NAME, some(wrong, 3), mend)] if wrong else []
-    if halves := connection.execute(select(func.count()).select_from(_halves.subquery())).scalar_one():
-        found.append(repairable(_NAME, f"what is left of {halves:,} checkpoints that are gone", level=Level.WARNING))
     steps = f" (steps {some([row.step for row in rows])})" if rows else ""
-    return found or [fine(_NAME, f"{len(rows):,}, all whole{steps}" if rows else "none")]
+    left = len(forgotten(connection))
+    waiting = f"; what is left of {number_of(left, 'dropped checkpoint')} waits to be swept" if left else ""
+    return found or [fine(_NAME, (f"{len(rows):,}, all whole{steps}" if rows else "none") + waiting)]
 
 
 def _problem(connection: Connection, row: Any) -> str:
@@ -46,12 +39,4 @@ def _problem(connection: Connection, row: Any) -> str:
     return ""
 
 
-def repair_checkpoints(connection: Connection, look: Look) -> Sequence[str]:
-    """Remove what is left of checkpoints that are gone; what only they needed is left to the sweep."""
-    keep_sweeps_away(connection)
-    ids = list(connection.execute(_halves).scalars())
-    forget(connection, ids, time.time())
-    return [f"removed what was left of {len(ids):,} checkpoints that are gone"] if ids else []
-
-
-CHECKS = (Check(_NAME, look_at_checkpoints, repair_checkpoints),)
+CHECKS = (Check(_NAME, look_at_checkpoints),)

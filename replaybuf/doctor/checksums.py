@@ -13,7 +13,7 @@ from replaybuf.errors import DecodeError, StorageError
 from replaybuf.rollout_type import RolloutType
 from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.reading import Reader
-from replaybuf.storage.sql.tables import checkpoint_group, group, payload
+from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, group, payload
 
 NAME = "checksums"
 
@@ -85,8 +85,9 @@ def _set_aside_already(connection: Connection, uids: list[int]) -> set[int]:
 
 def _named(connection: Connection) -> list[_Named]:
     """The groups with a payload, those of checkpoints too, each with its size."""
-    tables = (group, checkpoint_group)
-    every = union(*(select(table.c.uid, table.c.bytes) for table in tables)).subquery()
+    kept = checkpoint_group.c.checkpoint.in_(select(checkpoint.c.id))
+    in_checkpoints = select(checkpoint_group.c.uid, checkpoint_group.c.bytes).where(kept)
+    every = union(select(group.c.uid, group.c.bytes), in_checkpoints).subquery()
     query = select(every).join(payload, payload.c.uid == every.c.uid).order_by(every.c.uid)
     return [(uid, size) for uid, size in connection.execute(query)]
 

@@ -6,16 +6,31 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, exists, false, func, insert, or_, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    delete,
+    exists,
+    false,
+    func,
+    insert,
+    or_,
+    select,
+    true,
+    update,
+)
 
 from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, groups, number_of, repairable, some, warning
 from replaybuf.rollout import Status
+from replaybuf.storage.sql.checkpoint import with_groups
 from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, need_lane
 from replaybuf.storage.sql.lease import store_clock
 from replaybuf.storage.sql.leaving import FREE, set_aside
 from replaybuf.storage.sql.races import enter_races
-from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, garbage, group, lane, payload
+from replaybuf.storage.sql.tables import checkpoint_group, garbage, group, lane, payload
 from replaybuf.storage.sql.tally import add_counts
 from replaybuf.tally import Tally
 
@@ -97,12 +112,6 @@ def repair_leased(connection: Connection, look: Look) -> Sequence[str]:
 # Payloads
 
 _bare = ~exists().where(payload.c.uid == group.c.uid)
-_unknown = and_(
-    ~exists().where(group.c.uid == payload.c.uid),
-    ~exists().where(garbage.c.uid == payload.c.uid),
-    ~exists().where(checkpoint.c.id == checkpoint_group.c.checkpoint, checkpoint_group.c.uid == payload.c.uid),
-)
-_leaked = select(payload.c.uid).where(_unknown).order_by(payload.c.uid)
 _wanted_garbage = select(garbage.c.uid).where(exists().where(group.c.uid == garbage.c.uid)).order_by(garbage.c.uid)
 
 
@@ -145,16 +154,27 @@ def put_aside(connection: Connection, reasons: dict[int, str]) -> list[str]:
     return done
 
 
+def _leaked(connection: Connection) -> Select[tuple[int]]:
+    """Payloads of no group and no checkpoint, which the sweep doesn't know of. (It gets to dropped checkpoints.)"""
+    numbers = with_groups(connection)
+    unknown = (
+        ~exists().where(group.c.uid == payload.c.uid),
+        ~exists().where(garbage.c.uid == payload.c.uid),
+        ~exists().where(checkpoint_group.c.checkpoint.in_(numbers), checkpoint_group.c.uid == payload.c.uid),
+    )
+    return select(payload.c.uid).where(*unknown).order_by(payload.c.uid)
+
+
 def look_at_leaked(connection: Connection, look: Look) -> Sequence[Finding]:
     """Whether every payload is that of a group, or waits to be swept."""
-    if uids := _uids(connection, _leaked):
+    if uids := _uids(connection, _leaked(connection)):
         return [repairable(_LEAKED, f"{len(uids):,} payloads of groups that are gone, which nobody would delete")]
     return [fine(_LEAKED, "none")]
 
 
 def repair_leaked(connection: Connection, look: Look) -> Sequence[str]:
     """Leave payloads that nobody needs to the sweep."""
-    if not (uids := _uids(connection, _leaked)):
+    if not (uids := _uids(connection, _leaked(connection))):
         return []
     now = time.time()
     connection.execute(insert(garbage), [{"uid": uid, "removed_at": now} for uid in uids])

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,7 @@ class Generations:
         self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were begun
         self._calling: set[asyncio.Task[None] | None] = set()  # those that are in the agent loop's hands
         self._failures = 0  # in a row
+        self._failed: dict[Status, set[int]] = {}  # the prompts of these, by the status with which they waited
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -91,12 +92,16 @@ class Generations:
         return len(prompts)
 
     async def wait(self, timeout: float) -> None:
-        """Wait until at least one of them is done, for up to `timeout` seconds.
+        """Wait until at least one of them is done, for up to `timeout` seconds. Raises as `check`."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        self.check()
+
+    def check(self) -> None:
+        """Let go of those that are done.
 
         Raises what storing one raised, and ProduceError when too many have failed in a row.
         """
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         for _ in filter(asyncio.Task.cancelled, self._tasks):
             self._fails("it cancelled its own task")
         self._collect()
@@ -173,6 +178,27 @@ class Generations:
         if cancelled is not None:
             raise cancelled
 
+    @contextlib.asynccontextmanager
+    async def ending(self, timeout: float) -> AsyncIterator[None]:
+        """At the end of the block, however it comes, nothing is being generated; as `cancel`.
+
+        Where nothing but failures led to a ProduceError, it was not the prompts: none of these is held against them.
+        """
+        try:
+            yield
+        except ProduceError:
+            await self.cancel(timeout)
+            await self._forgive()
+            raise
+        finally:
+            await self.cancel(timeout)
+
+    async def _forgive(self) -> None:
+        """Let the prompts that failed since the last success be as if they hadn't, those that were set aside too."""
+        for status, uids in self._failed.items():
+            failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
+            await self._sampler.buffer.update(failed, status=status)
+
     def _collect(self) -> None:
         """Let go of those that are done. Raises the first error that ended one."""
         done = [task for task in self._tasks if task.done()]
@@ -216,6 +242,7 @@ class Generations:
             try:
                 status = await self._store(prompt, group, status, model_step)
                 self._failures = 0
+                self._failed.clear()
             except RolloutError as raised:  # it made what can't be stored
                 error = str(raised)
         if error is not None:
@@ -239,6 +266,7 @@ class Generations:
     async def _fail(self, prompt: Prompt, error: str) -> Status:
         """Let a group be tried again, or set it aside as FAILED after the last try."""
         self._fails(error)
+        self._failed.setdefault(prompt.status, set()).add(prompt.uid)
         most = self._sampler.buffer.storage.rules.limits.max_deliveries
         last = bool(most) and prompt.attempt >= most
         await prompt.give_back(failed=error)

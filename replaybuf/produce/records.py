@@ -64,7 +64,9 @@ def to_rollout(record: Any) -> RolloutState:
     if isinstance(record, RolloutState):
         return record.model_copy(deep=True)
     if not isinstance(record, Mapping):
-        raise RolloutError(f"a {type(record).__name__} is no record of a prompt, {record!r:.100}: {_UNDERSTOOD}")
+        raise RolloutError(
+            f"expected a record of a prompt, got {type(record).__name__}: {record!r:.100}; {_UNDERSTOOD}"
+        )
     fields = {name: _plain(value) for name, value in record.items()}
     if fields.get("message") is not None:
         own = _FIELDS
@@ -121,11 +123,10 @@ def _build(fields: dict[str, Any], own: frozenset[str]) -> RolloutState:
 
 def _with_extra(fields: dict[str, Any], name: Any, value: Any) -> dict[str, Any]:
     extra = fields.get("extra_fields") or {}
-    if not isinstance(extra, dict) or not isinstance(name, str):
-        what = (
-            f"extra_fields is a {type(extra).__name__}" if isinstance(name, str) else f"there is a field {name!r:.100}"
-        )
-        raise RolloutError(f"{what}: extra_fields must be a dict, and names of fields texts")
+    if not isinstance(extra, dict):
+        raise RolloutError(f"extra_fields must be a dict, got {type(extra).__name__}: {extra!r:.100}")
+    if not isinstance(name, str):
+        raise RolloutError(f"the names of a record's fields must be texts, got {name!r:.100}")
     if name in extra:
         raise RolloutError(
             f"the field {name!r} belongs to extra_fields, which has one of that name; rename one of them"
@@ -135,9 +136,9 @@ def _with_extra(fields: dict[str, Any], name: Any, value: Any) -> dict[str, Any]
 
 def _check_messages(messages: Any, name: str) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
-        what = "is empty" if isinstance(messages, list) else f"is a {type(messages).__name__}, {messages!r:.100}"
         raise RolloutError(
-            f'{name} {what}: it must be a list of messages, such as [{{"role": "user", "content": "7+5="}}]'
+            f'{name} must be a list of messages, such as [{{"role": "user", "content": "7+5="}}], got '
+            f"{type(messages).__name__}: {messages!r:.100}"
         )
     for number, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):

@@ -125,7 +125,7 @@ class Sampler:
         return [self._copy(rollout, number, number * size + place) for place in range(size)]
 
     def _copy(self, rollout: Any, group_id: int, rollout_id: int) -> Any:
-        copied = copy.deepcopy(rollout)
+        copied = copy.copy(rollout)  # what it shares with the others is stored with each, and comes back apart
         task = {"group_id": group_id, "rollout_id": rollout_id, "task_name": self.task_name}
         for name, value in task.items():
             if isinstance(copied, dict) or has_field(copied, name):

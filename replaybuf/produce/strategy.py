@@ -72,8 +72,9 @@ class ProduceStrategy(ReadableConfig):
 
     A group that fails is tried again, up to the buffer's `max_deliveries`. `max_failures` in a row, or `give_up_after`
     times the batch generated in vain (failed, filtered, too old when done, or interrupted unasked, without a token),
-    end the batch with ProduceError. `pause_timeout` is how long the agent loop may take to interrupt what it is
-    generating, and to resume, in seconds.
+    end the batch with ProduceError. The prompts that failed since the last success are kept as if they hadn't: the
+    fault is the agent loop's. `pause_timeout` is how long that may take to interrupt what it is generating, and to
+    resume, in seconds.
     """
 
     env_prefix: ClassVar[str] = "REPLAYBUF_PRODUCE_"
@@ -152,21 +153,21 @@ class ProduceStrategy(ReadableConfig):
         )
         batch.summary.reused = await self._completed(batch)
         await resume(agent_loop, self.pause_timeout)
-        try:
+        async with running.ending(self.pause_timeout):
             with progress_bar(f"{batch.task_name}, step {batch.train_step}") as tell:
                 await self._fill(running, batch, tell if progress else lambda done, total: None)
             await running.pause(self.pause_timeout)
-        finally:
-            await running.cancel(self.pause_timeout)
 
     async def _fill(self, running: Generations, batch: Batch, tell: Callable[[int, int], None]) -> None:
         """Keep groups in flight until the batch is there."""
         deadline = time.monotonic() + batch.patience
         while True:
+            running.check()  # before the count: what is done is in it
             completed = await self._completed(batch)
             tell(min(completed, batch.size), batch.size)
             if not self.should_continue(completed, batch.size):
                 return
+            self._check_waste(running, batch, completed)
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 await running.pause(self.pause_timeout)  # which may complete what was missing
@@ -179,7 +180,6 @@ class ProduceStrategy(ReadableConfig):
                 continue  # until as many are in flight as are wanted, or no prompt is left
             if running:
                 await running.wait(min(remaining, _LOOK_SECONDS))
-                self._check_waste(running, batch, completed)
             elif wanted > 0:
                 await self._wait_for_others(batch, completed, min(remaining, _LOOK_SECONDS))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from replaybuf.checks import check_step, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
@@ -24,6 +25,9 @@ from replaybuf.tally import Tally, levels
 LoadWeights = Callable[[TrainState], Awaitable[int | None]]
 
 _LOOK_SECONDS = 0.1
+_REPORT_SECONDS = 60.0
+
+_logger = logging.getLogger("replaybuf.produce")
 
 
 async def produce_loop(
@@ -97,6 +101,8 @@ class _Work:
     running: Generations = field(init=False)
     loaded: int | None = None  # the step of the weights that the trainer had published when some were loaded last
     busy: float = field(default_factory=time.monotonic)  # when there was something to do
+    began: float = field(default_factory=time.monotonic)
+    reported: float = field(default_factory=time.monotonic)
     produced: int = 0  # groups
     in_vain: int = 0  # groups, until the last one was produced
 
@@ -110,20 +116,18 @@ class _Work:
             train_step=state.train_step,
             model_step=state.model_step,
         )
-        pause_timeout = self.strategy.pause_timeout
-        try:
+        async with self.running.ending(self.strategy.pause_timeout):
             while not state.finished and not stop.is_set():
                 self.running.train_step = state.train_step
+                self.running.check()
                 if await self._weights_are_new(state) and await self._start():
                     self.busy = time.monotonic()
-                    await self.running.wait(0)  # those that were done meanwhile may have had an error
                 else:
                     await self._wait(state)
                 self._check_waste()
+                self._report(state)
                 state = await published(self.sampler.buffer) or state
-            await self.running.pause(pause_timeout)
-        finally:
-            await self.running.cancel(pause_timeout)
+            await self.running.pause(self.strategy.pause_timeout)
 
     async def _weights_are_new(self, state: TrainState) -> bool:
         """Whether generation may go on; loads newer weights where there are any and nothing is being generated."""
@@ -173,16 +177,22 @@ class _Work:
 
     async def _wait(self, state: TrainState) -> None:
         """Wait a moment for a group to be done, or for room. Raises NotReadyError when that takes too long."""
-        storage, before = self.sampler.buffer.storage, len(self.running)
-        if before:
+        await self.sampler.buffer.storage.check_fence()
+        if self.running:
             await self.running.wait(_LOOK_SECONDS)
-        else:
-            await storage.check_fence()
-            await asyncio.sleep(_LOOK_SECONDS)
-        if before:
             self.busy = time.monotonic()
-        elif time.monotonic() - self.busy > self.patience:
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+        if time.monotonic() - self.busy > self.patience:
             raise NotReadyError(f"after {self.patience:g} s: {await self._why_idle(state)}")
+
+    def _report(self, state: TrainState) -> None:
+        """Log now and then what was done so far."""
+        if time.monotonic() - self.reported >= _REPORT_SECONDS:
+            self.reported = time.monotonic()
+            so_far = replace(self.summary, seconds=time.monotonic() - self.began)
+            text = "task %s, train step %d: %s; %d in flight"
+            _logger.info(text, self.sampler.task_name, state.train_step, so_far, len(self.running))
 
     def _check_waste(self) -> None:
         """Raise ProduceError when one after the other is generated for nothing."""

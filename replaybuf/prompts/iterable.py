@@ -78,24 +78,26 @@ class OneByOne:
             if item is not _END:
                 self._kept.append((place, item))
                 return True
-            epoch, size = self._at
-            if epoch + 1 == self._epochs or (epoch, size) == (0, 0):
-                return False
             try:
-                self._begin_next(epoch + 1, size)
+                if not self._begin_next(*self._at):
+                    return False
             except InputError:
                 if self._kept:
                     return False  # first give these; the next call says it
                 raise
         return False
 
-    def _begin_next(self, epoch: int, size: int) -> None:
-        if not size:
+    def _begin_next(self, epoch: int, size: int) -> bool:
+        """Begin the epoch after one that had `size` items; False when there is none."""
+        if epoch and not size:
             raise InputError(
-                f"the dataset gave no item when it was iterated for epoch {epoch - 1}, as if it could be iterated only "
-                f"once: {_INSTEAD}"
+                f"the dataset gave no item when it was iterated for epoch {epoch} (from 0), as if it could be iterated "
+                f"only once: {_INSTEAD}"
             )
-        self._begin(epoch)
+        if not size or epoch + 1 == self._epochs:
+            return False
+        self._begin(epoch + 1)
+        return True
 
     def _begin(self, epoch: int) -> None:
         """Iterate from the start of an epoch. Iterators have one start."""
@@ -113,7 +115,7 @@ class OneByOne:
         """The next item of the epoch, or _END."""
         if self._error is not None:
             raise InputError(
-                f"the {type(self._dataset).__name__} raised an error, and can't be iterated further: "
+                f"this {type(self._dataset).__name__} raised an error, and can't be iterated further: "
                 f"{self._error!r:.300}; "
                 f"begin again with a new one, or {_INSTEAD}"
             ) from self._error
@@ -139,7 +141,7 @@ class OneByOne:
             why = "the cursor has gone back behind what it has given (as after a restore)"
         else:
             why = f"epoch {epoch} (from 0) would be its second round"
-        return InputError(f"a {type(self._dataset).__name__} can be iterated only once, but {why}: {_INSTEAD}")
+        return InputError(f"this {type(self._dataset).__name__} can be iterated only once, but {why}: {_INSTEAD}")
 
 
 def _unpack(place: bytes) -> _Place:

@@ -27,7 +27,7 @@ from replaybuf.query import Query
 from replaybuf.rollout import Status
 from replaybuf.rollout_type import get_field, set_field
 from replaybuf.staleness import reset_response
-from replaybuf.storage.base import NewGroup, StorageItem, Tags
+from replaybuf.storage.base import Cursor, NewGroup, StorageItem, Tags
 from replaybuf.tally import Tally
 
 #: Prompts that are handed out again: those whose worker is gone, interrupted ones, and expired ones.
@@ -246,17 +246,21 @@ class PromptLedger:
         storage, attempt = self.buffer.storage, 0
         while True:
             now = await storage.cursor(self.name)
-            items, after = await asyncio.to_thread(self._source.read, now.value, count)
-            if not items:
+            groups, after = await asyncio.to_thread(self._read, now, count)
+            if not groups:
                 return []
-            groups = [self._new_group(item, now.position + place) for place, item in enumerate(items)]
-            moved = replace(now, position=now.position + len(items), value=after)
+            moved = replace(now, position=now.position + len(groups), value=after)
             claimed = await storage.claim(groups, moved, self._seconds)
             if claimed is not None:
                 lease = Lease(storage, claimed, self._seconds, heartbeat=True)
                 return [Prompt(self, lease, item) for item in claimed.items[self.task_name]]
             attempt += 1  # somebody else got on by it
             await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
+
+    def _read(self, now: Cursor, count: int) -> tuple[list[NewGroup], bytes]:
+        """The next groups of the dataset, and the place after them; blocks."""
+        items, after = self._source.read(now.value, count)
+        return [self._new_group(item, now.position + place) for place, item in enumerate(items)], after
 
     def _new_group(self, item: Any, number: int) -> NewGroup:
         try:

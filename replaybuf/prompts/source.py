@@ -11,7 +11,7 @@ from replaybuf.checks import whole
 from replaybuf.errors import InputError
 from replaybuf.prompts.indexed import Indexed
 from replaybuf.prompts.iterable import OneByOne
-from replaybuf.prompts.stateful import Stateful, StatefulReader
+from replaybuf.prompts.stateful import Stateful, StatefulReader, forgets
 
 
 class _Reader(Protocol):
@@ -21,10 +21,10 @@ class _Reader(Protocol):
 class Source:
     """A dataset, read `epochs` times (None: for ever), by one thread at a time.
 
-    It may have `state_dict`, `load_state_dict` and `iter`, which come first; or `len` and `[]`; or it is any other
-    iterable, with the same items in the same order whenever it is iterated: whoever goes on in another process
-    iterates it from its start, and skips. Iterators, such as generators and files, can be read for one epoch, and not
-    be taken back. A dataset that is no indexed one and has `set_epoch` is told the number of the epoch, from 0.
+    It may have `state_dict`, `load_state_dict` and `iter`, which come first (unless it is to be shuffled); or `len` and
+    `[]`; or it is any other iterable, with the same items in the same order whenever it is iterated: whoever goes on in
+    another process iterates it from its start, and skips. Iterators, such as generators and files, can be read for one
+    epoch, and not be taken back. A dataset that isn't indexed and has `set_epoch` is told the epoch's number, from 0.
 
     `shuffle`, a seed, reads an indexed dataset in another order every epoch, which depends on the seed, the epoch and
     the size of the dataset alone. Raises InputError for what can't be read, or not be shuffled.
@@ -36,22 +36,23 @@ class Source:
         self._reader: _Reader
         if isinstance(dataset, (str, bytes, bytearray, memoryview, Mapping)):
             what = "choose one of its values" if isinstance(dataset, Mapping) else "give a list of prompts"
-            raise InputError(f"a {type(dataset).__name__} is no dataset of prompts: {what}")
-        if isinstance(dataset, Stateful) and not (seed is not None and _is_indexed(dataset)):
+            raise InputError(f"expected a dataset of prompts, got {type(dataset).__name__}: {what}")
+        is_indexed = _is_indexed(dataset)
+        if isinstance(dataset, Stateful) and not (is_indexed and seed is not None) and not forgets(dataset):
             self._reader = StatefulReader(dataset, epochs)
-        elif _is_indexed(dataset):
+        elif is_indexed:
             self._reader = Indexed(dataset, epochs, seed)
         elif hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__"):
             self._reader = OneByOne(dataset, epochs)
         else:
             raise InputError(
-                f"a {type(dataset).__name__} is no dataset of prompts: it needs len() and [], or iter(), or "
+                f"expected a dataset of prompts, got {type(dataset).__name__}: it needs len() and [], or iter(), or "
                 "state_dict(), load_state_dict() and iter()"
             )
         if seed is not None and not isinstance(self._reader, Indexed):
             raise InputError(
-                f"shuffle needs a dataset with len() and [], which a {type(dataset).__name__} doesn't have: shuffle "
-                "the dataset itself (the same way in every process), or give list(dataset)"
+                f"shuffle needs a dataset with len() and [], got {type(dataset).__name__}: shuffle the dataset "
+                "itself (the same way in every process), or give list(dataset)"
             )
 
     def read(self, place: bytes, count: int) -> tuple[list[Any], bytes]:

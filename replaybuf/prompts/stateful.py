@@ -26,6 +26,21 @@ class Stateful(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
 
+def forgets(dataset: Any) -> bool:
+    """Whether the state of a streaming dataset of Hugging Face lacks what is in its shuffle buffer.
+
+    Whoever loaded that state would skip those items, and get others twice. Iterated from its start it gives the same
+    order again, if it was shuffled with a seed.
+    """
+    steps = [getattr(dataset, "_ex_iterable", None)]
+    while steps:
+        step = steps.pop()
+        if type(step).__name__ == "BufferShuffledExamplesIterable":
+            return True
+        steps += filter(None, (getattr(step, "ex_iterable", None), *getattr(step, "ex_iterables", ())))
+    return False
+
+
 class StatefulReader:
     """Follows the store's cursor: wherever others have moved it, the dataset is set to that state first."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from replaybuf.buffer import ReplayBuffer
-from replaybuf.errors import InputError, LeaseLostError
+from replaybuf.errors import FullError, InputError, LeaseLostError
 from replaybuf.rollout import Status
 from replaybuf.storage.base import Cursor, NewGroup
 from replaybuf.tally import Tally
@@ -104,6 +105,34 @@ class ClaimLaws(Harness):
             with pytest.raises(LeaseLostError):
                 await buffer.put(group(2), "math", replaces=lease.open, lease=lease, keep_leased=keep)
         assert len(buffer) == 0
+
+    async def test_of_several_results_at_once_only_the_lost_one_is_refused(self, buffer: ReplayBuffer) -> None:
+        """Each is stored or refused as if it were alone, in the order of the calls."""
+        for number in range(4):
+            await buffer.put(group(number, status=Status.INIT), "math")
+        lease = await buffer.lease_batch({"math": 4}, group_status="init", seconds=LONG)
+        uids = [item.uid for item in lease.items["math"]]
+        await buffer.storage.give_back(lease._leased, uids[1:2], counts=False)
+        await buffer.delete({"uid": uids[1]})
+        puts = [buffer.put(group(10 + n), "math", replaces=[uid], lease=lease) for n, uid in enumerate(uids)]
+        results = await asyncio.gather(*puts, return_exceptions=True)
+        assert [type(result) for result in results] == [int, LeaseLostError, int, int]
+        assert ids(await buffer.get(9, "math")) == [10, 12, 13]
+        assert lease.open == {uids[1]}
+
+    async def test_results_for_which_there_is_no_room_stay_leased(self, open_buffer: OpenBuffer) -> None:
+        """Of several at once, as many as there is room for are stored."""
+        buffer = await open_buffer(capacity=2, on_full="reject")
+        for number in range(4):
+            await buffer.put(group(number, status=Status.INIT), "math")
+        lease = await buffer.lease_batch({"math": 4}, group_status="init", seconds=LONG)
+        uids = sorted(lease.open)
+        puts = [buffer.put(group(10 + n), "math", replaces=[uid], lease=lease) for n, uid in enumerate(uids)]
+        results = await asyncio.gather(*puts, return_exceptions=True)
+        assert [type(result) for result in results] == [int, int, FullError, FullError]
+        assert sorted(lease.open) == uids[2:]
+        assert await lease.give_back() == 2
+        assert ids(await buffer.get(9, "math", "init")) == [2, 3]
 
     async def test_a_lease_needs_what_it_replaces(self, buffer: ReplayBuffer) -> None:
         """InputError for a lease without groups, and for keep_leased without a lease."""

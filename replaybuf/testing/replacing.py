@@ -42,6 +42,16 @@ class ReplacingLaws(Harness):
         assert sorted(type(result).__name__ for result in results) == ["ConflictError"] * 4 + ["int"]
         assert [item.uid for item in await found(buffer)] == [uid for uid in results if isinstance(uid, int)]
 
+    async def test_puts_at_once_replace_each_their_own(self, buffer: ReplayBuffer) -> None:
+        """One that can't be stored leaves the others alone; what it names stays."""
+        uids = await fill(buffer, 8)
+        await buffer.delete({"uid": uids[3]})
+        puts = [buffer.put(group(10 + n), "math", replaces=uids[2 * n : 2 * n + 2]) for n in range(4)]
+        results = await asyncio.gather(*puts, buffer.put(group(20), "math"), return_exceptions=True)
+        assert [type(result).__name__ for result in results] == ["int", "ConflictError", "int", "int", "int"]
+        assert [item.item[0].rollout_id for item in await found(buffer)] == [2, 10, 12, 13, 20]
+        assert await total(buffer, "replaced") == 6
+
     async def test_a_group_goes_to_a_taker_or_is_replaced(self, buffer: ReplayBuffer) -> None:
         """Never both, whoever is first."""
         for number in range(10):

@@ -1,122 +1,56 @@
-"""`replaybuf demo` as people run it: real processes, both databases, kill -9."""
+"""`replaybuf demo` as people run it: real processes, both databases, all modes."""
 
 import asyncio
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
-import threading
-import time
-from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
 
-import replaybuf
-from replaybuf import ReplayBufferConfig, Status
-from replaybuf.demo.settings import TASK
-from replaybuf.demo.weights import load_trainer
+from replaybuf import Status
+from replaybuf.demo.mode import Mode
+from replaybuf.demo.settings import BATCH_GROUPS, TASK, buffer_config
+from tests.demo.running import RUN, Demo, assert_trained_once, is_alive, run_demo
 
 PASSWORD = "s3cret-w0rd"
-ROOT = Path(replaybuf.__file__).parents[1]
-RUN = "demo.run"
+in_every_mode = pytest.mark.parametrize("mode", list(Mode))
 
 
-class Demo:
-    """One process of the demo, in a folder of its own; leaving the block kills it."""
-
-    def __init__(self, folder, url, *options):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("REPLAYBUF_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "replaybuf.demo", "--run-dir", RUN, *options],
-            cwd=folder,
-            env={**environment, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "REPLAYBUF_URL": url},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.lines = []
-        self._limit = threading.Timer(90, self.process.kill)
-        self._limit.start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._limit.cancel()
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-
-    def wait_for(self, pattern):
-        """The first line with this pattern, of those not read yet."""
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if found := re.search(pattern, line):
-                return found
-        pytest.fail(f"no line with {pattern!r} in: {''.join(self.lines)}")
-
-    def end(self):
-        """All output, and the exit code."""
-        self.lines += self.process.stdout
-        return "".join(self.lines), self.process.wait(timeout=20)
-
-    def worker_pids(self):
-        return [int(pid) for pid in self.wait_for(r"Rollout workers: pid ([\d, ]+)")[1].split(", ")]
-
-
-def run_demo(folder, url, *options):
-    """Output and exit code of a whole run."""
-    with Demo(folder, url, *options) as demo:
-        return demo.end()
-
-
-def is_alive(pid):
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-    return bool(state.strip()) and not state.startswith("Z")
-
-
-def wait_until(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.05)
-
-
-def groups_in(url):
-    """How many groups of the demo the buffer has."""
+def archived_in(url):
+    """How many trained groups of the demo the buffer has."""
 
     async def count():
-        async with ReplayBufferConfig(url=url).build() as buffer:
-            return sum((await buffer.count_statuses([TASK], Status))[TASK].values())
+        async with buffer_config(url).build() as buffer:
+            return await buffer.count(TASK, Status.ARCHIVED)
 
     return asyncio.run(count())
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request, tmp_path):
+@pytest.fixture
+def url(shared_url):
     """A new database; the PostgreSQL URL has a password, which the server of the tests doesn't ask for."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/demo.db"
-    database = request.getfixturevalue("postgres_database")
-    return make_url(database).set(password=PASSWORD).render_as_string(hide_password=False)
+    if shared_url.startswith("sqlite"):
+        return shared_url
+    return make_url(shared_url).set(password=PASSWORD).render_as_string(hide_password=False)
 
 
 def shell_lines(output):
     return re.findall(r"^  ((?:sqlite3|psql) .*)$", output, re.MULTILINE)
 
 
-def test_a_short_run_ends_with_a_summary_and_sql_that_works(tmp_path, url):
-    output, code = run_demo(tmp_path, url, "--steps", "4")
+@in_every_mode
+def test_a_short_run_trains_each_prompt_once_and_ends_with_sql_that_works(tmp_path, url, mode):
+    output, code = run_demo(tmp_path, url, "--steps", "4", "--mode", mode)
     assert code == 0, output
+    assert_trained_once(tmp_path, 4, output)
     assert re.search(r"Mean reward 0\.\d\d -> 0\.\d\d in 4 steps, \d+ s\n", output)
     assert "\x1b" not in output
     assert PASSWORD not in output
     assert "***" not in output  # nobody can paste that
     assert not any(PASSWORD in path.read_text("latin-1") for path in (tmp_path / RUN).iterdir())
-    assert groups_in(url) >= 32
+    assert archived_in(url) == 4 * BATCH_GROUPS
     for line in shell_lines(output):
         if shutil.which(line.split()[0]) is not None:
             result = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -124,37 +58,55 @@ def test_a_short_run_ends_with_a_summary_and_sql_that_works(tmp_path, url):
             assert re.search(r"\d", result.stdout), line
 
 
-def test_kill_9_of_any_process_and_the_run_goes_on(tmp_path, url):
-    with Demo(tmp_path, url, "--steps", "2000") as demo:
-        workers = demo.worker_pids()
-        wait_until(lambda: (tmp_path / RUN / "rewards.txt").exists(), 20)
-        os.kill(workers[0], signal.SIGKILL)
-        workers[0] = int(demo.wait_for(rf"\(pid {workers[0]}\) was killed \(SIGKILL\); started again as pid (\d+)")[1])
-        step = load_trainer(tmp_path / RUN)[0].step
-        wait_until(lambda: load_trainer(tmp_path / RUN)[0].step >= step + 5, 20)
-        demo.process.kill()
-        demo.process.wait()
-        wait_until(lambda: not any(map(is_alive, workers)), 3)
-    step, groups = load_trainer(tmp_path / RUN)[0].step, groups_in(url)
-    output, code = run_demo(tmp_path, url, "--steps", str(step + 2))
+def test_a_run_goes_on_in_another_mode(tmp_path, shared_url):
+    """Each time for as many steps more."""
+    for number, mode in enumerate([Mode.DISAGGREGATED, Mode.ASYNC, Mode.SYNC], 1):
+        output, code = run_demo(tmp_path, shared_url, "--steps", "3", "--mode", mode)
+        assert code == 0, output
+        assert_trained_once(tmp_path, 3 * number, output)
+
+
+def test_a_run_may_be_cut_short_and_prolonged(tmp_path, shared_url):
+    """More prompts were drawn than the shorter run needs; they are trained by the longer one."""
+    with Demo(tmp_path, shared_url, "--steps", "50") as demo:
+        demo.wait_for_step(2)
+    output, code = run_demo(tmp_path, shared_url, "--steps", "4")
     assert code == 0, output
-    assert f"Resuming at step {step} with {groups} groups in the buffer" in output
-    assert f"in {step + 2} steps (the last 2 of them in" in output
+    assert "prompts were trained, each of them once." in output or "Each of the 128 prompts" in output
+    output, code = run_demo(tmp_path, shared_url, "--steps", "8", "--mode", "async")
+    assert code == 0, output
+    assert_trained_once(tmp_path, 8, output)
 
 
-def test_ctrl_c_ends_the_run_and_says_how_to_go_on(tmp_path):
-    with Demo(tmp_path, f"sqlite:///{tmp_path}/demo.db", "--workers", "1") as demo:
-        workers = demo.worker_pids()
-        wait_until(lambda: (tmp_path / RUN / "rewards.txt").exists(), 20)
+def test_fresh_begins_anew(tmp_path, shared_url):
+    with Demo(tmp_path, shared_url, "--steps", "50", "--seed", "1") as demo:
+        demo.wait_for_step(1)
+    output, code = run_demo(tmp_path, shared_url, "--steps", "2", "--seed", "2", "--fresh")
+    assert code == 0, output
+    assert "Training a new policy for 2 steps (seed 2)" in output
+    assert assert_trained_once(tmp_path, 2, output).seed == 2
+
+
+@in_every_mode
+def test_ctrl_c_ends_the_run_and_says_how_to_go_on(tmp_path, mode):
+    url = f"sqlite:///{tmp_path}/demo.db"
+    with Demo(tmp_path, url, "--workers", "1", "--mode", mode, "--steps", "10") as demo:
+        workers = demo.worker_pids() if mode == Mode.DISAGGREGATED else []
+        demo.wait_for_step(1)
         demo.process.send_signal(signal.SIGINT)
         output, code = demo.end()
-    assert code == 130
+    assert code == 130, output
     assert output.endswith("Stopped. Run the same command again to go on from here.\n")
+    assert "Traceback" not in output
     assert not any(map(is_alive, workers))
+    output, code = run_demo(tmp_path, url, "--mode", mode, "--steps", "10")
+    assert code == 0, output
+    assert_trained_once(tmp_path, 10, output)
 
 
-def test_the_reward_rises(tmp_path):
-    output, code = run_demo(tmp_path, f"sqlite:///{tmp_path}/demo.db", "--steps", "60", "--seed", "1")
+@in_every_mode
+def test_the_reward_rises(tmp_path, mode):
+    output, code = run_demo(tmp_path, f"sqlite:///{tmp_path}/demo.db", "--steps", "60", "--seed", "1", "--mode", mode)
     assert code == 0, output
     first, last = re.search(r"Mean reward (\S+) -> (\S+) in 60 steps", output).groups()
     assert float(first) < 0.1

@@ -11,13 +11,21 @@ from replaybuf import Status
 from replaybuf.demo.arithmetic import PROMPTS
 from replaybuf.demo.display import Display, sparkline
 from replaybuf.demo.figures import Figures
-from replaybuf.demo.generation import generate_group
+from replaybuf.demo.mode import Mode
 from replaybuf.demo.policy import Policy
-from replaybuf.demo.summary import has_password, queries, shell_url, summary, where
+from replaybuf.demo.settings import BATCH_GROUPS, TASK
+from replaybuf.demo.summary import has_password, queries, shell_url, summary, verdict, where
+from replaybuf.produce import ProduceSummary
+from replaybuf.tally import Tally
+from tests.demo.made import generate_group
 
 
 class Workers:
     pids = (11, 12)
+
+
+class Alone:
+    pids = ()
 
 
 def batch(size, session="now", staleness=0):
@@ -27,21 +35,46 @@ def batch(size, session="now", staleness=0):
     return groups
 
 
+def tallies(**counts):
+    """What a store counts: `completed=...` groups that are there, `put_completed=...` that were put, and so on."""
+    names = {name: name.split("_") if "_" in name else ("size", name) for name in counts}
+    return {(TASK, Status(status), Tally(tally)): counts[name] for name, (tally, status) in names.items()}
+
+
 @pytest.fixture
 def figures():
     """A run that began with 10 completed groups, and has trained 8 of them and 4 others within 2 seconds."""
     now = iter(range(100))
-    figures = Figures(target=20, rewards=[0.1, 0.2], session="now", left=10, step=2, clock=lambda: next(now) / 2)
-    figures.count_buffered({Status.COMPLETED: 10, Status.EXPIRED: 0})
+    figures = Figures(target=20, rewards=[0.1, 0.2], session="now", step=2, clock=lambda: next(now) / 2)
+    figures.count_store(tallies(completed=10, put_completed=100, put_aborted=5, expired_completed=7))
     figures.count_batch(batch(8, "before", 2) + batch(4), step=3, reward=0.6)
-    figures.count_expired(3)
-    figures.count_buffered({Status.COMPLETED: 20, Status.EXPIRED: 3})
+    figures.count_summary(ProduceSummary(reused=6, seconds=1.5, train_seconds=0.5))
+    figures.count_store(
+        tallies(
+            completed=20,
+            expired=3,
+            archived=9,
+            leased_aborted=4,
+            put_completed=125,
+            put_aborted=7,
+            put_expired=1,
+            expired_completed=9,
+        )
+    )
     return figures
 
 
-def test_replayed_and_generated_groups_are_counted_apart(figures):
-    assert (figures.taken, figures.replayed) == (12, 8)
-    assert figures.generated == 12 + 3 + 20 - 10
+def test_replayed_groups_are_those_of_another_session(figures):
+    assert (figures.left, figures.taken, figures.replayed) == (10, 12, 8)
+
+
+def test_what_the_store_counts_is_counted_since_the_start(figures):
+    assert (figures.generated, figures.interrupted, figures.expired) == (25, 2, 3)
+    assert (figures.buffered, figures.leased) == ({Status.COMPLETED: 20, Status.EXPIRED: 3}, 4)
+
+
+def test_generation_and_training_are_apart(figures):
+    assert (figures.reused, figures.produce_seconds, figures.train_seconds) == (6, 1.5, 0.5)
 
 
 def test_staleness_is_that_of_the_batch(figures):
@@ -76,7 +109,14 @@ def test_a_terminal_has_the_live_table(figures):
     with display.showing(figures, Workers):
         display.update()
     text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", output.getvalue())
-    for part in ("step 3/20", "0.30", "8  of 10 completed groups", "20 completed, 3 expired", "pid 11, 12"):
+    for part in (
+        "waiting for groups 2 s, training 0 s",
+        "step 3/20",
+        "0.30",
+        "8  of 10 completed groups",
+        "20 completed, 3 expired",
+        "pid 11, 12",
+    ):
         assert part in text
 
 
@@ -89,16 +129,30 @@ def test_without_a_terminal_there_are_plain_lines(figures):
         display.update()
         display.update()
     assert re.fullmatch(
-        r"Rollout workers: pid 11, 12\nstep 4/20: reward 0.30, generated \d+/s, trained \d+/s, buffered 23, .*\n",
+        r"Rollout workers: pid 11, 12\n"
+        r"step 4/20: reward 0.30, generated \d+/s, trained \d+/s, buffered 23, .*, interrupted 2\n",
         output.getvalue(),
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "ending"),
+    [(Mode.SYNC, "expired 3"), (Mode.ASYNC, "expired 3, interrupted 2, reused 6")],
+)
+def test_without_workers_no_processes_are_named(figures, mode, ending):
+    output = io.StringIO()
+    display, figures.mode = Display(Console(file=output, highlight=False)), mode
+    with display.showing(figures, Alone):
+        figures.count_batch(batch(2), step=4, reward=0.3)
+        display.update()
+    assert re.fullmatch(rf"step 4/20: .*, {ending}\n", output.getvalue())
 
 
 URL = "postgresql+asyncpg://me:secret@db:5433/rl?sslmode=require&password=secret"
 
 
 def test_the_summary_never_shows_a_password(figures, tmp_path):
-    text = "\n".join(summary(URL, tmp_path, figures))
+    text = "\n".join(summary(URL, tmp_path, figures, []))
     assert "secret" not in text
     assert "PGPASSWORD" in text
     assert "8 of them replayed" in text
@@ -115,3 +169,22 @@ def test_psql_gets_the_url_in_its_own_form():
 def test_a_file_is_given_by_its_path():
     assert where("sqlite:////data/my demo.db") == "/data/my demo.db"
     assert all("'/data/my demo.db'" in line for line in queries("sqlite:////data/my demo.db").values())
+
+
+def test_the_verdict_says_whether_each_prompt_was_trained_once(figures, tmp_path):
+    every = range(20 * BATCH_GROUPS)
+    assert "Each of the 640 prompts was trained once." in summary("sqlite:///x.db", tmp_path, figures, every)
+    assert verdict([2, 0, 1], 3) == "Each of the 3 prompts was trained once."
+
+
+@pytest.mark.parametrize(
+    ("trained", "said"),
+    [
+        ([0, 2], "2 prompts were trained, each of them once."),
+        ([0, 1, 2, 3], "4 prompts were trained, each of them once."),
+        ([], "0 prompts were trained, each of them once."),
+        ([0, 1, 2, 1], "1 of 3 prompts were trained more than once: number 1, for example."),
+    ],
+)
+def test_the_verdict_says_so_when_it_isnt_true(trained, said):
+    assert verdict(trained, 3) == said

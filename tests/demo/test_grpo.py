@@ -5,9 +5,9 @@ import pytest
 
 from replaybuf.demo.adam import Adam, clip_by_norm
 from replaybuf.demo.arithmetic import PROMPTS, prompt_at
-from replaybuf.demo.generation import generate_group
 from replaybuf.demo.grpo import GrpoConfig, TokenBatch, Trainer, group_advantages, grpo_loss, token_batch
 from replaybuf.demo.policy import Policy
+from tests.demo.made import generate_group
 
 
 def stale_batch(seed=0):

@@ -5,6 +5,7 @@ import pytest
 from replaybuf import ReplayBufError
 from replaybuf.demo.folder import RunFolder
 from replaybuf.demo.grpo import Trainer
+from replaybuf.demo.weights import Saved
 
 
 @pytest.fixture
@@ -25,8 +26,23 @@ def test_a_folder_that_cant_be_made_is_a_clear_error(tmp_path):
         pass
 
 
-def test_a_run_goes_to_its_steps_and_then_as_many_more(folder):
-    assert [folder.target(step, 200) for step in (0, 57, 199, 200, 250, 400)] == [200, 200, 200, 400, 400, 600]
+def test_a_run_goes_to_its_steps_and_when_it_has_ended_as_many_more(folder):
+    assert [folder.target(step, 200) for step in (0, 57, 199)] == [200] * 3
+    folder.finish()
+    assert [folder.target(step, 200) for step in (200, 250, 400)] == [400] * 3
+    folder.finish()
+    assert folder.target(400, 100) == 500
+
+
+def test_a_run_that_was_killed_at_its_end_has_nothing_left_to_do(folder):
+    folder.target(0, 200)
+    assert folder.target(200, 200) == 200
+
+
+def test_a_spoilt_target_is_forgotten(folder):
+    folder.target(0, 200)
+    (folder.path / "target.txt").write_text("")
+    assert [folder.target(step, 200) for step in (57, 200, 210)] == [200, 200, 410]
 
 
 def test_more_steps_extend_a_run(folder):
@@ -38,22 +54,15 @@ def test_rewards_of_steps_that_were_lost_are_replaced(folder):
     trainer = Trainer.create(0)
     for step, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.25)):
         trainer.step = step
-        folder.save(trainer, 0, reward)
+        folder.save(Saved(trainer, 0), reward)
     with open(folder.path / "rewards.txt", "a") as file:
         file.write("4")  # cut off by a crash
     assert folder.rewards(2) == [0.1, 0.25]
 
 
-def test_a_position_that_was_lost_is_the_beginning(folder):
-    folder.save_position(1, 17)
-    (folder.path / "worker-0.position").touch()
-    assert [folder.position(worker) for worker in (0, 1, 2)] == [0, 17, 0]
-
-
 def test_clear_removes_all_but_the_lock(folder):
     with folder.locked():
-        folder.save(Trainer.create(0), 0, 0.5)
-        folder.save_position(0, 3)
+        folder.save(Saved(Trainer.create(0), 0), 0.5)
         folder.target(0, 5)
         folder.log(0).touch()
         folder.clear()

@@ -1,127 +1,167 @@
 """What a rollout worker does with the buffer."""
 
 import asyncio
-import threading
 
 import pytest
 
-from replaybuf import ReplayBufferConfig, Status
-from replaybuf.demo.arithmetic import prompt_at
+from replaybuf import ReplayBufError, Status
+from replaybuf.demo.engine import Engine
 from replaybuf.demo.folder import RunFolder
 from replaybuf.demo.generation import prompt_of
 from replaybuf.demo.grpo import Trainer
-from replaybuf.demo.settings import CHUNK_GROUPS, ENOUGH_GROUPS, STALE_THRESHOLD, TASK, WorkerSettings
-from replaybuf.demo.worker import Worker
+from replaybuf.demo.settings import BATCH_GROUPS, TASK, WorkerSettings, buffer_config
+from replaybuf.demo.start import begin
+from replaybuf.demo.weights import Saved
+from replaybuf.demo.worker import work
+from replaybuf.produce import TrainState, publish
+
+PROMPTS = 80
 
 
 @pytest.fixture
-async def buffer(tmp_path):
-    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/demo.db").build() as buffer:
+async def buffer(shared_url):
+    async with buffer_config(shared_url).build() as buffer:
         yield buffer
 
 
 @pytest.fixture
-def trainer(tmp_path):
-    """A trainer whose first weights are in the run folder."""
-    trainer = Trainer.create(0)
-    RunFolder(tmp_path).save(trainer, 0)
-    return trainer
+async def saved(tmp_path, buffer):
+    """A run of seed 5 at its beginning, with its weights in the run folder."""
+    return await begin(buffer, RunFolder(tmp_path), 5)
 
 
-def new_worker(tmp_path, buffer, worker=0, workers=2) -> Worker:
-    return Worker(WorkerSettings("", str(tmp_path), worker, workers, 5, "session"), buffer)
+class Workers:
+    """Workers as tasks of this process."""
+
+    def __init__(self, url, folder):
+        self.url, self.folder, self.stop, self.tasks = url, folder, asyncio.Event(), []
+
+    def start(self, number=0, *, token_seconds=0.0):
+        settings = WorkerSettings(self.url, str(self.folder), number, 5, PROMPTS, f"session {number}")
+        engine = Engine(5, settings.session, token_seconds=token_seconds)
+        self.tasks.append(asyncio.create_task(work(settings, self.stop, engine)))
+
+    async def end(self):
+        await asyncio.wait_for(asyncio.gather(*self.tasks), 20)
 
 
-async def stored(buffer):
-    return [item async for item in buffer.find({"task_name": TASK})]
+@pytest.fixture
+async def workers(shared_url, tmp_path):
+    workers = Workers(shared_url, tmp_path)
+    yield workers
+    for task in workers.tasks:
+        task.cancel()
+    await asyncio.gather(*workers.tasks, return_exceptions=True)
 
 
-async def test_without_weights_a_worker_waits(tmp_path, buffer):
-    worker = new_worker(tmp_path, buffer)
-    assert not worker._look_at_weights()
+async def tell(buffer, step, *, finished=False):
+    await publish(buffer, TrainState(step + 1, step, finished=finished))
 
 
-async def test_a_worker_generates_its_share_of_the_prompts(tmp_path, buffer, trainer):
-    worker = new_worker(tmp_path, buffer, worker=1)
-    worker._look_at_weights()
-    await worker._work()
-    items = await stored(buffer)
-    assert [item.item[0].group_id for item in items] == [1, 3, 5, 7]
-    assert [prompt_of(item.item) for item in items] == [prompt_at(5, index) for index in (1, 3, 5, 7)]
-    assert {item.tags["worker"] for item in items} == {1}
-    assert all(list(r.response_model_steps) == [0] * len(r.response_ids) for item in items for r in item.item)
+async def completed(buffer):
+    return [item async for item in buffer.find({"task_name": TASK, "status": Status.COMPLETED})]
 
 
-async def test_a_new_process_goes_on_after_the_prompts_that_were_put(tmp_path, buffer, trainer):
-    for _ in range(2):
-        worker = new_worker(tmp_path, buffer)
-        worker._look_at_weights()
-        await worker._work()
-    assert [item.item[0].group_id for item in await stored(buffer)] == list(range(0, 16, 2))
+async def test_workers_share_the_prompts(buffer, saved, workers):
+    for number in range(2):
+        workers.start(number, token_seconds=0.002)
+    await tell(buffer, 0)
+    groups = []
+    while len(groups) < PROMPTS:
+        groups += await buffer.get(BATCH_GROUPS, TASK)
+        await asyncio.sleep(0.01)
+    await tell(buffer, 0, finished=True)
+    await workers.end()
+    assert sorted(group[0].group_id for group in groups) == list(range(PROMPTS))
+    assert {group[0].session_id for group in groups} == {"session 0", "session 1"}
 
 
-async def test_a_prompt_that_is_generated_twice_is_there_once(tmp_path, buffer, trainer):
-    for _ in range(2):
-        RunFolder(tmp_path).save_position(0, 0)  # as if it was killed before it could move on
-        worker = new_worker(tmp_path, buffer)
-        worker._look_at_weights()
-        await worker._work()
-    assert len(await stored(buffer)) == CHUNK_GROUPS
+async def test_groups_have_the_worker_and_the_digits_of_the_answer_as_tags(buffer, saved, workers):
+    workers.start(3)
+    await tell(buffer, 0)
+    await buffer.wait_ready({TASK: 8}, timeout=20)
+    for item in await completed(buffer):
+        assert item.tags == {"worker": 3, "level": len(str(prompt_of(item.item).answer))}
 
 
-async def test_a_worker_pauses_when_enough_groups_wait(tmp_path, buffer, trainer):
-    worker = new_worker(tmp_path, buffer)
-    worker._look_at_weights()
-    for _ in range(ENOUGH_GROUPS // CHUNK_GROUPS):
-        assert await worker._work()
-    assert not await worker._work()
-    assert len(buffer) == ENOUGH_GROUPS
+async def test_a_worker_waits_until_the_trainer_says_where_it_is(buffer, saved, workers):
+    workers.start()
+    await asyncio.sleep(0.3)
+    assert await completed(buffer) == []
+    await tell(buffer, 0)
+    await buffer.wait_ready({TASK: BATCH_GROUPS}, timeout=20)
 
 
-async def test_a_worker_ends_when_it_is_told_to(tmp_path, buffer, trainer):
-    stopping = threading.Event()
-    running = asyncio.create_task(new_worker(tmp_path, buffer).run(stopping))
-    await buffer.wait_ready({TASK: CHUNK_GROUPS}, timeout=20)
-    stopping.set()
-    await asyncio.wait_for(running, 20)
+async def test_a_worker_that_is_stopped_puts_back_what_it_has_in_hand(buffer, saved, workers):
+    workers.start(token_seconds=60.0)
+    await tell(buffer, 0)
+    for _ in range(1000):
+        if (await buffer.metrics())["tasks"].get(TASK, {}).get("leased"):
+            break
+        await asyncio.sleep(0.01)
+    workers.stop.set()
+    await workers.end()
+    counts = (await buffer.count_statuses([TASK], Status))[TASK]
+    assert counts[Status.ABORTED] + counts[Status.INIT] == (await buffer.storage.cursor(TASK)).position > 0
 
 
-async def test_expired_groups_are_generated_again_with_newer_weights(tmp_path, buffer, trainer):
-    worker = new_worker(tmp_path, buffer)
-    worker._look_at_weights()
-    await worker._work()
-    before = {item.key: prompt_of(item.item) for item in await stored(buffer)}
-    trainer.step = STALE_THRESHOLD
-    RunFolder(tmp_path).save(trainer, 0)
-    expired = await buffer.refresh_staleness(
-        task_stale_thresholds={TASK: STALE_THRESHOLD}, current_train_step=trainer.step + 1
-    )
-    assert expired == {TASK: CHUNK_GROUPS}
-    worker._look_at_weights()
-    await worker._work()
-    after = await stored(buffer)
-    assert {item.key: prompt_of(item.item) for item in after} == before
-    assert {(item.status, item.staleness) for item in after} == {(Status.COMPLETED, 0)}
+async def test_a_worker_generates_with_the_weights_that_were_saved(buffer, saved, workers, tmp_path):
+    saved.trainer.step = 2
+    RunFolder(tmp_path).save(saved)
+    await tell(buffer, 2)
+    workers.start()
+    await buffer.wait_ready({TASK: 8}, timeout=20)
+    assert {item.staleness for item in await completed(buffer)} == {0}
+    steps = {int(step) for item in await completed(buffer) for r in item.item for step in r.response_model_steps}
+    assert steps == {2}
 
 
-async def test_the_first_worker_generates_for_workers_that_are_no_more(tmp_path, buffer, trainer):
-    gone = new_worker(tmp_path, buffer, worker=2, workers=3)
-    gone._look_at_weights()
-    await gone._work()
-    await buffer.refresh_staleness(task_stale_thresholds={TASK: 1}, current_train_step=2)
-    for number in (1, 0):
-        worker = new_worker(tmp_path, buffer, worker=number)
-        worker._look_at_weights()
-        found = [index async for index, _ in worker._expired()]
-        assert len(found) == (0 if number else CHUNK_GROUPS)
+async def test_expired_groups_are_generated_again_with_newer_weights(buffer, saved, workers, tmp_path):
+    workers.start()
+    await tell(buffer, 0)
+    await buffer.wait_ready({TASK: BATCH_GROUPS}, timeout=20)
+    saved.trainer.step = 9
+    RunFolder(tmp_path).save(saved)
+    await tell(buffer, 9)
+    expired = await buffer.refresh_staleness(task_stale_thresholds={TASK: 4}, current_train_step=10)
+    assert expired[TASK] >= BATCH_GROUPS
+    await buffer.wait_ready({TASK: BATCH_GROUPS}, timeout=20)
+    again = await completed(buffer)
+    assert {item.staleness for item in again} == {0}
+    assert {item.item[0].group_id for item in again} <= set(range((await buffer.storage.cursor(TASK)).position))
+    assert (await buffer.storage.cursor(TASK)).position < PROMPTS  # no new ones, as long as there are others
 
 
-async def test_a_worker_loads_weights_when_it_is_too_far_behind(tmp_path, buffer, trainer):
-    worker = new_worker(tmp_path, buffer, worker=1)  # a slow one: 3 steps
-    steps = []
-    for step in range(1, 6):
-        trainer.step = step
-        RunFolder(tmp_path).save(trainer, 0)
-        worker._look_at_weights()
-        steps.append(worker._weights[1])
-    assert steps == [1, 1, 1, 4, 4]
+async def test_a_worker_joins_a_run_that_was_restored(buffer, saved, workers):
+    workers.start()
+    await tell(buffer, 0)
+    await buffer.wait_ready({TASK: 8}, timeout=20)
+    await buffer.restore(0)
+    assert await completed(buffer) == []
+    await tell(buffer, 0)
+    await buffer.wait_ready({TASK: BATCH_GROUPS}, timeout=20)
+    await tell(buffer, 0, finished=True)
+    await workers.end()
+
+
+async def test_without_weights_a_worker_says_so(buffer, workers, tmp_path):
+    await tell(buffer, 0)
+    workers.start()
+    with pytest.raises(ReplayBufError, match="there are no weights in"):
+        await workers.end()
+
+
+def test_every_other_worker_lags_further_behind():
+    lags = [WorkerSettings("", "", worker, 0, 0, "").max_lag for worker in range(4)]
+    assert lags[0] == lags[2] < lags[1] == lags[3]
+
+
+def test_settings_come_through_a_line():
+    settings = WorkerSettings("sqlite:///x.db", "folder", 1, 2, 3, "session")
+    line = settings.to_json()
+    assert "\n" not in line
+    assert WorkerSettings.from_json(line) == settings
+
+
+def test_saved_trainers_say_their_step():
+    assert Saved(Trainer.create(0), 0).step == 0

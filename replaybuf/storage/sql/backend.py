@@ -268,7 +268,7 @@ class SQLStorage(StorageBackend):
         return await self._read(lambda connection: read_checkpoints(connection, self.scope))
 
     async def drop_checkpoint(self, step: int) -> None:
-        await self._write(lambda connection, scope: drop_checkpoint(connection, scope, step, time.time()))
+        await self._write(lambda connection, scope: drop_checkpoint(connection, scope, step))
 
     async def cursor(self, name: str) -> Cursor:
         return await self._read(lambda connection: read_cursor(connection, self.scope, name))

@@ -55,7 +55,7 @@ async def make_checkpoint(database: Database, scope: Scope, step: int, keep: int
 def copy_groups(connection: Connection, scope: Scope, step: int, keep: int | None, now: float) -> Checkpoint:
     """Copy the metadata of all groups, the lanes, the counts and the cursors, and drop checkpoints beyond `keep`."""
     of_step = select(checkpoint.c.id).where(checkpoint.c.buffer == scope.buffer, checkpoint.c.step == step)
-    forget(connection, list(connection.execute(of_step).scalars()), now)
+    forget(connection, list(connection.execute(of_step).scalars()))
     lanes = [row._asdict() for row in all_lanes(connection, scope)]
     ours = group.c.lane.in_([row["id"] for row in lanes])
     count, size = connection.execute(select(func.count(), func.sum(group.c.bytes)).where(ours)).one()
@@ -75,7 +75,7 @@ def copy_groups(connection: Connection, scope: Scope, step: int, keep: int | Non
     _copy_cursors(connection, scope, new)
     if keep is not None:
         ids = list(connection.execute(_of_buffer(scope).with_only_columns(checkpoint.c.id)).scalars())
-        forget(connection, ids[:-keep], now)
+        forget(connection, ids[:-keep])
     return made
 
 
@@ -130,34 +130,57 @@ def find_checkpoint(connection: Connection, scope: Scope, step: int) -> Any:
     return row
 
 
-def drop_checkpoint(connection: Connection, scope: Scope, step: int, now: float) -> None:
+def drop_checkpoint(connection: Connection, scope: Scope, step: int) -> None:
     """Forget the checkpoint of a step. Raises CheckpointError."""
     keep_sweeps_away(connection)
-    forget(connection, [find_checkpoint(connection, scope, step).id], now)
+    forget(connection, [find_checkpoint(connection, scope, step).id])
 
 
 def _of_buffer(scope: Scope) -> Any:
     return select(checkpoint).where(checkpoint.c.buffer == scope.buffer).order_by(checkpoint.c.id)
 
 
-def forget(connection: Connection, ids: Sequence[int], now: float) -> None:
-    """Delete checkpoints, and leave the payloads that nothing needs any more to the sweep."""
-    if not ids:
-        return
+def forget(connection: Connection, ids: Sequence[int]) -> None:
+    """Delete checkpoints. Their groups, and the payloads that nothing needs any more, are left to the sweep."""
+    if ids:
+        connection.execute(delete(cursor).where(cursor.c.checkpoint.in_(ids)))
+        connection.execute(delete(checkpoint).where(checkpoint.c.id.in_(ids)))
+
+
+def with_groups(connection: Connection) -> list[int]:
+    """The checkpoints that have groups, deleted ones too: a look at an index for each, however many groups."""
+    numbers: list[int] = []
+    while True:
+        later = checkpoint_group.c.checkpoint > (numbers[-1] if numbers else -1)
+        number = connection.execute(select(func.min(checkpoint_group.c.checkpoint)).where(later)).scalar()
+        if number is None:
+            return numbers
+        numbers.append(number)
+
+
+def forgotten(connection: Connection) -> list[int]:
+    """The checkpoints that were deleted, and have groups left."""
+    there = set(connection.execute(select(checkpoint.c.id)).scalars())
+    return [number for number in with_groups(connection) if number not in there]
+
+
+def sweep_forgotten(connection: Connection, limit: int, now: float) -> int:
+    """Delete up to `limit` groups of a checkpoint that was deleted; how many. Payloads nobody needs become garbage."""
+    left = forgotten(connection) if may_sweep(connection) else []
+    if not left:
+        return 0
+    number = left[0]
+    ours = select(checkpoint_group.c.uid).where(checkpoint_group.c.checkpoint == number)
+    uids = list(connection.execute(ours.order_by(checkpoint_group.c.uid).limit(limit)).scalars())
+    chosen = checkpoint_group.c.checkpoint == number, checkpoint_group.c.uid.between(uids[0], uids[-1])
     other = checkpoint_group.alias("other")
-    others = select(checkpoint.c.id).where(checkpoint.c.id.not_in(ids))
-    unneeded = (
-        select(checkpoint_group.c.uid, literal(now, garbage.c.removed_at.type))
-        .distinct()
-        .where(
-            checkpoint_group.c.checkpoint.in_(ids),
-            ~exists().where(group.c.uid == checkpoint_group.c.uid),
-            ~exists().where(other.c.uid == checkpoint_group.c.uid, other.c.checkpoint.in_(others)),
-        )
+    unneeded = select(checkpoint_group.c.uid, literal(now, garbage.c.removed_at.type)).where(
+        *chosen,
+        ~exists().where(group.c.uid == checkpoint_group.c.uid),
+        ~exists().where(other.c.uid == checkpoint_group.c.uid, other.c.checkpoint.in_(select(checkpoint.c.id))),
     )
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     into = dialect.insert(garbage).from_select(["uid", "removed_at"], unneeded)
     connection.execute(into.on_conflict_do_nothing())
-    for table, column in ((checkpoint_group, checkpoint_group.c.checkpoint), (cursor, cursor.c.checkpoint)):
-        connection.execute(delete(table).where(column.in_(ids)))
-    connection.execute(delete(checkpoint).where(checkpoint.c.id.in_(ids)))
+    connection.execute(delete(checkpoint_group).where(*chosen))
+    return len(uids)

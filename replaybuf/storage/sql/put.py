@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, text
+from sqlalchemy import Connection, delete, insert, text
 
-from replaybuf.errors import ConflictError, FullError, ReplayBufError
+from replaybuf.errors import FullError, ReplayBufError
 from replaybuf.race import PRIORITIZED, UNIFORM
 from replaybuf.rollout import Status
-from replaybuf.storage.base import NewGroup, check_epoch, lost_to_others
+from replaybuf.storage.base import NewGroup
 from replaybuf.storage.sql.bulk import insert_rows
 from replaybuf.storage.sql.evict import evict
-from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, need_lanes, start_steps
 from replaybuf.storage.sql.lease import hold, rows_of
-from replaybuf.storage.sql.leaving import remove
 from replaybuf.storage.sql.races import new_keys
+from replaybuf.storage.sql.replacing import (
+    find_replaced,
+    lock_replaced,
+    origins,
+    remove_replaced,
+    replace_groups,
+    replaced_by_place,
+)
 from replaybuf.storage.sql.rows import EncodedGroup, dump_json, scoped_key
-from replaybuf.storage.sql.select import lock_groups
-from replaybuf.storage.sql.tables import group, info, lane, payload
+from replaybuf.storage.sql.tables import group, info, payload
 from replaybuf.storage.sql.tally import Counts, add_counts, lock_tasks, read_levels
 from replaybuf.storage.sql.uids import reserve_uids, uids_in_checkpoints
 from replaybuf.tally import LaneName, Tally
@@ -35,39 +40,66 @@ def put_groups(connection: Connection, scope: Scope, groups: Sequence[EncodedGro
     tasks = {encoded.group.task_name for encoded in groups}
     if limits.slows_puts or limits.capacity is not None:
         lock_tasks(connection, scope, tasks)
-    if any(one.group.replaces or (limits.slows_puts and one.group.key) for one in groups):
+    replacing = any(one.group.replaces for one in groups)
+    keyed = any(one.group.key for one in groups)
+    if any(one.group.stays_leased for one in groups) or (keyed and (replacing or limits.slows_puts)):
         return [_put_one(connection, scope, one, now) for one in groups]
-    refused = _refused(connection, scope, [one.group for one in groups], tasks) if limits.slows_puts else {}
-    uids = iter(store(connection, scope, [one for place, one in enumerate(groups) if place not in refused], now))
+    return _put_together(connection, scope, groups, now)
+
+
+def _put_together(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup], now: float) -> list[Outcome]:
+    """Store groups that don't depend on each other."""
+    replaced, refused = replaced_by_place(connection, scope, [one.group for one in groups])
+    if scope.rules.limits.slows_puts:
+        refused |= _refused(connection, scope, groups, replaced, refused)
+    kept = [place for place in range(len(groups)) if place not in refused]
+    gone = [row for place in kept for row in replaced.get(place, ())]
+    kept_by_checkpoints = set(uids_in_checkpoints(connection, scope, origins(gone)))
+    made_from = [sorted(origins(replaced.get(place, ())) & kept_by_checkpoints) for place in kept]
+    remove_replaced(connection, scope, gone, now)
+    uids = iter(store(connection, scope, [groups[place] for place in kept], now, made_from=made_from))
     return [refused[place] if place in refused else next(uids) for place in range(len(groups))]
 
 
 def _refused(
-    connection: Connection, scope: Scope, groups: Sequence[NewGroup], tasks: Iterable[str]
+    connection: Connection,
+    scope: Scope,
+    groups: Sequence[EncodedGroup],
+    replaced: Mapping[int, Sequence[Any]],
+    passed_over: Container[int],
 ) -> dict[int, FullError]:
     """Which of these groups, by place, find no room."""
-    limits, levels = scope.rules.limits, read_levels(connection, scope, tasks)
+    limits = scope.rules.limits
+    levels = read_levels(connection, scope, {one.group.task_name for one in groups})
     refused = {}
-    for place, new in enumerate(groups):
-        if limits.insertable(levels[new.task_name], new.status) == 0:
-            refused[place] = FullError(f"task {new.task_name}: {limits.why_full(levels[new.task_name], new.status)}")
+    for place, new in enumerate(one.group for one in groups):
+        level = levels[new.task_name].without(_buffered(replaced.get(place, ()), new.task_name))
+        if place in passed_over:
+            continue
+        if limits.insertable(level, new.status) == 0:
+            refused[place] = FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
         else:
-            levels[new.task_name] = levels[new.task_name].joined_by(new.status)
+            levels[new.task_name] = level.joined_by(new.status)
     return refused
+
+
+def _buffered(replaced: Iterable[Any], task_name: str) -> list[Status]:
+    """The statuses of those of these groups that fill the buffer of a task."""
+    return [Status(row.status) for row in replaced if row.task_name == task_name and not row.leased]
 
 
 def _put_one(connection: Connection, scope: Scope, encoded: EncodedGroup, now: float) -> Outcome:
     """Store a group that takes the place of others, if it can."""
     new = encoded.group
     try:
-        replaced = _find_replaced(connection, scope, new)
+        replaced = find_replaced(connection, scope, new)
         if not new.stays_leased:
             _check_room(connection, scope, new, replaced)
     except ReplayBufError as error:  # nothing was changed
         return error
-    made_from = uids_in_checkpoints(connection, scope, _origins(replaced))
-    _remove_replaced(connection, scope, replaced, now)
-    [uid] = store(connection, scope, [encoded], now, evicting=not new.stays_leased, made_from=made_from)
+    made_from = uids_in_checkpoints(connection, scope, origins(replaced))
+    remove_replaced(connection, scope, replaced, now)
+    [uid] = store(connection, scope, [encoded], now, evicting=not new.stays_leased, made_from=[made_from])
     if new.stays_leased:
         delivered = max(row.deliveries for row in replaced)
         rows = rows_of(connection, scope, [uid])
@@ -75,35 +107,15 @@ def _put_one(connection: Connection, scope: Scope, encoded: EncodedGroup, now: f
     return uid
 
 
-def _origins(replaced: Iterable[Any]) -> set[int]:
-    """These groups, and all that they were made from."""
-    return {uid for row in replaced for uid in (row.uid, *(row.made_from or ()))}
-
-
-def _find_replaced(connection: Connection, scope: Scope, new: NewGroup) -> list[Any]:
-    """The groups that a put names. Raises ConflictError, LeaseLostError and FencedError."""
-    token = None
-    if new.lease is not None:
-        check_epoch(new.lease, scope.epoch)
-        token = new.lease.token
-    found = {row.uid: row for row in _lock(connection, scope, uid_in(connection, new.replaces)) if row.lease == token}
-    missing = [uid for uid in new.replaces if uid not in found]
-    if missing and new.lease is not None:
-        raise lost_to_others(new.lease, len(missing))
-    if missing:
-        raise ConflictError(f"group {missing[0]}, which was to be replaced, is not in the buffer; nothing was stored")
-    return list(found.values())
-
-
 def _check_room(connection: Connection, scope: Scope, new: NewGroup, replaced: Iterable[Any]) -> None:
     """Raise FullError when the limits leave no room for a group that takes the place of these, and of its key's."""
     limits = scope.rules.limits
     if not limits.slows_puts:
         return
-    keyed = _lock(connection, scope, group.c.scoped_key == _key_of(scope, new)) if new.key else []
-    gone = {row.uid: row for row in (*keyed, *replaced) if not row.leased}
-    here = [Status(row.status) for row in gone.values() if row.task_name == new.task_name]
-    level = read_levels(connection, scope, [new.task_name])[new.task_name].without(here)
+    keyed = lock_replaced(connection, scope, group.c.scoped_key == _key_of(scope, new)) if new.key else []
+    gone = {row.uid: row for row in (*keyed, *replaced)}
+    level = read_levels(connection, scope, [new.task_name])[new.task_name]
+    level = level.without(_buffered(gone.values(), new.task_name))
     if limits.insertable(level, new.status) == 0:
         raise FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
 
@@ -115,9 +127,12 @@ def store(
     now: float,
     *,
     evicting: bool = True,
-    made_from: Sequence[int] = (),
+    made_from: Sequence[Sequence[int]] = (),
 ) -> list[int]:
-    """Insert groups for which there is room, and evict what is beyond the capacity; their uids."""
+    """Insert groups for which there is room, and evict what is beyond the capacity; their uids.
+
+    `made_from` has the uids that each was made from, as far as checkpoints have them.
+    """
     if not groups:
         return []
     lanes = _lanes_for(connection, scope, groups)
@@ -131,8 +146,9 @@ def store(
     if any(key is not None for _, _, key in rows):
         rows = _replace_same_keys(connection, scope, rows, lanes, counts, now)
     drawn, shift = _draw_keys(scope, lanes, rows), scope.ticket_shift
+    made = dict(zip(uids, made_from, strict=False))
     values = [
-        group_row(uid, one, key, lanes, drawn.get(uid, {}), uid - shift if shift else None, made_from)
+        group_row(uid, one, key, lanes, drawn.get(uid, {}), uid - shift if shift else None, made.get(uid, ()))
         for uid, one, key in rows
     ]
     insert_rows(connection, group, values)
@@ -185,39 +201,6 @@ def _replace_same_keys(
             counts[(home.id, Tally.SIZE)] -= 1
             counts[(home.id, Tally.REPLACED)] += 1
     return kept
-
-
-def replace_groups(connection: Connection, scope: Scope, condition: ColumnElement[bool], now: float) -> None:
-    """Remove the groups, leased ones too, in whose place others come."""
-    _remove_replaced(connection, scope, _lock(connection, scope, condition), now)
-
-
-def _lock(connection: Connection, scope: Scope, condition: Any) -> list[Any]:
-    """The stored groups that are to be replaced, leased ones too, with their lanes."""
-    locked = [uid for uid, _ in lock_groups(connection, condition)]
-    found = (
-        select(
-            *(group.c[name] for name in ("uid", "lane", "lease", "leased_until", "deliveries", "made_from")),
-            *(lane.c[name] for name in ("task_name", "status", "leased")),
-        )
-        .select_from(group.join(lane, lane.c.id == group.c.lane))
-        .where(lane.c.buffer == scope.buffer, uid_in(connection, locked))
-    )
-    return list(connection.execute(found)) if locked else []
-
-
-def _remove_replaced(connection: Connection, scope: Scope, rows: Sequence[Any], now: float) -> None:
-    if not rows:
-        return
-    homes = need_lanes(connection, scope, {(row.task_name, Status(row.status)) for row in rows})
-    counts: Counts = Counter()
-    for row in rows:
-        home = homes[(row.task_name, Status(row.status))].id
-        counts[(home, Tally.LEASED if row.leased else Tally.SIZE)] -= 1
-        counts[(home, Tally.REPLACED)] += 1
-    uids = [row.uid for row in rows]
-    remove(connection, uids, now)
-    add_counts(connection, counts)
 
 
 def _draw_keys(

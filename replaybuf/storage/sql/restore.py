@@ -20,8 +20,8 @@ from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.lanes import Lane, Scope, all_lanes, need_lanes, new_clocks
 from replaybuf.storage.sql.lease import return_all
 from replaybuf.storage.sql.leaving import pinned
-from replaybuf.storage.sql.put import replace_groups
 from replaybuf.storage.sql.races import enter_races
+from replaybuf.storage.sql.replacing import replace_groups
 from replaybuf.storage.sql.tables import checkpoint_group, cursor, garbage, group, lane, tally
 from replaybuf.storage.sql.tally import Counts, add_counts
 from replaybuf.storage.sql.uids import last_uid

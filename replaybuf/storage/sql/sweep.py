@@ -1,7 +1,8 @@
 """What is done in the background, in small transactions: sweeping, ending leases, pruning the archive.
 
-Payloads of groups that are gone are deleted later: that costs more than all else in a take, so takes leave it to quiet
-moments. A grace time keeps payloads of groups that may yet be given back (a cancelled take).
+Payloads of groups that are gone, and the groups of checkpoints that are, are deleted later: that costs more than all
+else in a take or a checkpoint, so it is left to quiet moments. A grace time keeps payloads of groups that may yet be
+given back (a cancelled take).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection, delete, select
 
 from replaybuf.storage.sql.archive import any_to_prune, prune
-from replaybuf.storage.sql.checkpoint import may_sweep
+from replaybuf.storage.sql.checkpoint import forgotten, may_sweep, sweep_forgotten
 from replaybuf.storage.sql.database import Database
 from replaybuf.storage.sql.fields import uid_in
 from replaybuf.storage.sql.identity import forget_old
@@ -29,6 +30,7 @@ _LONGEST_SECONDS = 0.02
 # On a busy machine even the smallest sweep takes longer than that. With fewer payloads a sweep, it would then fall
 # behind the takes for good: 150 payloads/s with 4 in a sweep, more than 1,600 with 64.
 _FEWEST = 64
+_NARROW = 8  # so many rows of metadata go in the time of a payload
 _IDLE_SECONDS = 0.5
 _MERGE_SECONDS = 30.0
 
@@ -115,11 +117,20 @@ class Sweeper:
 
     async def _step(self) -> bool:
         """One small sweep; whether more is waiting."""
+        now = time.time()
+        cutoff = now - self._grace
+        due, left = await self._database.read(lambda c: (_any_due(c, cutoff), bool(forgotten(c))))
+        full = False
+        if due:
+            full = await self._sweep(lambda c, limit: sweep(c, cutoff, limit))
+        if left:
+            await self._sweep(lambda c, limit: sweep_forgotten(c, limit * _NARROW, now))
+        return full or left
+
+    async def _sweep(self, work: Callable[[Connection, int], int]) -> bool:
+        """Sweep as much as takes a moment; whether that was not all."""
         limit, started = self._limit, time.monotonic()
-        cutoff = time.time() - self._grace
-        if not await self._database.read(lambda connection: _any_due(connection, cutoff)):
-            return False
-        swept = await self._database.write(lambda connection: sweep(connection, cutoff, limit))
+        swept = await self._database.write(lambda connection: work(connection, limit))
         elapsed = time.monotonic() - started
         self._limit = max(_FEWEST, limit // 2) if elapsed > _LONGEST_SECONDS else min(512, limit * 2)
         return swept == limit

@@ -1,0 +1,112 @@
+"""What production costs beside generation: batches of 64 groups through a strategy, from prompt to the taken batch.
+
+The engine makes a group of 8 rollouts (100 KB) in no time at all, or in 200 ms; what is measured is what is done around
+it: prompts are drawn through the ledger, results replace them, the batch is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from benchmarks import groups
+from benchmarks.databases import TASK, new_database, open_buffer, put_all
+from benchmarks.table import Row, Settings, in_turn, milliseconds, number
+from replaybuf import ReplayBuffer, RolloutState, Sampler, Status, SyncProduceStrategy
+
+BATCH = 64
+LATENCY = 0.2
+
+_STRATEGY = SyncProduceStrategy()
+
+
+async def run(settings: Settings) -> AsyncIterator[Row]:
+    """Two rows for each database."""
+    for kind in settings.databases:
+        yield await _instant(settings, kind)
+        yield await _with_latency(settings, kind)
+
+
+class Engine:
+    """An agent loop that hands out rollouts made before, `seconds` after it is asked."""
+
+    def __init__(self, made: list[list[RolloutState]], seconds: float = 0.0) -> None:
+        self._made, self._seconds = iter(made), seconds
+
+    async def generate_group(self, group: list[Any], *, partial: bool) -> list[RolloutState]:
+        await asyncio.sleep(self._seconds)
+        made = next(self._made)
+        for rollout, prompt in zip(made, group, strict=True):
+            rollout.rollout_id, rollout.group_id, rollout.status = prompt.rollout_id, prompt.group_id, Status.COMPLETED
+        return made
+
+    async def pause(self) -> None:
+        """Nothing is ever left over."""
+
+    async def resume(self) -> None:
+        """It is always ready."""
+
+
+def _sampler(buffer: ReplayBuffer, batches: int) -> Sampler:
+    prompts = [RolloutState(message=[{"role": "user", "content": f"{n}"}]) for n in range(batches * BATCH)]
+    return Sampler(buffer, prompts, TASK, prompt_repeat_k=8)
+
+
+async def _produce(buffer: ReplayBuffer, sampler: Sampler, engine: Engine) -> None:
+    await _STRATEGY.produce_batch(
+        engine, sampler, BATCH, train_step=groups.TRAIN_STEP, model_step=groups.MODEL_STEP, progress=False
+    )
+    await buffer.take_batch({TASK: BATCH})
+
+
+def _made(rounds: int) -> list[list[RolloutState]]:
+    return [groups.arrays() for _ in range((rounds + 2) * BATCH)]
+
+
+async def _instant(settings: Settings, kind: str) -> Row:
+    """Beside the put and the take of the same groups, without prompts."""
+    rounds = settings.rounds * 2
+    databases = new_database(kind), new_database(kind)
+    async with databases[0] as ours, databases[1] as theirs, open_buffer(ours) as buffer, open_buffer(theirs) as bare:
+        sampler, engine = _sampler(buffer, rounds + 2), Engine(_made(rounds))
+        others = iter(_made(rounds))
+
+        async def put_and_take() -> None:
+            await put_all(bare, [next(others) for _ in range(BATCH)])
+            await bare.take_batch({TASK: BATCH})
+
+        pairs = await in_turn(lambda: _produce(buffer, sampler, engine), put_and_take, rounds)
+    mine, plain = pairs.median
+    return Row(
+        "production",
+        f"{kind}: prompts drawn, {BATCH} groups put and taken; an instant engine",
+        f"{number(BATCH / mine)}/s",
+        f"put and take_batch alone {number(BATCH / plain)}/s",
+        pairs.ratio(faster=True)[1],
+    )
+
+
+async def _with_latency(settings: Settings, kind: str) -> Row:
+    """Beside the same calls of the engine, all at once, and nothing kept."""
+    rounds = settings.rounds
+    async with new_database(kind) as url, open_buffer(url) as buffer:
+        sampler, engine = _sampler(buffer, rounds + 2), Engine(_made(rounds), LATENCY)
+        prompts = [[RolloutState(message=[]) for _ in range(8)] for _ in range(BATCH)]
+        bare = Engine(_made(rounds), LATENCY)
+
+        async def generate() -> None:
+            await asyncio.gather(*(bare.generate_group(prompt, partial=False) for prompt in prompts))
+
+        pairs = await in_turn(lambda: _produce(buffer, sampler, engine), generate, rounds)
+    mine, plain = pairs.median
+    middle, shown = pairs.ratio(faster=False)
+    return Row(
+        "production",
+        f"{kind}: a batch of {BATCH} groups, generated in {milliseconds(LATENCY)} each",
+        milliseconds(mine),
+        f"the engine alone {milliseconds(plain)}",
+        shown,
+        "<= 1.5",
+        middle <= 1.5,
+    )

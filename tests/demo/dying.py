@@ -1,0 +1,55 @@
+"""The demo in a process that kills itself (kill -9) at a point: `DYING=POINT python -m tests.demo.dying ...`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from replaybuf.buffer import ReplayBuffer
+from replaybuf.demo.__main__ import app
+from replaybuf.demo.folder import RunFolder
+from replaybuf.demo.grpo import Trainer
+
+Call = Callable[..., Any]
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _before(owner: type, name: str) -> Callable[[], None]:
+    def patch() -> None:
+        setattr(owner, name, lambda *arguments, **options: _die())
+
+    return patch
+
+
+def _after(owner: type, name: str) -> Callable[[], None]:
+    original: Call = getattr(owner, name)
+
+    def dying(*arguments: Any, **options: Any) -> None:
+        original(*arguments, **options)
+        _die()
+
+    return lambda: setattr(owner, name, dying)
+
+
+#: In the order in which a run comes to them. A run that goes on comes to those from the third on at its next step.
+POINTS: dict[str, Callable[[], None]] = {
+    "before the first checkpoint": _before(ReplayBuffer, "checkpoint"),
+    "between the first checkpoint and the first weights": _before(RunFolder, "save"),
+    "after the first weights": _after(RunFolder, "save"),
+    "with a batch in hand": _before(Trainer, "train"),
+    "trained, but without a checkpoint": _before(ReplayBuffer, "checkpoint"),
+    "between checkpoint and weights": _before(RunFolder, "save"),
+    "after the weights": _after(RunFolder, "save"),
+    "at the end": _before(RunFolder, "finish"),
+}
+
+if __name__ == "__main__":
+    POINTS[os.environ["DYING"]]()
+    sys.argv[0] = "replaybuf demo"
+    app()

@@ -1,0 +1,186 @@
+"""docs/examples/openai_endpoint.py as a user starts it, against a server of the tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from replaybuf import ReplayBufferConfig, Status
+from tests.examples.endpoint import LENGTH, Body, Endpoint, Script, serving
+from tests.examples.runs import EXAMPLES, ROOT
+
+KEY = "sk-secret-of-the-tests"
+BATCH, K = 4, 2
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with serving(Endpoint()) as endpoint:
+        yield endpoint
+
+
+@dataclass
+class Training:
+    """One run of the script: its arguments, and where it prints."""
+
+    url: str
+    folder: Path
+
+    def start(self, base_url: str, *more: str) -> subprocess.Popen[str]:
+        arguments = ["--base-url", base_url, "--model", "tiny", "--url", self.url]
+        arguments += ["--batch-size", str(BATCH), "--k", str(K), *more, str(EXAMPLES / "prompts.jsonl")]
+        return subprocess.Popen(
+            [sys.executable, "-W", "error", str(EXAMPLES / "openai_endpoint.py"), *arguments],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": KEY, "NO_PROXY": "127.0.0.1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, base_url: str, *more: str) -> tuple[int, str]:
+        """The exit code, and what was printed."""
+        with self.start(base_url, *more) as process:
+            printed, _ = process.communicate(timeout=100)
+        assert KEY not in printed
+        assert "Traceback" not in printed
+        return process.returncode, printed
+
+    async def statuses(self) -> dict[Status, int]:
+        async with ReplayBufferConfig(url=self.url).build() as buffer:
+            return {status: count for status in Status if (count := await buffer.count("prompts", status))}
+
+
+@pytest.fixture
+def training(shared_url: str, tmp_path: Path) -> Training:
+    return Training(shared_url, tmp_path)
+
+
+def steps_of(printed: str) -> list[int]:
+    """The steps that were trained, each on whole answers: as many tokens as those have."""
+    lines = re.findall(r"(?m)^step (\d+): mean reward ([\d.]+), (\d+) tokens; ", printed)
+    assert {(reward, int(tokens)) for _, reward, tokens in lines} == {("0.50", BATCH * K * LENGTH)}
+    return [int(step) for step, _, _ in lines]
+
+
+def test_it_trains_on_the_prompts_of_a_file(training: Training, endpoint: Endpoint) -> None:
+    code, printed = training.run(endpoint.url, "--steps", "3")
+    assert (code, steps_of(printed)) == (0, [1, 2, 3])
+    assert endpoint.keys == {f"Bearer {KEY}"}
+    assert {(body["model"], body["stream"], body["logprobs"]) for body in endpoint.requests} == {("tiny", True, True)}
+    fresh = [body["seed"] for body in endpoint.requests if not body.get("continue_final_message")]
+    assert len(set(fresh)) >= 3 * BATCH * K  # each rollout has a seed of its own
+
+
+def interrupted_late(body: Body, attempt: int) -> Script:
+    """Some groups stop in the middle of their first answer, for longer than the others take."""
+    if body["seed"] // K % 3 or attempt > 1:
+        return Script(seconds=0.05)
+    return Script(seconds=0.2)
+
+
+def test_slow_answers_are_interrupted_and_continued(training: Training, endpoint: Endpoint) -> None:
+    endpoint.script = interrupted_late
+    code, printed = training.run(endpoint.url, "--steps", "4", "--over-sample", "1")
+    assert (code, steps_of(printed)) == (0, [1, 2, 3, 4])
+    assert "interrupted" in printed
+    assert endpoint.continued()
+    assert all(body["messages"][-1]["content"] for body in endpoint.continued())
+
+
+def test_a_server_that_can_not_continue_begins_anew(training: Training, endpoint: Endpoint) -> None:
+    endpoint.script = interrupted_late
+    code, printed = training.run(endpoint.url, "--steps", "4", "--over-sample", "1", "--begin-anew")
+    assert (code, steps_of(printed)) == (0, [1, 2, 3, 4])
+    assert "interrupted" in printed
+    assert not endpoint.continued()
+
+
+def test_answers_with_errors_are_tried_again(training: Training, endpoint: Endpoint) -> None:
+    faults = [Script(500, "out of memory"), Script(at=3, drop=True), Script(at=2, line="<html>")]
+    endpoint.script = lambda body, attempt: faults[body["seed"] % 3] if attempt == 1 else Script()
+    code, printed = training.run(endpoint.url, "--steps", "3")
+    assert (code, steps_of(printed)) == (0, [1, 2, 3])
+    assert "retried" in printed
+
+
+async def test_a_server_that_always_fails_ends_the_run_with_its_words(training: Training, endpoint: Endpoint) -> None:
+    endpoint.script = lambda body, attempt: Script(500, f"no GPU for {KEY}")
+    code, printed = training.run(endpoint.url, "--steps", "3")
+    assert code == 1
+    assert re.search(r"(?m)^Error: task prompts: .* HTTP 500: no GPU for \*\*\*", printed)
+
+
+async def test_a_server_that_is_away_costs_no_prompt(training: Training, endpoint: Endpoint) -> None:
+    def dies(body: Body, attempt: int) -> Script:
+        return Script() if len(endpoint.requests) < 2 * BATCH * K else Script(503, "is being started")
+
+    endpoint.script = dies
+    code, printed = training.run(endpoint.url, "--steps", "6", "--server-timeout", "1")
+    assert code == 1
+    assert f"waiting for the server at {endpoint.url}/: ReadError: HTTP 503: is being started" in printed
+    assert re.search(r"(?m)^Error: the server at \S+ was away for 1 s .* the prompts are kept", printed)
+    kept = await training.statuses()
+    assert kept
+    assert Status.FAILED not in kept
+    endpoint.script = lambda body, attempt: Script()
+    done = steps_of(printed)
+    code, printed = training.run(endpoint.url, "--steps", "6")
+    assert (code, done + steps_of(printed)) == (0, [1, 2, 3, 4, 5, 6])
+
+
+def test_without_a_server_it_says_so(training: Training) -> None:
+    with serving(Endpoint()) as endpoint:
+        pass
+    code, printed = training.run(endpoint.url, "--server-timeout", "0.5")
+    assert code == 1
+    assert "was away for 0.5 s (ConnectError" in printed
+
+
+def test_a_run_that_is_killed_goes_on_from_its_last_step(training: Training, endpoint: Endpoint) -> None:
+    endpoint.script = lambda body, attempt: Script(seconds=0.02)
+    printed = ""
+    for kill in range(3):
+        with training.start(endpoint.url, "--steps", "12") as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                printed += line
+                if line.startswith("step "):
+                    break
+            time.sleep(0.1 * kill)
+            process.kill()
+            printed += process.stdout.read()
+    code, last = training.run(endpoint.url, "--steps", "12")
+    assert code == 0
+    assert "goes on from step" in last
+    assert steps_of(printed + last) == sorted(steps_of(printed + last))
+    assert steps_of(last)[-1] == 12
+
+
+def test_a_finished_run_has_nothing_to_do(training: Training, endpoint: Endpoint) -> None:
+    training.run(endpoint.url, "--steps", "2")
+    asked = len(endpoint.requests)
+    assert training.run(endpoint.url, "--steps", "2") == (0, "goes on from step 2\n2 of 2 steps are done\n")
+    assert len(endpoint.requests) == asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--base-url", "localhost:8000"], "--base-url must begin with http:// or https://"),
+        (["--url", "nothing://here"], "Error: "),
+        (["missing.jsonl"], "Error: there is no file"),
+    ],
+)
+def test_a_mistake_is_said_on_one_line(training: Training, arguments: list[str], message: str) -> None:
+    code, printed = training.run("http://127.0.0.1:9/v1", *arguments)
+    assert code in (1, 2)
+    assert message in printed.splitlines()[-1]

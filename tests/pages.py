@@ -1,0 +1,55 @@
+"""Pages of the documentation whose examples are run: a shared beginning, then blocks of code, each with its output.
+
+`REPLAYBUF_TEST_UPDATE_DOCS=1 pytest` on the tests of a page writes the outputs anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+_BEGINNING = re.compile(r"(?ms)^```python\n(.*?)^```")
+_BLOCK = re.compile(r"(?ms)^```python\n((?:(?!```).)*?)^```\n\n```\n(.*?)^```$")
+
+
+class Page:
+    """A page, from the heading `since` on, whose first block of code is the beginning of all examples."""
+
+    def __init__(self, name: str, since: str = "") -> None:
+        self.path = DOCS / name
+        self.text = self.path.read_text("utf-8")
+        self.sections = self.text[self.text.index(since) :]
+        beginning = _BEGINNING.search(self.sections)
+        assert beginning is not None
+        self._beginning = beginning.group(1)
+        self.examples: list[tuple[str, str]] = [match.groups() for match in _BLOCK.finditer(self.sections)]  # type: ignore[misc]
+
+    def check(self, code: str, output: str) -> None:
+        """Compare what an example prints with what the page says, or write it there."""
+        found = self._output_of(code)
+        if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
+            page = self.path.read_text("utf-8")
+            page = page.replace(f"{code}```\n\n```\n{output}```", f"{code}```\n\n```\n{found}```")
+            self.path.write_text(page, "utf-8")
+        else:
+            assert found == output
+
+    def _output_of(self, code: str) -> str:
+        namespace: dict[str, Any] = {}
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(self._beginning, namespace)
+            compiled = compile(code, self.path.stem, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            running = eval(compiled, namespace)
+            if inspect.iscoroutine(running):
+                asyncio.run(running)
+        return printed.getvalue()

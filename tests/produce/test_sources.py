@@ -1,0 +1,372 @@
+"""Datasets of prompts: whatever they are, every item is read once an epoch, in an order that restarts don't change."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replaybuf import InputError
+from replaybuf.prompts.indexed import epoch_order
+from replaybuf.prompts.source import Source
+
+
+class Again:
+    """Can be iterated, again and again; counts how often, and how many items it gave."""
+
+    def __init__(self, size: int | None, fail_at: int | None = None) -> None:
+        self.size, self.fail_at = size, fail_at
+        self.begun = self.given = 0
+        self.epochs: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        for number in itertools.count() if self.size is None else range(self.size):
+            if number == self.fail_at:
+                self.fail_at = None
+                raise OSError("the disk is gone")
+            self.given += 1
+            yield number
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+class Stateful:
+    """Says where it is."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.at = size, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.size:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class OldSequence:
+    """Iterated by [] from 0 on, as Python does it with classes that have no iter."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __getitem__(self, number: int) -> int:
+        if number >= self.size:
+            raise IndexError(number)
+        return number
+
+
+class Both(Stateful):
+    """Indexed, and says where it is."""
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+def generator(size: int) -> Iterator[int]:
+    yield from range(size)
+
+
+Make = Callable[[int | None], Source]
+
+
+def sources(size: int) -> dict[str, Make]:
+    return {
+        "indexed": lambda epochs: Source(range(size), epochs),
+        "shuffled": lambda epochs: Source(range(size), epochs, 7),
+        "iterated": lambda epochs: Source(Again(size), epochs),
+        "old": lambda epochs: Source(OldSequence(size), epochs),
+        "stateful": lambda epochs: Source(Stateful(size), epochs),
+        "both": lambda epochs: Source(Both(size), epochs, 7),
+    }
+
+
+KINDS = sorted(sources(0))
+
+
+def read_all(source: Source, place: bytes = b"", count: int = 3) -> list[int]:
+    found: list[int] = []
+    while True:
+        items, place = source.read(place, count)
+        if not items:
+            return found
+        found += items
+
+
+def place_after(source: Source, count: int) -> bytes:
+    items, place = source.read(b"", count)
+    assert len(items) == count
+    return place
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    size=st.integers(1, 9),
+    epochs=st.integers(1, 4),
+    counts=st.lists(st.integers(1, 11), min_size=1),
+    restarts=st.randoms(use_true_random=False),
+)
+def test_every_item_is_read_once_an_epoch_in_the_same_order_whatever_restarts(
+    kind: str, size: int, epochs: int, counts: list[int], restarts: random.Random
+) -> None:
+    """Whatever is asked for at once, and by whichever of several workers, each with a dataset of its own."""
+    make = sources(size)[kind]
+    expected = read_all(make(epochs), count=1)
+    workers = [make(epochs), make(epochs)]
+    place, found = b"", []
+    for count in itertools.cycle(counts):
+        worker = restarts.randrange(3)
+        if worker == 2:
+            workers[0] = make(epochs)
+        items, place = workers[worker % 2].read(place, count)
+        found += items
+        if not items:
+            break
+    assert found == expected
+    for epoch in range(epochs):
+        assert sorted(found[epoch * size : (epoch + 1) * size]) == list(range(size))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "generator"])
+@given(size=st.integers(1, 9), moves=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), max_size=9))
+def test_what_was_read_and_not_claimed_is_read_again(kind: str, size: int, moves: list[tuple[int, int]]) -> None:
+    """Another worker was faster, with fewer items, or the caller was cancelled: the cursor is behind the dataset."""
+    make = {**sources(size), "generator": lambda epochs: Source(generator(size), epochs)}[kind]
+    source, other, place, found = make(1), make(1), b"", []
+    expected = read_all(make(1))
+    for count, claimed in moves:
+        assert source.read(place, count)[0] == expected[len(found) :][:count]
+        if claimed:
+            items, place = other.read(place, min(count, claimed))
+            found += items
+    assert found + read_all(source, place) == expected
+
+
+@given(seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 2**40), size=st.integers(0, 200))
+def test_an_epochs_order_is_a_permutation(seed: int, epoch: int, size: int) -> None:
+    assert sorted(epoch_order(seed, epoch, size)) == list(range(size))
+
+
+def test_an_epochs_order_depends_on_seed_and_epoch_and_never_changes() -> None:
+    """A run that is years old goes on as it began."""
+    orders = {tuple(epoch_order(seed, epoch, 50)) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+    assert epoch_order(7, 2, 8).tolist() == [6, 2, 5, 7, 1, 0, 4, 3]
+
+
+def test_shuffled_epochs_have_orders_of_their_own() -> None:
+    found = read_all(Source(range(30), 3, 1))
+    epochs = [tuple(found[at : at + 30]) for at in (0, 30, 60)]
+    assert len({*epochs, tuple(range(30))}) == 4
+    assert epochs[1] == tuple(epoch_order(1, 1, 30))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_an_end_epoch_follows_epoch(kind: str) -> None:
+    items, _ = sources(4)[kind](None).read(b"", 41)
+    assert len(items) == 41
+    assert set(Counter(items).values()) == {10, 11}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("epochs", [None, 0, 1, 3])
+def test_an_empty_dataset_is_at_its_end(kind: str, epochs: int | None) -> None:
+    assert read_all(sources(0)[kind](epochs)) == []
+
+
+def test_an_infinite_iterable_is_read_as_far_as_asked() -> None:
+    """The next item of a live stream may be hours away: it is not waited for."""
+    for epochs in (None, 1):
+        dataset = Again(None)
+        source = Source(dataset, epochs)
+        items, place = source.read(b"", 5)
+        assert (items, dataset.given) == ([0, 1, 2, 3, 4], 5)
+        assert source.read(place, 2)[0] == [5, 6]
+        assert Source(itertools.count(), epochs).read(place, 2)[0] == [5, 6]
+
+
+def test_a_worker_skips_only_what_others_have_read() -> None:
+    """It reads on where it is; from the start it begins only when the cursor went back."""
+    dataset = Again(100)
+    source = Source(dataset, 2)
+    for start in (0, 10, 40, 90):
+        place = place_after(Source(Again(100), 2), start) if start else b""
+        assert source.read(place, 3)[0] == [start, start + 1, start + 2]
+    assert (dataset.begun, dataset.given) == (1, 93)
+    assert source.read(place_after(Source(Again(100), 2), 107), 1)[0] == [7]
+    assert (dataset.begun, dataset.given, dataset.epochs) == (2, 101, [0, 1])
+    assert source.read(b"", 1)[0] == [0]
+    assert (dataset.begun, dataset.epochs) == (3, [0, 1, 0])
+
+
+def test_an_iterator_that_would_have_to_go_back_says_what_to_give() -> None:
+    source = Source(generator(9), 1)
+    _, place = source.read(b"", 3)
+    _, later = source.read(place, 3)
+    with pytest.raises(InputError, match=r"generator can be iterated only once.*gone back.*give a list"):
+        source.read(b"", 1)
+    assert source.read(later, 9)[0] == [6, 7, 8]
+
+
+class Wrapped:
+    """Looks as if it could be iterated again, and can't."""
+
+    def __init__(self, size: int, *, anew: bool) -> None:
+        self._items, self._anew = generator(size), anew
+
+    def __iter__(self) -> Iterator[int]:
+        return (item for item in self._items) if self._anew else self._items
+
+
+@pytest.mark.parametrize(
+    "make", [generator, lambda size: Wrapped(size, anew=False), lambda size: Wrapped(size, anew=True)]
+)
+def test_an_iterator_has_no_second_epoch(make: Callable[[int], Any]) -> None:
+    """What is left of the first is given before the error, which comes again and again."""
+    source = Source(make(5), 2)
+    place = place_after(source, 3)
+    items, place = source.read(place, 9)
+    assert items == [3, 4]
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"once.*give a list"):
+            source.read(place, 1)
+
+
+def test_an_iterable_that_raised_is_iterated_anew() -> None:
+    """A generator that raised is at its end from then on; that is not the end of the dataset."""
+    source = Source(Again(6, fail_at=3), 1)
+    place = place_after(source, 2)
+    with pytest.raises(OSError, match="disk"):
+        source.read(place, 4)
+    assert read_all(source, place) == [2, 3, 4, 5]
+
+
+def test_an_iterator_that_raised_is_not_taken_for_one_at_its_end() -> None:
+    source = Source(iter(Again(6, fail_at=3)), 1)
+    with pytest.raises(OSError, match="disk"):
+        source.read(b"", 4)
+    items, place = source.read(b"", 3)
+    assert items == [0, 1, 2]
+    with pytest.raises(InputError, match="disk is gone"):
+        source.read(place, 1)
+
+
+@pytest.mark.parametrize("kind", ["indexed", "iterated"])
+def test_a_dataset_that_grew_goes_on(kind: str) -> None:
+    place = place_after(sources(3)[kind](1), 3)
+    assert read_all(sources(5)[kind](1), place) == [3, 4]
+
+
+@pytest.mark.parametrize("kind", ["indexed", "shuffled", "iterated", "old"])
+def test_a_dataset_that_became_shorter_than_its_cursor_is_refused(kind: str) -> None:
+    """Not when it is exactly at its end."""
+    place = place_after(sources(5)[kind](1), 4)
+    with pytest.raises(InputError, match=r"shorter|had 5 items and has 3 now"):
+        sources(3)[kind](1).read(place, 1)
+    assert sources(5)[kind](1).read(place_after(sources(5)[kind](1), 5), 1)[0] == []
+
+
+@pytest.mark.parametrize("kind", ["indexed", "shuffled", "iterated"])
+def test_a_cursor_beyond_the_epochs_is_refused(kind: str) -> None:
+    place = place_after(sources(4)[kind](3), 10)
+    with pytest.raises(InputError, match="epochs=2"):
+        sources(4)[kind](2).read(place, 1)
+
+
+@pytest.mark.parametrize("size", [4, 6])
+def test_a_shuffled_dataset_of_another_size_is_refused(size: int) -> None:
+    """Its order is another one, so that prompts would be read twice, and others never."""
+    place = place_after(Source(range(5), 1, 7), 2)
+    with pytest.raises(InputError, match=f"had 5 items and has {size} now"):
+        Source(range(size), 1, 7).read(place, 1)
+
+
+def test_another_shuffle_than_that_of_the_run_is_refused() -> None:
+    shuffled, plain = place_after(Source(range(5), 1, 7), 2), place_after(Source(range(5), 1), 2)
+    with pytest.raises(InputError, match="shuffle=7"):
+        Source(range(5), 1, 8).read(shuffled, 1)
+    with pytest.raises(InputError, match="shuffle=7"):
+        Source(range(5), 1).read(shuffled, 1)
+    with pytest.raises(InputError, match="without shuffle"):
+        Source(range(5), 1, 7).read(plain, 1)
+
+
+@pytest.mark.parametrize("dataset", [generator(3), Again(3), Stateful(3), OldSequence(3)], ids=lambda one: type(one))
+def test_only_indexed_datasets_are_shuffled(dataset: Any) -> None:
+    with pytest.raises(InputError, match=r"shuffle the dataset itself.*or give list\(dataset\)"):
+        Source(dataset, 1, 7)
+
+
+@pytest.mark.parametrize("shuffle", [-1, 1.5, "7", True, 2**64])
+def test_a_seed_is_a_whole_number(shuffle: Any) -> None:
+    with pytest.raises(InputError, match="shuffle must be a seed"):
+        Source([1], 1, shuffle)
+    assert read_all(Source([1], 1, np.int64(0))) == [1]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dataset", ["text", b"bytes", bytearray(b"bytes"), {"train": [1]}, 7, None, len])
+def test_what_is_no_dataset_is_refused_at_once(dataset: Any) -> None:
+    with pytest.raises(InputError, match="expected a dataset of prompts, got"):
+        Source(dataset, 1)
+
+
+@pytest.mark.parametrize("kind", ["indexed", "shuffled", "iterated", "stateful"])
+@pytest.mark.parametrize("other", ["indexed", "iterated", "stateful"])
+def test_the_place_of_another_kind_of_dataset_is_refused(kind: str, other: str) -> None:
+    place = place_after(sources(5)[kind](1), 2)
+    if kind != other:
+        with pytest.raises(InputError, match=r"cursor|shuffle"):
+            sources(5)[other](1).read(place, 1)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [0, [0, 0], {"epoch": 0}, {"epoch": 0, "index": -1}, {"epoch": "0", "index": 1}, {"epoch": 0, "index": True}],
+)
+def test_a_place_that_is_none_of_an_iterable_is_refused(place: Any) -> None:
+    with pytest.raises(InputError, match="cursor"):
+        Source(Again(5), 1).read(msgpack.packb(place), 1)
+
+
+class BufferShuffledExamplesIterable:
+    """The name of the shuffle buffer in streaming datasets of Hugging Face."""
+
+
+class Mapped:
+    def __init__(self, *below: Any) -> None:
+        self.ex_iterables = below
+
+
+class Streaming(Stateful):
+    def __init__(self, size: int, step: Any) -> None:
+        super().__init__(size)
+        self._ex_iterable = step
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size))
+
+
+@pytest.mark.parametrize("step", [BufferShuffledExamplesIterable(), Mapped(None, BufferShuffledExamplesIterable())])
+def test_a_state_without_its_shuffle_buffer_is_not_gone_by(step: Any) -> None:
+    """The real ones were tried: by their state, items were skipped and others came twice."""
+    place = place_after(Source(Streaming(5, step), 1), 2)
+    assert msgpack.unpackb(place) == {"epoch": 0, "index": 2}
+    assert read_all(Source(Streaming(5, step), 1), place) == [2, 3, 4]

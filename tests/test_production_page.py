@@ -1,0 +1,90 @@
+"""docs/production.md is true; with REPLAYBUF_TEST_UPDATE_DOCS=1 these tests write its outputs anew."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+import replaybuf.produce
+from replaybuf.produce import AsyncProduceStrategy, ProduceStrategy, ProduceSummary, SyncProduceStrategy
+from tests.pages import Page
+
+PAGE = Page("production.md")
+
+
+def section(begin: str, end: str) -> str:
+    return PAGE.text[PAGE.text.index(begin) :].split(end, 1)[0]
+
+
+@pytest.mark.parametrize(("code", "output"), PAGE.examples, ids=range(len(PAGE.examples)))
+def test_an_example_prints_what_the_page_says(
+    code: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    PAGE.check(code, output)
+
+
+def test_every_block_of_code_is_an_example() -> None:
+    assert PAGE.text.count("```python") == len(PAGE.examples) + 1  # and the beginning
+    assert len(PAGE.examples) == 10
+
+
+SHARED = section("The settings of both strategies", "And of `Async")
+OWN = section("And of `AsyncProduceStrategy`", "**Staleness.**")
+
+
+@pytest.mark.parametrize(("table", "own"), [(SHARED, False), (OWN, True)], ids=["shared", "async"])
+def test_the_tables_of_settings_are_complete(table: str, own: bool) -> None:
+    shared = list(ProduceStrategy.model_fields)
+    fields = {name: field for name, field in AsyncProduceStrategy.model_fields.items() if (name not in shared) == own}
+    rows = re.findall(r"(?m)^\| `(\w+)` \| (.*?) \|", table)
+    assert [name for name, _ in rows] == list(fields)
+    for name, shown in rows:
+        default = fields[name].default
+        if not callable(default):
+            text = "none" if default is None else str(default).lower() if default is False else f"{default:g}"
+            assert shown == text
+
+
+def test_the_synchronous_strategy_has_no_settings_of_its_own() -> None:
+    assert list(SyncProduceStrategy.model_fields) == list(ProduceStrategy.model_fields)
+
+
+def test_the_table_of_the_summary_is_complete() -> None:
+    rows = re.findall(r"(?m)^\| (`.*?) \|", section("| name | counts |", "```python"))
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert named == [field.name for field in dataclasses.fields(ProduceSummary)]
+
+
+STALENESS = re.findall(r"(?m)^\| (\d+) \| (\d+) \| (\d+) \|$", PAGE.text)
+
+
+@pytest.mark.parametrize(("most", "interval", "steps"), STALENESS)
+def test_the_steps_that_staleness_allows(most: str, interval: str, steps: str) -> None:
+    strategy = AsyncProduceStrategy(max_staleness=int(most), sync_weights_interval=int(interval))
+    model_step = 100  # a token of these weights is 0 steps old in the train step after it
+    train_step = model_step + 1 + int(steps)
+    assert not strategy.too_old(model_step, train_step)
+    assert strategy.too_old(model_step, train_step + 1)
+
+
+def test_there_are_rows_about_staleness() -> None:
+    assert len(STALENESS) == 4
+
+
+def test_the_names_for_users_of_xtuner_exist() -> None:
+    rows = re.findall(r"(?m)^\| .*? \| (.*?) \|$", section("| xtuner | here |", "\x00"))
+    called = {name for row in rows for name in re.findall(r"`(\w+)(?=[(`.])", row)}
+    known = {*replaybuf.produce.__all__, *AsyncProduceStrategy.model_fields}
+    assert {name for name in called if name[0].isupper()} - {"None"} <= known
+    assert {"over_sample", "is_valid", "should_continue", "produce_loop", "publish"} <= called & known
+    for owner, member in re.findall(r"`([A-Z]\w+)\.(\w+)", " ".join(rows)):
+        assert hasattr(getattr(replaybuf.produce, owner), member)
+
+
+def test_every_script_that_the_page_names_exists() -> None:
+    named = set(re.findall(r"docs/examples/[\w.]+\w", PAGE.text))
+    assert {PAGE.path.parents[1] / name for name in named} == {*(PAGE.path.parent / "examples").iterdir()}
