@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from replaybuf.checks import check_tags
@@ -27,28 +26,15 @@ from replaybuf.produce.outcome import (
 )
 from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.summary import ProduceSummary
+from replaybuf.produce.terms import Terms
 from replaybuf.prompts import Prompt
 from replaybuf.prompts.ledger import Again
 from replaybuf.rollout import Status, group_status
 from replaybuf.rollout_type import get_field, set_field
-from replaybuf.staleness import ExpiryRule
-from replaybuf.storage.base import Tags
 
 _ROOM_SECONDS = 1.0
 
 _logger = logging.getLogger("replaybuf.produce")
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How groups are generated and stored: the settings of a strategy that this needs."""
-
-    partial: bool
-    expiry: ExpiryRule
-    max_failures: int
-    is_valid: Callable[[list[Any]], bool]
-    on_group: Callable[[Generated], object] | None
-    tags: Callable[[list[Any]], Tags] | None
 
 
 class Generations:
@@ -305,17 +291,9 @@ class Generations:
                 return group_status([Status(get_field(rollout, "status")) for rollout in group])
 
     def _count(self, made: Generated) -> None:
-        summary = self._summary
-        name = {
-            Status.COMPLETED: "produced",
-            Status.ABORTED: "interrupted",
-            Status.INIT: "retried",
-        }.get(made.status, made.status.value)
-        setattr(summary, name, getattr(summary, name) + 1)
+        self._summary.add(made.status, made.tokens, made.seconds)
         # A group that is interrupted though nobody has asked for it may get on by it, or not.
         stuck = made.status == Status.ABORTED and not made.tokens and not self._pausing
         self.in_vain += stuck or made.status not in (Status.COMPLETED, Status.ABORTED)
-        summary.tokens += made.tokens
-        summary.group_seconds += made.seconds
         if self._terms.on_group is not None:
             self._terms.on_group(made)

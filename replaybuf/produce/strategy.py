@@ -13,9 +13,10 @@ from replaybuf.bar import progress_bar
 from replaybuf.checks import check_step, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
-from replaybuf.produce.generations import Generations, Terms
+from replaybuf.produce.generations import Generations
 from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.summary import ProduceSummary
+from replaybuf.produce.terms import Terms
 from replaybuf.prompts.ledger import Again
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollout import Status
