@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from replaybuf.errors import InputError
+from replaybuf.errors import InputError, NotReadyError
 from replaybuf.rollout import Status
 from replaybuf.rollout_type import get_field
 from replaybuf.summary import reward_value
@@ -64,6 +65,18 @@ def check_agent_loop(agent_loop: Any) -> AgentLoop:
         if not callable(getattr(agent_loop, name, None)):
             raise InputError(f"an agent loop needs the coroutine {name}(); {type(agent_loop).__name__} has none")
     return agent_loop  # type: ignore[no-any-return]
+
+
+async def resume(agent_loop: AgentLoop, timeout: float) -> None:
+    """Let an agent loop generate. Raises NotReadyError when that takes it longer than `timeout` seconds."""
+    try:
+        async with asyncio.timeout(timeout) as limit:
+            await agent_loop.resume()
+    except TimeoutError as error:
+        if not limit.expired():
+            raise  # of the agent loop's own
+        name = type(agent_loop).__name__
+        raise NotReadyError(f"after {timeout:g} s: resume() of the agent loop ({name}) has not returned") from error
 
 
 def reward_varies(group: Sequence[Any]) -> bool:

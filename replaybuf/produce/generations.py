@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from replaybuf.checks import check_tags
@@ -15,31 +14,27 @@ from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufE
 from replaybuf.lease import to_its_end
 from replaybuf.normalise import as_group
 from replaybuf.produce.agent_loop import AgentLoop, Generated
-from replaybuf.produce.outcome import INTERRUPTED, begin_anew_later, count_tokens, error_of, judge, times_interrupted
+from replaybuf.produce.outcome import (
+    INTERRUPTED,
+    begin_anew_later,
+    count_tokens,
+    error_of,
+    is_cancelled,
+    judge,
+    text_of,
+    times_interrupted,
+)
 from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.summary import ProduceSummary
+from replaybuf.produce.terms import Terms
 from replaybuf.prompts import Prompt
 from replaybuf.prompts.ledger import Again
 from replaybuf.rollout import Status, group_status
 from replaybuf.rollout_type import get_field, set_field
-from replaybuf.staleness import ExpiryRule
-from replaybuf.storage.base import Tags
 
 _ROOM_SECONDS = 1.0
 
 _logger = logging.getLogger("replaybuf.produce")
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How groups are generated and stored: the settings of a strategy that this needs."""
-
-    partial: bool
-    expiry: ExpiryRule
-    max_failures: int
-    is_valid: Callable[[list[Any]], bool]
-    on_group: Callable[[Generated], object] | None
-    tags: Callable[[list[Any]], Tags] | None
 
 
 class Generations:
@@ -121,7 +116,7 @@ class Generations:
             self._pausing = False
         if late := [task for task in self._tasks if not task.done()]:
             _logger.warning(
-                "task %s: %d groups were still being generated %g s after pause(); they begin anew later",
+                "task %s: %d groups were not done %g s after pause(); they begin anew later",
                 self._sampler.task_name,
                 len(late),
                 timeout,
@@ -223,9 +218,9 @@ class Generations:
             group = group if made is None else as_group(made)
             status = judge(group)
         except (Exception, asyncio.CancelledError) as raised:
-            if isinstance(raised, asyncio.CancelledError) and _is_cancelled():
+            if isinstance(raised, asyncio.CancelledError) and is_cancelled():
                 raise
-            status, error = Status.FAILED, _text(raised)
+            status, error = Status.FAILED, text_of(raised)
         seconds, tokens = time.monotonic() - began, max(0, count_tokens(group) - before)
         if status == Status.FAILED:
             error = error or error_of(group)
@@ -296,28 +291,9 @@ class Generations:
                 return group_status([Status(get_field(rollout, "status")) for rollout in group])
 
     def _count(self, made: Generated) -> None:
-        summary = self._summary
-        name = {
-            Status.COMPLETED: "produced",
-            Status.ABORTED: "interrupted",
-            Status.INIT: "retried",
-        }.get(made.status, made.status.value)
-        setattr(summary, name, getattr(summary, name) + 1)
+        self._summary.add(made.status, made.tokens, made.seconds)
         # A group that is interrupted though nobody has asked for it may get on by it, or not.
         stuck = made.status == Status.ABORTED and not made.tokens and not self._pausing
         self.in_vain += stuck or made.status not in (Status.COMPLETED, Status.ABORTED)
-        summary.tokens += made.tokens
-        summary.group_seconds += made.seconds
         if self._terms.on_group is not None:
             self._terms.on_group(made)
-
-
-def _is_cancelled() -> bool:
-    """Whether somebody has cancelled this task: an agent loop may raise CancelledError of its own, as a failure."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _text(error: BaseException) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

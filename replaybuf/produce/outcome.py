@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from typing import Any
@@ -62,3 +63,15 @@ def error_of(group: Sequence[Any]) -> str:
     """What the rollouts say went wrong."""
     texts = [str(text) for rollout in group if (text := get_field(rollout, "error_msg"))]
     return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
+
+
+def is_cancelled() -> bool:
+    """Whether somebody has cancelled this task: an agent loop may raise CancelledError of its own, as a failure."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def text_of(error: BaseException) -> str:
+    """An error for people, on one line with its kind."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

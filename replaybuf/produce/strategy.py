@@ -12,10 +12,11 @@ from pydantic import Field, ImportString
 from replaybuf.bar import progress_bar
 from replaybuf.checks import check_step, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
-from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop
-from replaybuf.produce.generations import Generations, Terms
+from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
+from replaybuf.produce.generations import Generations
 from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.summary import ProduceSummary
+from replaybuf.produce.terms import Terms
 from replaybuf.prompts.ledger import Again
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollout import Status
@@ -73,7 +74,8 @@ class ProduceStrategy(ReadableConfig):
     A group that fails is tried again, up to the buffer's `max_deliveries`. `max_failures` in a row, or `give_up_after`
     times the batch generated in vain (failed, filtered, too old when done, or interrupted unasked, without a token),
     end the batch with ProduceError. The prompts that failed since the last success are kept as if they hadn't: the
-    fault is the agent loop's. `pause_timeout` is how long that may take to interrupt what it is generating, in seconds.
+    fault is the agent loop's. `pause_timeout` is how long that may take to interrupt what it is generating, and to
+    resume, in seconds.
     """
 
     env_prefix: ClassVar[str] = "REPLAYBUF_PRODUCE_"
@@ -151,7 +153,7 @@ class ProduceStrategy(ReadableConfig):
             model_step=batch.model_step,
         )
         batch.summary.reused = await self._completed(batch)
-        await agent_loop.resume()
+        await resume(agent_loop, self.pause_timeout)
         async with running.ending(self.pause_timeout):
             with progress_bar(f"{batch.task_name}, step {batch.train_step}") as tell:
                 await self._fill(running, batch, tell if progress else lambda done, total: None)

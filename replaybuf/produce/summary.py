@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
+from replaybuf.rollout import Status
 from replaybuf.units import number, short
 
+_NAMES = {Status.COMPLETED: "produced", Status.ABORTED: "interrupted", Status.INIT: "retried"}
 _GROUPS = ("failed", "retried", "filtered", "expired", "interrupted", "lost")
 
 
@@ -41,6 +43,13 @@ class ProduceSummary:
     pause_seconds: float = 0.0
     group_seconds: float = 0.0
     train_seconds: float = 0.0
+
+    def add(self, status: Status, tokens: int, seconds: float) -> None:
+        """Count a group of this status; INIT is one that failed and will be tried again."""
+        name = _NAMES.get(status, status.value)
+        setattr(self, name, getattr(self, name) + 1)
+        self.tokens += tokens
+        self.group_seconds += seconds
 
     @contextmanager
     def producing(self) -> Iterator[None]:

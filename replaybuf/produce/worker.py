@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from replaybuf.checks import check_step, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
-from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop
+from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
 from replaybuf.produce.async_strategy import WAITING, AsyncProduceStrategy
 from replaybuf.produce.generations import Generations
 from replaybuf.produce.sampler import Sampler
@@ -124,6 +124,7 @@ class _Work:
                     self.busy = time.monotonic()
                 else:
                     await self._wait(state)
+                self._check_waste()
                 self._report(state)
                 state = await published(self.sampler.buffer) or state
             await self.running.pause(self.strategy.pause_timeout)
@@ -144,7 +145,7 @@ class _Work:
         if self.running.model_step != before or self.loaded is None:
             self.busy = time.monotonic()
         self.loaded = max(self.running.model_step, state.model_step)
-        await self.agent_loop.resume()
+        await resume(self.agent_loop, self.strategy.pause_timeout)
         return not self.strategy.too_old(self.running.model_step, state.train_step)
 
     async def _start(self) -> int:
@@ -179,7 +180,6 @@ class _Work:
         await self.sampler.buffer.storage.check_fence()
         if self.running:
             await self.running.wait(_LOOK_SECONDS)
-            self._check_waste()
             self.busy = time.monotonic()
             return
         await asyncio.sleep(_LOOK_SECONDS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
 import pytest
 
-from replaybuf import ReplayBuffer, Status
+from replaybuf import NotReadyError, ReplayBuffer, Status
 from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler
 from tests.produce.laws import assert_accounted, ids, items_of
 from tests.produce.scripted import ScriptedLoop, forever, prompts
@@ -34,7 +35,7 @@ async def test_a_deaf_loop_is_cancelled_and_nothing_of_the_call_is_kept(
     assert 0.2 <= summary.pause_seconds < 5
     assert summary.interrupted == 0
     assert loop.running == 0
-    assert "2 groups were still being generated 0.2 s after pause(); they begin anew later" in caplog.text
+    assert "2 groups were not done 0.2 s after pause(); they begin anew later" in caplog.text
     waiting = await items_of(sampler.buffer, Status.INIT)
     assert sorted(ids(waiting)) == [0, 1]
     assert {rollout.response for item in waiting for rollout in item.item} == {None}
@@ -91,3 +92,25 @@ async def test_generation_is_paused_between_batches_and_resumed_for_the_next(sam
         await produce(loop, sampler)
         assert (loop.running, loop.pauses) == (0, number)
         await sampler.buffer.delete({"status": "completed"})
+
+
+async def test_a_pause_that_hangs_is_given_up(sampler: Sampler) -> None:
+    class Hanging(ScriptedLoop):
+        async def pause(self) -> None:
+            await asyncio.sleep(3600)
+
+    loop = Hanging(scripts={0: forever()})
+    summary = await produce(loop, sampler)
+    assert 0.2 <= summary.pause_seconds < 5
+    assert loop.running == 0
+    await assert_accounted(sampler)
+
+
+async def test_a_resume_that_hangs_ends_the_batch(sampler: Sampler) -> None:
+    class Hanging(ScriptedLoop):
+        async def resume(self) -> None:
+            await asyncio.sleep(3600)
+
+    with pytest.raises(NotReadyError, match=r"after 0.2 s: resume\(\) of the agent loop \(Hanging\) has not returned"):
+        await produce(Hanging(), sampler)
+    assert (await sampler.counts()).drawn == 0

@@ -67,7 +67,15 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+#: On PostgreSQL one of them in the quick form.
+CASES = [
+    *((kind, name) for kind in ("memory", "sqlite") for name in STRATEGIES),
+    ("postgresql", "tail batches"),
+    *(pytest.param("postgresql", name, marks=pytest.mark.long) for name in ("anew", "partial", "few at a time")),
+]
+
+
+@pytest.mark.parametrize(("new_url", "name"), CASES, indirect=["new_url"])
 async def test_two_runs_are_the_same(new_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Batch by batch, group by group, and in all counts."""
     first = await run(new_url(), monkeypatch, STRATEGIES[name], 1)

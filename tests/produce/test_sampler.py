@@ -24,18 +24,21 @@ async def test_a_prompt_becomes_a_group_of_k_rollouts_with_ids_of_their_own(buff
         assert {rollout.status for rollout in prompt.group} == {Status.INIT}
 
 
-def test_the_rollouts_of_a_group_share_nothing() -> None:
-    """Neither with each other nor with the dataset, also before they have been through a store."""
+async def test_the_rollouts_of_a_group_share_nothing(buffer: ReplayBuffer) -> None:
+    """Neither with each other nor with the dataset."""
     record = {"message": [{"role": "user", "content": "2 + 2"}], "extra_fields": {"seen": []}, "prompt_ids": [1]}
-    sampler = Sampler(build("memory://"), [record], TASK, prompt_repeat_k=2)
-    first, second = sampler._make_group(record, 0)
+    (prompt,) = await Sampler(buffer, [record], TASK, prompt_repeat_k=2).sample()
+    first, second = prompt.group
     first.message[0]["content"] = "3 + 3"
     first.extra_fields["seen"].append(1)
     first.prompt_ids.append(2)
     assert second.message == [{"role": "user", "content": "2 + 2"}]
     assert (second.extra_fields, second.prompt_ids) == ({"seen": []}, [1])
-    assert record["message"] == [{"role": "user", "content": "2 + 2"}]
-    assert record["extra_fields"] == {"seen": []}
+    assert record == {
+        "message": [{"role": "user", "content": "2 + 2"}],
+        "extra_fields": {"seen": []},
+        "prompt_ids": [1],
+    }
 
 
 async def test_a_dataset_of_rollouts_is_not_changed(buffer: ReplayBuffer) -> None:

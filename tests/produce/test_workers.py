@@ -41,9 +41,9 @@ async def working(
     try:
         yield task
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        if task.cancel():
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
 async def completed(buffer: ReplayBuffer, count: int) -> None:

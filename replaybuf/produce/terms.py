@@ -1,0 +1,23 @@
+"""The settings of a strategy that the generation of groups needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from replaybuf.produce.agent_loop import Generated
+from replaybuf.staleness import ExpiryRule
+from replaybuf.storage.base import Tags
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How groups are generated and stored: the settings of a strategy that this needs."""
+
+    partial: bool
+    expiry: ExpiryRule
+    max_failures: int
+    is_valid: Callable[[list[Any]], bool]
+    on_group: Callable[[Generated], object] | None
+    tags: Callable[[list[Any]], Tags] | None
