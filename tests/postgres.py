@@ -7,11 +7,12 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import asyncpg
@@ -47,7 +48,16 @@ class Server:
         """Start it again, and wait until it can be used."""
         socket = make_url(self.url).query["host"]
         self._control("-o", f"-h '' -k {socket} {options}", "-l", str(self._server.log), "start")
-        self._server.ensure_postgres_running()  # so that the end finds the new process
+        self._notice()
+
+    def _notice(self) -> None:
+        """Let the end find the new process. For a moment its file says that it isn't ready."""
+        for _ in range(100):
+            with suppress(AssertionError):
+                self._server.ensure_postgres_running()
+                return
+            time.sleep(0.1)
+        raise TimeoutError("the server was started, and isn't ready after 10 s")
 
     def configure(self, **settings: str) -> None:
         """Settings that hold from the next start."""
