@@ -175,9 +175,7 @@ async def test_a_server_that_stays_away_ends_the_batch_and_keeps_the_rollouts(en
     endpoint.script = lambda body, attempt: Script(at=2, drop=True) if attempt == 1 else Script(status=503, text="away")
     async with engine_of(endpoint) as engine:
         await engine.generate_group(group, partial=True)
-        with pytest.raises(
-            ProduceError, match=r"was away for 0\.5 s \(HTTP 503: away\); the prompts are kept"
-        ):
+        with pytest.raises(ProduceError, match=r"was away for 0\.5 s \(HTTP 503: away\); the prompts are kept"):
             engine.check(None)
     assert [(rollout.status, rollout.response_ids) for rollout in group] == [(Status.ABORTED, [0, 1])] * 2
 
