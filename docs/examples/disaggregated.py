@@ -15,9 +15,8 @@ from typing import Any
 from replaybuf import FencedError, ReplayBufferConfig, RolloutState, Status
 from replaybuf.produce import AsyncProduceStrategy, Sampler, TrainState, produce_loop, publish
 
-CONFIG = ReplayBufferConfig(
-    url=os.environ.get("REPLAYBUF_URL", "sqlite:///disaggregated.db"), capacity=32, on_full="block"
-)
+URL = os.environ.get("REPLAYBUF_URL", "sqlite:///disaggregated.db")
+CONFIG = ReplayBufferConfig(url=URL, capacity=32, on_full="block")
 WEIGHTS = Path("disaggregated-weights.json")  # of a model that knows what it was trained on, so that it can be checked
 PROMPTS = [{"prompt": f"{number}+5="} for number in range(200)]
 STRATEGY = AsyncProduceStrategy(over_sample=1.0, enable_partial_rollout=True, max_staleness=3)
