@@ -232,9 +232,7 @@ class PromptLedger:
                     )
                     drawn += [Prompt(self, lease, item) for item in lease.items[self.task_name]]
         except BaseException:
-            with contextlib.suppress(ReplayBufError, RuntimeError):  # then they come back when their time is over
-                for prompt in drawn:
-                    await prompt.give_back()
+            await to_its_end(_give_back(drawn))
             raise
         if not partial:
             for prompt in drawn:
@@ -286,6 +284,12 @@ def _returning(again: Iterable[Again]) -> list[Narrowed]:
     if (Status.INIT, None) not in chosen:
         chosen.append((Status.INIT, None))
     return list(dict.fromkeys(chosen)) if all(where is None for _, where in chosen) else chosen
+
+
+async def _give_back(prompts: Iterable[Prompt]) -> None:
+    for prompt in prompts:
+        with contextlib.suppress(ReplayBufError, RuntimeError):  # then it comes back when its time is over
+            await prompt.give_back()
 
 
 def _as_group(item: Any, number: int) -> list[Any]:
