@@ -71,7 +71,9 @@ class Prompt:
         self.attempt = item.deliveries
 
     def __repr__(self) -> str:
-        return f"<Prompt {self.uid} of {self.ledger.task_name}, attempt {self.attempt}>"
+        number = get_field(self.group[0], "group_id") if self.group else None
+        group = "" if number is None else f", group {number!r:.50}"
+        return f"<Prompt {self.uid} of {self.ledger.task_name}{group}, attempt {self.attempt}>"
 
     @property
     def lost(self) -> bool:
@@ -267,7 +269,10 @@ class PromptLedger:
             for rollout in rollouts:
                 self.buffer.storage.codec.rollout_type.require_all(rollout, [("put", ("status",))])
         except RolloutError as error:
-            raise RolloutError(f"make_group must make a list of rollouts of an item of the dataset: {error}") from error
+            raise RolloutError(
+                f"item {number} of the dataset (counted as drawn, from 0) can't be made a group of rollouts, by "
+                f"make_group or make_rollout: {error}"
+            ) from error
         if not rollouts:
             raise InputError(f"make_group gave an empty group for {item!r:.200}")
         for rollout in rollouts:
