@@ -83,6 +83,10 @@ class ProduceError(ReplayBufError, RuntimeError):
     """The groups of a batch can't be made: the prompts are at their end, or the agent loop fails again and again."""
 
 
+class PromptsExhaustedError(ProduceError):
+    """No prompt is left in the dataset, and none is in flight: the batch can't be made."""
+
+
 class CheckpointError(ReplayBufError, LookupError):
     """There is no such step checkpoint."""
 

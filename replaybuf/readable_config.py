@@ -71,6 +71,8 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
             if not isinstance(values, Mapping) or name not in values:
                 raise ConfigError(f"{file} has no section {section!r} (at {name!r})")
             values = values[name]
+        if values is None and section:  # the section is there, and empty
+            values = {}
         if not isinstance(values, Mapping):
             raise ConfigError(f"{file}: expected a mapping with {', '.join(cls.model_fields)}")
         try:

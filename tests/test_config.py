@@ -19,6 +19,7 @@ from replaybuf import (
     ReplayBufferConfig,
     ReplayPolicy,
     StalenessPolicy,
+    SyncProduceStrategy,
     SyncReplayBufferConfig,
 )
 from replaybuf.storage.sql import driver
@@ -42,6 +43,11 @@ def test_a_json_file(tmp_path: Path) -> None:
     file = tmp_path / "train.json"
     file.write_text(json.dumps({"url": "sqlite:///run.db", "durability": "full"}))
     assert ReplayBufferConfig.from_file(file).durability == "full"
+
+
+def test_an_empty_section_has_all_defaults(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text("produce:\n")
+    assert SyncProduceStrategy.from_file(tmp_path / "train.yaml", section="produce") == SyncProduceStrategy()
 
 
 @pytest.mark.parametrize(

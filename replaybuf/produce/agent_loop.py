@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import inspect
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -59,19 +60,48 @@ class Generated:
     error: str | None = None
 
 
+class NoCoroutineError(InputError):
+    """A method of the agent loop must be a coroutine."""
+
+
 def check_agent_loop(agent_loop: Any) -> AgentLoop:
     """An agent loop. Raises InputError that says what it lacks."""
-    for name in ("generate_group", "pause", "resume"):
-        if not callable(getattr(agent_loop, name, None)):
+    if isinstance(agent_loop, type):
+        raise InputError(f"the agent loop is a class: give an instance, {agent_loop.__name__}(...)")
+    for name, arguments in (("generate_group", ([],)), ("pause", ()), ("resume", ())):
+        method = getattr(agent_loop, name, None)
+        if not callable(method):
             raise InputError(f"an agent loop needs the coroutine {name}(); {type(agent_loop).__name__} has none")
+        _check_call(type(agent_loop).__name__, name, method, arguments)
     return agent_loop  # type: ignore[no-any-return]
+
+
+def _check_call(owner: str, name: str, method: Any, arguments: tuple[Any, ...]) -> None:
+    try:
+        signature = inspect.signature(method)
+    except ValueError:  # there are callables whose signature nobody knows
+        return
+    try:
+        signature.bind(*arguments, **({"partial": False} if arguments else {}))
+    except TypeError as error:
+        expected = "(group, *, partial)" if arguments else "()"
+        raise InputError(f"{owner}.{name} can't be called as {name}{expected}: {error}") from error
+
+
+def awaitable(agent_loop: Any, name: str, made: Any) -> Awaitable[Any]:
+    """What a method of an agent loop returned, to be awaited. Raises NoCoroutineError for what can't be."""
+    if not inspect.isawaitable(made):
+        raise NoCoroutineError(
+            f"{type(agent_loop).__name__}.{name} must be a coroutine (async def); it returned a {type(made).__name__}"
+        )
+    return made
 
 
 async def resume(agent_loop: AgentLoop, timeout: float) -> None:
     """Let an agent loop generate. Raises NotReadyError when that takes it longer than `timeout` seconds."""
     try:
         async with asyncio.timeout(timeout) as limit:
-            await agent_loop.resume()
+            await awaitable(agent_loop, "resume", agent_loop.resume())
     except TimeoutError as error:
         if not limit.expired():
             raise  # of the agent loop's own

@@ -13,7 +13,7 @@ from replaybuf.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufError, RolloutError
 from replaybuf.lease import to_its_end
 from replaybuf.normalise import as_group
-from replaybuf.produce.agent_loop import AgentLoop, Generated
+from replaybuf.produce.agent_loop import AgentLoop, Generated, NoCoroutineError, awaitable
 from replaybuf.produce.outcome import (
     INTERRUPTED,
     begin_anew_later,
@@ -27,6 +27,7 @@ from replaybuf.produce.outcome import (
 from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.summary import ProduceSummary
 from replaybuf.produce.terms import Terms
+from replaybuf.produce.trouble import Trouble
 from replaybuf.prompts import Prompt
 from replaybuf.prompts.ledger import Again
 from replaybuf.rollout import Status, group_status
@@ -55,14 +56,11 @@ class Generations:
         model_step: int,
     ) -> None:
         self.train_step, self.model_step = train_step, model_step
-        self.last_error = ""
-        self.in_vain = 0  # groups that were generated for nothing
+        self.trouble = Trouble()
         self._pausing = False
         self._agent_loop, self._sampler, self._terms, self._summary = agent_loop, sampler, terms, summary
         self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were begun
         self._calling: set[asyncio.Task[None] | None] = set()  # those that are in the agent loop's hands
-        self._failures = 0  # in a row
-        self._failed: dict[Status, set[int]] = {}  # the prompts of these, by the status with which they waited
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -89,13 +87,13 @@ class Generations:
         Raises what storing one raised, and ProduceError when too many have failed in a row.
         """
         for _ in filter(asyncio.Task.cancelled, self._tasks):
-            self._fails("it cancelled its own task")
+            self.trouble.fails("it cancelled its own task")
         self._collect()
-        if self._failures >= self._terms.max_failures:
+        if self.trouble.in_row >= self._terms.max_failures:
             raise ProduceError(
-                f"task {self._sampler.task_name}: {self._failures} groups in a row failed to be generated, the last "
-                f"one by {self.last_error}; their prompts are kept"
-            )
+                f"task {self._sampler.task_name}: {self.trouble.in_row} groups in a row failed to be generated, the "
+                f"last one by {self.trouble.last_error}; their prompts are kept"
+            ) from self.trouble.last_raised
 
     async def pause(self, timeout: float) -> None:
         """Interrupt all of them, and store what there is of them.
@@ -107,7 +105,7 @@ class Generations:
         began, self._pausing = time.monotonic(), True
         try:
             async with asyncio.timeout(timeout) as limit:
-                await self._agent_loop.pause()
+                await awaitable(self._agent_loop, "pause", self._agent_loop.pause())
                 await asyncio.wait(self._tasks)
         except TimeoutError:
             if not limit.expired():
@@ -181,7 +179,7 @@ class Generations:
 
     async def _forgive(self) -> None:
         """Let the prompts that failed since the last success be as if they hadn't, those that were set aside too."""
-        for status, uids in self._failed.items():
+        for status, uids in self.trouble.failed.items():
             failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
             await self._sampler.buffer.update(failed, status=status)
 
@@ -192,11 +190,6 @@ class Generations:
         errors = [error for task in done if not task.cancelled() and (error := task.exception())]
         if errors:
             raise errors[0]
-
-    def why_in_vain(self) -> str:
-        """What was generated for nothing, for people."""
-        text = f"after {self.in_vain} that failed, were filtered, too old when they were done, or interrupted"
-        return text + (f"; the last error was {self.last_error}" if self.last_error else "")
 
     # One group
 
@@ -212,51 +205,49 @@ class Generations:
 
     async def _generate(self, prompt: Prompt) -> None:
         began, model_step, before = time.monotonic(), self.model_step, count_tokens(prompt.group)
-        group, error = prompt.group, None
+        group = prompt.group
+        error: str | BaseException | None = None
         try:
             made = await self._call(group)
             group = group if made is None else as_group(made)
             status = judge(group)
+            error = error_of(group) if status == Status.FAILED else None
+        except NoCoroutineError:
+            raise
         except (Exception, asyncio.CancelledError) as raised:
             if isinstance(raised, asyncio.CancelledError) and is_cancelled():
                 raise
-            status, error = Status.FAILED, text_of(raised)
+            error = raised
         seconds, tokens = time.monotonic() - began, max(0, count_tokens(group) - before)
-        if status == Status.FAILED:
-            error = error or error_of(group)
-        else:
+        if error is None:
             try:
                 status = await self._store(prompt, group, status, model_step)
-                self._failures = 0
-                self._failed.clear()
+                self.trouble.succeeds()
             except RolloutError as raised:  # it made what can't be stored
-                error = str(raised)
+                error = raised
+        text = None
         if error is not None:
-            status = await self._fail(prompt, error)
+            status, text = await self._fail(prompt, error), self.trouble.last_error
         self._count(
-            Generated(self._sampler.task_name, group, status, tokens, seconds, prompt.attempt, model_step, error)
+            Generated(self._sampler.task_name, group, status, tokens, seconds, prompt.attempt, model_step, text)
         )
 
     async def _call(self, group: list[Any]) -> list[Any] | None:
         task = asyncio.current_task()
         self._calling.add(task)
         try:
-            return await self._agent_loop.generate_group(group, partial=self._terms.partial)
+            made = self._agent_loop.generate_group(group, partial=self._terms.partial)
+            result: list[Any] | None = await awaitable(self._agent_loop, "generate_group", made)
+            return result
         finally:
             self._calling.discard(task)
 
-    def _fails(self, error: str) -> None:
-        self._failures += 1
-        self.last_error = error
-
-    async def _fail(self, prompt: Prompt, error: str) -> Status:
+    async def _fail(self, prompt: Prompt, error: str | BaseException) -> Status:
         """Let a group be tried again, or set it aside as FAILED after the last try."""
-        self._fails(error)
-        self._failed.setdefault(prompt.status, set()).add(prompt.uid)
         most = self._sampler.buffer.storage.rules.limits.max_deliveries
         last = bool(most) and prompt.attempt >= most
-        await prompt.give_back(failed=error)
-        _logger.warning("%r failed, and %s: %s", prompt, "is set aside" if last else "will be tried again", error)
+        self.trouble.prompt_fails(prompt, error, last=last)
+        await prompt.give_back(failed=error if isinstance(error, str) else text_of(error))
         return Status.FAILED if last else Status.INIT
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
@@ -292,8 +283,6 @@ class Generations:
 
     def _count(self, made: Generated) -> None:
         self._summary.add(made.status, made.tokens, made.seconds)
-        # A group that is interrupted though nobody has asked for it may get on by it, or not.
-        stuck = made.status == Status.ABORTED and not made.tokens and not self._pausing
-        self.in_vain += stuck or made.status not in (Status.COMPLETED, Status.ABORTED)
+        self.trouble.note(made, pausing=self._pausing)
         if self._terms.on_group is not None:
             self._terms.on_group(made)

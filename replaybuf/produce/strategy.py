@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pydantic import Field, ImportString
+from pydantic import Field, ImportString, field_validator
 
 from replaybuf.bar import progress_bar
 from replaybuf.checks import check_step, check_timeout, whole
-from replaybuf.errors import InputError, NotReadyError, ProduceError
+from replaybuf.errors import InputError, NotReadyError, ProduceError, PromptsExhaustedError
 from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
 from replaybuf.produce.generations import Generations
 from replaybuf.produce.sampler import Sampler
@@ -89,6 +90,15 @@ class ProduceStrategy(ReadableConfig):
     on_group: Hook | None = None
     tags: Hook | None = None
 
+    @field_validator("is_valid", "should_continue", "on_group", "tags")
+    @classmethod
+    def _plain_function(cls, hook: Any) -> Any:
+        if hook is not None and not callable(hook):
+            raise ValueError(f"expected a function, or 'module:function', got {hook!r:.100}")
+        if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(type(hook), "__call__", None)):  # noqa: B004
+            raise ValueError("it must be a plain function, not a coroutine (async def): nobody would wait for it")
+        return hook
+
     async def produce_batch(
         self,
         agent_loop: AgentLoop,
@@ -106,9 +116,10 @@ class ProduceStrategy(ReadableConfig):
         there already count. Afterwards nothing is being generated any more; `buffer.take_batch` gives the batch. With
         `progress` a bar is shown, where stderr is a terminal.
 
-        Raises ProduceError when they can't be made; NotReadyError, a TimeoutError, after `timeout` seconds (None:
-        never); FencedError when the buffer was restored. Whatever is raised, also when it is cancelled: every prompt is
-        either finished or handed out again.
+        Raises PromptsExhaustedError when the dataset has no more prompts, and ProduceError when the groups can't be
+        made for other reasons (its cause is what the agent loop raised last); NotReadyError, a TimeoutError, after
+        `timeout` seconds (None: never); FencedError when the buffer was restored. Whatever is raised, also when it is
+        cancelled: every prompt is either finished or handed out again.
         """
         batch = Batch(
             sampler,
@@ -206,8 +217,9 @@ class ProduceStrategy(ReadableConfig):
         return wanted if running else max(1, wanted)  # should_continue asked for more
 
     def _check_waste(self, running: Generations, batch: Batch, completed: int) -> None:
-        if running.in_vain >= self.give_up_after * batch.size:
-            raise ProduceError(f"{_missing(batch, completed)}, {running.why_in_vain()}")
+        trouble = running.trouble
+        if trouble.in_vain >= self.give_up_after * batch.size:
+            raise ProduceError(f"{_missing(batch, completed)}, {trouble.why()}") from trouble.last_raised
 
     async def _wait_for_others(self, batch: Batch, completed: int, timeout: float) -> None:
         """Nothing is left to draw: wait for prompts that are in flight elsewhere. Raises ProduceError without any."""
@@ -219,7 +231,7 @@ class ProduceStrategy(ReadableConfig):
             if await self._completed(batch) > completed:
                 return
             waiting = (await batch.sampler.counts()).waiting
-            raise ProduceError(
+            raise PromptsExhaustedError(
                 f"{_missing(batch, completed)}, and no prompt is left in the dataset"
                 + (f" ({waiting} interrupted or expired ones wait: SamplerWithReplayBuffer draws them)" * bool(waiting))
             )

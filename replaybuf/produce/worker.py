@@ -196,10 +196,12 @@ class _Work:
 
     def _check_waste(self) -> None:
         """Raise ProduceError when one after the other is generated for nothing."""
+        trouble = self.running.trouble
         if self.summary.produced > self.produced:
-            self.produced, self.in_vain = self.summary.produced, self.running.in_vain
-        if self.running.in_vain - self.in_vain >= self.strategy.give_up_after * self.batch_size:
-            raise ProduceError(f"task {self.sampler.task_name}: none was completed {self.running.why_in_vain()}")
+            self.produced, self.in_vain = self.summary.produced, trouble.in_vain
+        if trouble.in_vain - self.in_vain >= self.strategy.give_up_after * self.batch_size:
+            text = f"task {self.sampler.task_name}: none was completed lately, {trouble.why()}"
+            raise ProduceError(text) from trouble.last_raised
 
     async def _why_idle(self, state: TrainState) -> str:
         task = f"task {self.sampler.task_name}"

@@ -71,7 +71,9 @@ class Prompt:
         self.attempt = item.deliveries
 
     def __repr__(self) -> str:
-        return f"<Prompt {self.uid} of {self.ledger.task_name}, attempt {self.attempt}>"
+        number = get_field(self.group[0], "group_id") if self.group else None
+        group = "" if number is None else f", group {number!r:.50}"
+        return f"<Prompt {self.uid} of {self.ledger.task_name}{group}, attempt {self.attempt}>"
 
     @property
     def lost(self) -> bool:
@@ -232,9 +234,7 @@ class PromptLedger:
                     )
                     drawn += [Prompt(self, lease, item) for item in lease.items[self.task_name]]
         except BaseException:
-            with contextlib.suppress(ReplayBufError, RuntimeError):  # then they come back when their time is over
-                for prompt in drawn:
-                    await prompt.give_back()
+            await to_its_end(_give_back(drawn))
             raise
         if not partial:
             for prompt in drawn:
@@ -269,7 +269,10 @@ class PromptLedger:
             for rollout in rollouts:
                 self.buffer.storage.codec.rollout_type.require_all(rollout, [("put", ("status",))])
         except RolloutError as error:
-            raise RolloutError(f"make_group must make a list of rollouts of an item of the dataset: {error}") from error
+            raise RolloutError(
+                f"item {number} of the dataset (counted as drawn, from 0) can't be made a group of rollouts, by "
+                f"make_group or make_rollout: {error}"
+            ) from error
         if not rollouts:
             raise InputError(f"make_group gave an empty group for {item!r:.200}")
         for rollout in rollouts:
@@ -286,6 +289,12 @@ def _returning(again: Iterable[Again]) -> list[Narrowed]:
     if (Status.INIT, None) not in chosen:
         chosen.append((Status.INIT, None))
     return list(dict.fromkeys(chosen)) if all(where is None for _, where in chosen) else chosen
+
+
+async def _give_back(prompts: Iterable[Prompt]) -> None:
+    for prompt in prompts:
+        with contextlib.suppress(ReplayBufError, RuntimeError):  # then it comes back when its time is over
+            await prompt.give_back()
 
 
 def _as_group(item: Any, number: int) -> list[Any]:

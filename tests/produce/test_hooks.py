@@ -144,3 +144,22 @@ async def test_a_hook_that_raises_while_the_rest_is_interrupted_ends_the_batch(s
         )
     await assert_accounted(sampler)
     assert await sampler.buffer.count(TASK, Status.COMPLETED) >= 2
+
+
+@pytest.mark.parametrize("name", ["is_valid", "should_continue", "on_group", "tags"])
+def test_hooks_are_plain_functions(name: str) -> None:
+    """Nobody would wait for a coroutine; and what is no function is said so when the config is read."""
+
+    async def hook(*_: Any) -> bool:
+        return False
+
+    class Hook:
+        async def __call__(self, *_: Any) -> bool:
+            return False
+
+    for wrong in (hook, Hook()):
+        with pytest.raises(ConfigError, match=f"{name}: it must be a plain function, not a coroutine"):
+            SyncProduceStrategy(**{name: wrong})
+    for wrong in ("json:__name__", 5):
+        with pytest.raises(ConfigError, match=f"{name}: "):
+            SyncProduceStrategy(**{name: wrong})

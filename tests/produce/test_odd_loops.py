@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf import ProduceError, ReplayBuffer, RolloutState, Status
+from replaybuf import InputError, ProduceError, ReplayBuffer, RolloutState, Status
 from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler, SyncProduceStrategy
 from tests.produce.laws import assert_accounted, items_of
 from tests.produce.scripted import Script, ScriptedLoop, Told, prompts
@@ -144,7 +144,7 @@ async def test_a_loop_that_is_always_interrupted_ends_the_batch(sampler: Sampler
     """Nobody has asked for it, and no token comes of it."""
     strategy = AsyncProduceStrategy(give_up_after=2, enable_partial_rollout=True)
     loop = ScriptedLoop(Script(status=Status.ABORTED))
-    with pytest.raises(ProduceError, match="or interrupted"):
+    with pytest.raises(ProduceError, match=r"\d+ interrupted, though nobody had paused"):
         await strategy.produce_batch(loop, sampler, 4, train_step=1, model_step=0, timeout=30)
     await assert_accounted(sampler)
 
@@ -152,7 +152,7 @@ async def test_a_loop_that_is_always_interrupted_ends_the_batch(sampler: Sampler
 async def test_a_loop_whose_groups_are_too_old_when_they_are_done_ends_the_batch(sampler: Sampler) -> None:
     strategy = AsyncProduceStrategy(give_up_after=2, max_staleness=1)
     loop = ScriptedLoop(Script(returns=with_field("response_model_steps", [0, 0, 0])))
-    with pytest.raises(ProduceError, match=r"0 of 4 completed groups, after [0-9]+ .* too old when they were done"):
+    with pytest.raises(ProduceError, match=r"0 of 4 completed groups, after \d+ in vain: \d+ too old when done"):
         await strategy.produce_batch(loop, sampler, 4, train_step=9, model_step=8, timeout=30)
     await assert_accounted(sampler)
 
@@ -185,3 +185,49 @@ async def test_groups_that_fail_as_they_are_interrupted_do_not_fail_the_batch(sa
     summary = await strategy.produce_batch(loop, sampler, 2, train_step=1, model_step=0, timeout=30)
     assert (summary.produced, summary.retried) == (2, 8)
     await assert_accounted(sampler)
+
+
+class Blocking(ScriptedLoop):
+    """Its methods are no coroutines."""
+
+    def generate_group(self, group: list[RolloutState], *, partial: bool) -> list[RolloutState]:  # type: ignore[override]
+        self.calls[0] += 1
+        return group
+
+
+class WithoutPartial(ScriptedLoop):
+    async def generate_group(self, group: list[RolloutState]) -> list[RolloutState]:  # type: ignore[override]
+        return group
+
+
+class NotResuming(ScriptedLoop):
+    def resume(self) -> None:  # type: ignore[override]
+        self.paused = False
+
+
+MISTAKES = {
+    "a class": (ScriptedLoop, "give an instance, ScriptedLoop"),
+    "no loop": (5, "needs the coroutine generate_group"),
+    "a plain function": (Blocking(), r"Blocking\.generate_group must be a coroutine \(async def\); it returned a list"),
+    "a plain resume": (NotResuming(), r"NotResuming\.resume must be a coroutine"),
+    "no partial": (WithoutPartial(), r"can't be called as generate_group\(group, \*, partial\)"),
+}
+
+
+@pytest.mark.parametrize("loop, message", MISTAKES.values(), ids=MISTAKES)  # noqa: PT006
+async def test_what_is_no_agent_loop_is_said_before_prompts_fail(sampler: Sampler, loop: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        await STRATEGY.produce_batch(loop, sampler, 4, train_step=1, model_step=0, timeout=30)
+    await assert_accounted(sampler)
+    assert await sampler.buffer.count(TASK, Status.FAILED) == 0
+
+
+async def test_an_error_says_where_the_loop_raised(sampler: Sampler, caplog: pytest.LogCaptureFixture) -> None:
+    """The traceback of an error is logged once, and is the cause of what ends the batch."""
+    with pytest.raises(ProduceError) as raised:
+        await STRATEGY.produce_batch(
+            ScriptedLoop(Script(failures=99)), sampler, 4, train_step=1, model_step=0, timeout=30
+        )
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert [bool(record.exc_info) for record in caplog.records][:3] == [True, False, False]
+    assert "<Prompt 1 of math, group 0, attempt 1> failed, and will be tried again" in caplog.records[0].getMessage()

@@ -105,7 +105,7 @@ async def test_a_loop_that_always_fails_ends_the_worker(sampler: Sampler) -> Non
 async def test_groups_that_are_all_filtered_end_the_worker(sampler: Sampler) -> None:
     await publish(sampler.buffer, TrainState(1, 0))
     strategy = AsyncProduceStrategy(is_valid=lambda group: False, give_up_after=2)
-    with pytest.raises(ProduceError, match=r"task math: none was completed after \d+ that failed, were filtered"):
+    with pytest.raises(ProduceError, match=r"task math: none was completed lately, after \d+ in vain: \d+ filtered"):
         await produce_loop(strategy, ScriptedLoop(), sampler, 4, timeout=10)
     await assert_accounted(sampler)
 

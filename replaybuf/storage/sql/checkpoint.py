@@ -172,6 +172,8 @@ def sweep_forgotten(connection: Connection, limit: int, now: float) -> int:
     number = left[0]
     ours = select(checkpoint_group.c.uid).where(checkpoint_group.c.checkpoint == number)
     uids = list(connection.execute(ours.order_by(checkpoint_group.c.uid).limit(limit)).scalars())
+    if not uids:
+        return 0  # another process was faster
     chosen = checkpoint_group.c.checkpoint == number, checkpoint_group.c.uid.between(uids[0], uids[-1])
     other = checkpoint_group.alias("other")
     unneeded = select(checkpoint_group.c.uid, literal(now, garbage.c.removed_at.type)).where(

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, delete, select
 
+from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.archive import any_to_prune, prune
 from replaybuf.storage.sql.checkpoint import forgotten, may_sweep, sweep_forgotten
 from replaybuf.storage.sql.database import Database
@@ -92,9 +93,8 @@ class Sweeper:
                 full = await self._step()
                 failing = False
             except Exception as error:  # whatever it is, the next sweep may succeed
-                _logger.log(
-                    logging.DEBUG if failing else logging.WARNING, "sweeping failed and will be tried again: %s", error
-                )
+                level, known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)
+                _logger.log(level, "sweeping failed and will be tried again: %s", error, exc_info=not known)
                 full, failing = False, True
             # Others get at least as much of the write lock as the sweep.
             with contextlib.suppress(TimeoutError):
