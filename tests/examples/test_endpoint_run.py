@@ -142,6 +142,7 @@ def test_without_a_server_it_says_so(training: Training) -> None:
         pass
     code, printed = training.run(endpoint.url, "--server-timeout", "0.5")
     assert code == 1
+    assert "waiting for the server at" in printed
     assert "was away for 0.5 s (ConnectError" in printed
 
 
