@@ -29,7 +29,7 @@ def test_an_example_prints_what_the_page_says(
 
 def test_every_block_of_code_is_an_example() -> None:
     assert PAGE.text.count("```python") == len(PAGE.examples) + 1  # and the beginning
-    assert len(PAGE.examples) == 10
+    assert len(PAGE.examples) == 12
 
 
 SHARED = section("The settings of both strategies", "And of `Async")

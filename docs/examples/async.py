@@ -57,7 +57,7 @@ def load_weights() -> dict[str, Any]:
 
 
 def save_weights(weights: dict[str, Any]) -> None:
-    new = WEIGHTS.with_suffix(".new")
+    new = WEIGHTS.with_suffix(f".{os.getpid()}")
     new.write_text(json.dumps(weights))
     new.replace(WEIGHTS)  # at any moment they are the old ones or the new ones
 
@@ -66,12 +66,12 @@ async def main() -> None:
     engine = Engine()
     async with CONFIG.build() as buffer:
         if weights := load_weights():
-            await buffer.restore(weights["step"])
             print(f"goes on from step {weights['step']}", flush=True)
         else:
             weights = {"step": 0, "trained": []}
             await buffer.checkpoint(0)
             save_weights(weights)
+        await buffer.restore(weights["step"])  # always: it fences off a trainer that has the buffer open already
         sampler = Sampler(buffer, PROMPTS, "math", prompt_repeat_k=4, epochs=1, shuffle=1)
         while len(weights["trained"]) < len(PROMPTS):
             step = weights["step"] + 1

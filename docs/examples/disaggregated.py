@@ -15,8 +15,9 @@ from typing import Any
 from replaybuf import FencedError, ReplayBufferConfig, RolloutState, Status
 from replaybuf.produce import AsyncProduceStrategy, Sampler, TrainState, produce_loop, publish
 
-CONFIG = ReplayBufferConfig(url=os.environ.get("REPLAYBUF_URL", "sqlite:///run.db"), capacity=32, on_full="block")
-WEIGHTS = Path("run-weights.json")  # of a model that knows what it was trained on, so that it can be checked
+URL = os.environ.get("REPLAYBUF_URL", "sqlite:///disaggregated.db")
+CONFIG = ReplayBufferConfig(url=URL, capacity=32, on_full="block")
+WEIGHTS = Path("disaggregated-weights.json")  # of a model that knows what it was trained on, so that it can be checked
 PROMPTS = [{"prompt": f"{number}+5="} for number in range(200)]
 STRATEGY = AsyncProduceStrategy(over_sample=1.0, enable_partial_rollout=True, max_staleness=3)
 BATCH_SIZE = 8
@@ -52,7 +53,7 @@ def load_weights() -> dict[str, Any]:
 
 
 def save_weights(weights: dict[str, Any]) -> None:
-    new = WEIGHTS.with_suffix(".new")
+    new = WEIGHTS.with_suffix(f".{os.getpid()}")
     new.write_text(json.dumps(weights))
     new.replace(WEIGHTS)  # at any moment they are the old ones or the new ones
 
@@ -77,12 +78,12 @@ async def worker() -> None:
 async def trainer() -> None:
     async with CONFIG.build() as buffer:
         if weights := load_weights():
-            await buffer.restore(weights["step"])
             print(f"trainer: goes on from step {weights['step']}", flush=True)
         else:
             weights = {"step": 0, "trained": []}
             await buffer.checkpoint(0)
             save_weights(weights)
+        await buffer.restore(weights["step"])  # always: it fences off a trainer that has the buffer open already
         while len(weights["trained"]) < len(PROMPTS):
             step = weights["step"] + 1
             await publish(buffer, TrainState(train_step=step, model_step=step - 1, weights=str(WEIGHTS)))
@@ -92,6 +93,7 @@ async def trainer() -> None:
             weights["step"] = step
             await buffer.checkpoint(step)  # first the buffer, then the weights:
             save_weights(weights)  # killed in between, it goes on from the step before
+            print(f"trainer: step {step}: {len(weights['trained'])} prompts trained so far", flush=True)
         await publish(buffer, TrainState(weights["step"], weights["step"], str(WEIGHTS), finished=True))
         print(f"trainer: {weights['step']} steps, {len(set(weights['trained']))} of {len(PROMPTS)} prompts trained")
 

@@ -30,6 +30,14 @@ class AnswerError(Exception):
     """The server answers, and this rollout can't be made of it."""
 
 
+class AwayError(httpx.TransportError):
+    """The server is busy, or is being started."""
+
+
+#: Nothing of an answer has come: the server can't be reached. Other transport errors are of single streams.
+UNREACHED = (AwayError, httpx.ConnectError, httpx.ConnectTimeout)
+
+
 class Engine:
     """An agent loop that streams every rollout of a group from `POST /chat/completions`, each with a seed of its own.
 
@@ -43,6 +51,7 @@ class Engine:
         self._paused = True
         self._streams: set[asyncio.Timeout] = set()
         self._away_since: float | None = None
+        self._said_away = self._said_broken = False
         self._refusal: str | None = None
 
     async def generate_group(self, group: list[RolloutState], *, partial: bool) -> None:
@@ -85,26 +94,33 @@ class Engine:
                 await self._stream(rollout)
                 return
             except httpx.TransportError as error:
-                why = f"{type(error).__name__}: {error}"
+                fault, why = error, words(error)
                 broken += len(rollout.response_ids) > before
             except Exception as error:
-                rollout.status = Status.FAILED
-                text = str(error) if isinstance(error, AnswerError) else f"{type(error).__name__}: {error}"
-                rollout.error_msg = self._hide(text)
+                rollout.status, rollout.error_msg = Status.FAILED, self._hide(words(error))
                 return
             if rollout.status == Status.COMPLETED:  # it broke off behind the last token
                 return
             if broken == BROKEN_STREAMS:
                 rollout.status, rollout.error_msg = Status.FAILED, f"{broken} streams broke off, the last by {why}"
                 return
+            self._say(fault, why)
             await self._wait(why)
 
+    def _say(self, fault: httpx.TransportError, why: str) -> None:
+        """Say that one waits for a server that is away, and the first time that a stream of one that is there broke."""
+        if isinstance(fault, UNREACHED) and not self._said_away:
+            self._said_away = True
+            print(f"waiting for the server at {self._server}: {why}", file=sys.stderr, flush=True)
+        elif not isinstance(fault, UNREACHED) and not self._said_broken:
+            self._said_broken = True
+            print(f"a stream broke off, and is tried again ({why}); said once", file=sys.stderr, flush=True)
+
     async def _wait(self, why: str) -> None:
-        """Wait a moment for a server that is away, or give it up."""
+        """Wait a moment before the next request; give the server up when no token has come for too long."""
         now, patience = time.monotonic(), self._options.server_timeout
         if self._away_since is None:
             self._away_since = now
-            print(f"waiting for the server at {self._server}: {why}", file=sys.stderr, flush=True)
         if now - self._away_since >= patience:
             self._refusal = (
                 f"the server at {self._server} was away for {patience:g} s ({why}); the prompts are kept: "
@@ -127,7 +143,7 @@ class Engine:
                 before = len(rollout.response_ids)
                 reason = take(rollout, data)
                 if reason is not None or len(rollout.response_ids) > before:
-                    self._away_since = None
+                    self._away_since, self._said_away = None, False
                 if reason is not None:
                     finish(rollout, reason)  # at once: a pause may come before the end of the stream
         if rollout.finish_reason is None:
@@ -154,13 +170,18 @@ class Engine:
         """Say what the server answered instead of a stream: the status, the beginning of the body, never the key."""
         text = f"HTTP {status}: {self._hide(' '.join(body.decode('utf-8', 'replace').split())):.300}"
         if status in AWAY:
-            raise httpx.ReadError(text)
+            raise AwayError(text)
         if status not in REFUSED:
             raise AnswerError(text)
         self._refusal = f"the server at {self._server} answered {text}; the prompts are kept"
 
     def _hide(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
+
+
+def words(error: Exception) -> str:
+    """An error for people."""
+    return str(error) if isinstance(error, AnswerError | AwayError) else f"{type(error).__name__}: {error}"
 
 
 async def events(response: httpx.Response) -> AsyncIterator[bytes]:
@@ -251,11 +272,11 @@ async def run(options: argparse.Namespace) -> None:
         made = await buffer.checkpoints()
         step = max((checkpoint.step for checkpoint in made), default=0)  # a real trainer: that of its weights
         if made:
-            await buffer.restore(step)
             print(f"goes on from step {step}", flush=True)
-            await update_server(step)
         else:
             await buffer.checkpoint(0)
+        await buffer.restore(step)  # always: it fences off a trainer that has the buffer open already
+        await update_server(step)
         while step < options.steps:
             step += 1
             summary = await strategy.produce_batch(
@@ -277,7 +298,7 @@ def options() -> argparse.Namespace:
     add("prompts", nargs="+", help=f"JSONL files with lines such as {example}, or with messages")
     add("--base-url", default="http://localhost:8000/v1", help="of the endpoint")
     add("--model", required=True, default=argparse.SUPPRESS, help="its name on the server")
-    add("--url", default="sqlite:///run.db", help="of the database of the run; or postgresql://...")
+    add("--url", default="sqlite:///endpoint.db", help="of the database of the run; or postgresql://...")
     add("--steps", type=int, default=100, help="train steps in all; the prompts are read as often as that takes")
     add("--batch-size", type=int, default=8, help="groups of a train step")
     add("--k", type=int, default=4, help="rollouts of a group")

@@ -93,10 +93,11 @@ def table(figures: Figures, pids: Sequence[int], bars: str = _BARS) -> Renderabl
     bar.add_row(
         f"step {done}/{target}", ProgressBar(total=target, completed=done, width=40), f"{figures.seconds:.0f} s"
     )
-    rows = Table.grid(padding=(0, 2))
+    rows = Table.grid(padding=(0, 2), expand=True)
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column(justify="right", no_wrap=True)
-    rows.add_column(no_wrap=True)
+    # On a narrow terminal the notes are cut, and nothing else.
+    rows.add_column(no_wrap=True, overflow="ellipsis" if bars == _BARS else "crop", ratio=1)
     reward = "" if figures.reward is None else f"{figures.reward:.2f}"
     rows.add_row("reward", reward, Text(sparkline(figures.rewards, bars), style="green"))
     by = f"by {len(pids)} workers" if pids else "by the trainer itself"

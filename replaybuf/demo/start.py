@@ -25,6 +25,7 @@ async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None) -> Sa
         saved = Saved(Trainer.create(seed or 0), seed or 0)
         await buffer.checkpoint(0)  # before there are weights: then there is always one to go back to
         folder.save(saved)
+        await buffer.restore(0)  # fences off a trainer that started anew at the same moment, in another folder
         return saved
     if seed not in (None, saved.seed):
         raise ReplayBufError(

@@ -16,6 +16,7 @@ from replaybuf.demo.mode import Mode
 from replaybuf.demo.settings import BATCH_GROUPS
 from replaybuf.storage.sql.driver import parse_url
 
+WORKERS = "how stale the groups of each worker were"
 QUERIES = {
     "what is in the buffer (archived: trained on lately)": (
         "SELECT status, count(*), avg(reward), max(staleness) FROM groups GROUP BY status"
@@ -23,9 +24,7 @@ QUERIES = {
     "which answers are harder (level: digits of the answer)": (
         "SELECT {level} AS level, count(*), avg(reward) FROM groups GROUP BY 1 ORDER BY 1"
     ),
-    "how stale the groups of each worker were": (
-        "SELECT {worker} AS worker, count(*), avg(staleness) FROM groups GROUP BY 1 ORDER BY 1"
-    ),
+    WORKERS: ("SELECT {worker} AS worker, count(*), avg(staleness) FROM groups GROUP BY 1 ORDER BY 1"),
     "wrong answers": ("SELECT prompt, response, reward, staleness FROM rollouts WHERE reward < 1 LIMIT 10"),
 }
 
@@ -34,7 +33,7 @@ def summary(url: str, folder: Path, figures: Figures, trained: Sequence[int]) ->
     """The lines at the end of a run. `trained` are the numbers of all prompts that the weights were trained on."""
     lines = ["", _reward(figures), _groups(figures), verdict(trained, figures.target * BATCH_GROUPS)]
     lines += ["", f"The buffer is in {where(url)}, the weights are in {folder}", "", "Try:"]
-    for title, query in queries(url).items():
+    for title, query in queries(url, figures.mode).items():
         lines += [f"  # {title}", f"  {query}"]
     lines += ["  # all figures", f"  replaybuf stats {shlex.quote(shell_url(url))}"]
     if has_password(url):
@@ -77,7 +76,7 @@ def verdict(trained: Sequence[int], prompts: int) -> str:
     return f"{len(counts):,} prompts were trained, each of them once."
 
 
-def queries(url: str) -> dict[str, str]:
+def queries(url: str, mode: Mode) -> dict[str, str]:
     """Shell commands to try, by what they show."""  # a shell leaves "$." alone
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
@@ -88,7 +87,11 @@ def queries(url: str) -> dict[str, str]:
     else:
         tags = {name: f"tags ->> '{name}'" for name in ("level", "worker")}
         command = f"psql {shlex.quote(shell_url(url))} -c"
-    return {title: f'{command} "{query.format(**tags)}"' for title, query in QUERIES.items()}
+    return {
+        title: f'{command} "{query.format(**tags)}"'
+        for title, query in QUERIES.items()
+        if title != WORKERS or mode == Mode.DISAGGREGATED
+    }
 
 
 def where(url: str) -> str:

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from replaybuf import Status
 from replaybuf.demo.arithmetic import PROMPTS
-from replaybuf.demo.display import Display, sparkline
+from replaybuf.demo.display import Display, sparkline, table
 from replaybuf.demo.figures import Figures
 from replaybuf.demo.mode import Mode
 from replaybuf.demo.policy import Policy
 from replaybuf.demo.settings import BATCH_GROUPS, TASK
-from replaybuf.demo.summary import has_password, queries, shell_url, summary, verdict, where
+from replaybuf.demo.summary import WORKERS, has_password, queries, shell_url, summary, verdict, where
 from replaybuf.produce import ProduceSummary
 from replaybuf.tally import Tally
 from tests.demo.made import generate_group
@@ -120,6 +120,29 @@ def test_a_terminal_has_the_live_table(figures):
         assert part in text
 
 
+@pytest.mark.parametrize("width", [40, 60, 68])
+def test_a_narrow_terminal_cuts_the_notes_and_keeps_the_figures(figures, width):
+    wide, narrow = (Console(file=io.StringIO(), width=columns) for columns in (300, width))
+    for console in (wide, narrow):
+        console.print(table(figures, Workers.pids))
+    whole, cut = (console.file.getvalue().splitlines() for console in (wide, narrow))
+    kept = [re.match(r"\S.*?  +(?:[\d.,]+(?=  )|(?=[a-z]))", line).group() for line in whole[1:]]
+    assert len(cut) == len(whole)
+    assert [line[: len(start)] for line, start in zip(cut[1:], kept, strict=True)] == kept
+    assert "…" in "".join(cut)
+
+
+def test_a_narrow_terminal_without_unicode_gets_none(figures):
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    display = Display(Console(file=output, force_terminal=True, width=60))
+    with display.showing(figures, Workers):
+        display.update()
+    output.flush()
+    assert b"in the making     4  groups, by all workers" in re.sub(
+        rb"\x1b\[[\d;?]*[a-zA-Z]", b"", output.buffer.getvalue()
+    )
+
+
 def test_without_a_terminal_there_are_plain_lines(figures):
     output = io.StringIO()
     display = Display(Console(file=output, highlight=False))
@@ -162,13 +185,22 @@ def test_psql_gets_the_url_in_its_own_form():
     assert shell_url(URL) == "postgresql://me@db:5433/rl?sslmode=require"
     assert has_password(URL)
     assert all(
-        line.startswith("psql 'postgresql://me@db:5433/rl?sslmode=require' -c ") for line in queries(URL).values()
+        line.startswith("psql 'postgresql://me@db:5433/rl?sslmode=require' -c ")
+        for line in queries(URL, Mode.DISAGGREGATED).values()
     )
 
 
 def test_a_file_is_given_by_its_path():
     assert where("sqlite:////data/my demo.db") == "/data/my demo.db"
-    assert all("'/data/my demo.db'" in line for line in queries("sqlite:////data/my demo.db").values())
+    lines = queries("sqlite:////data/my demo.db", Mode.SYNC).values()
+    assert all("'/data/my demo.db'" in line for line in lines)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_workers_are_compared_where_there_are_some(figures, tmp_path, mode):
+    figures.mode = mode
+    suggested = f"  # {WORKERS}" in summary(URL, tmp_path, figures, [])
+    assert suggested == (mode == Mode.DISAGGREGATED)
 
 
 def test_the_verdict_says_whether_each_prompt_was_trained_once(figures, tmp_path):

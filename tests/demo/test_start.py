@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from replaybuf import ConfigError, ReplayBufError, RolloutState, Status
+from replaybuf import ConfigError, FencedError, ReplayBufError, RolloutState, Status
 from replaybuf.demo import processes
 from replaybuf.demo.display import Display
 from replaybuf.demo.folder import RunFolder
@@ -50,6 +50,14 @@ async def test_a_new_run_has_a_checkpoint_and_weights(buffer, folder):
     saved = await begin(buffer, folder, 3)
     assert (saved.step, saved.seed, saved.trained, folder.load().seed) == (0, 3, [], 3)
     assert [made.step for made in await buffer.checkpoints()] == [0]
+
+
+async def test_a_new_run_fences_off_who_had_the_buffer_open(buffer, folder, shared_url):
+    async with buffer_config(shared_url).build() as other:
+        await begin(buffer, folder, 3)
+        with pytest.raises(FencedError):
+            await put_group(other)
+    await put_group(buffer)
 
 
 async def test_a_run_goes_on_from_the_buffer_of_its_weights(buffer, folder):

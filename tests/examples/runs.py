@@ -23,9 +23,17 @@ class Run:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *arguments: str) -> None:
+        self._start(name, [str(self._script), *arguments])
+
+    def start_together(self, *names: str) -> None:
+        """Start processes of which none finds the weights of another."""
+        for name in names:
+            self._start(name, ["-m", "tests.examples.together", str(self._script), str(len(names))])
+
+    def _start(self, name: str, arguments: list[str]) -> None:
         with self._output(name).open("ab") as output:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-W", "error", str(self._script), *arguments],
+                [sys.executable, "-W", "error", *arguments],
                 cwd=self._folder,
                 env=self._environment,
                 stdout=output,

@@ -175,11 +175,37 @@ async def test_a_server_that_stays_away_ends_the_batch_and_keeps_the_rollouts(en
     endpoint.script = lambda body, attempt: Script(at=2, drop=True) if attempt == 1 else Script(status=503, text="away")
     async with engine_of(endpoint) as engine:
         await engine.generate_group(group, partial=True)
-        with pytest.raises(
-            ProduceError, match=r"was away for 0\.5 s \(ReadError: HTTP 503: away\); the prompts are kept"
-        ):
+        with pytest.raises(ProduceError, match=r"was away for 0\.5 s \(HTTP 503: away\); the prompts are kept"):
             engine.check(None)
     assert [(rollout.status, rollout.response_ids) for rollout in group] == [(Status.ABORTED, [0, 1])] * 2
+
+
+async def test_a_stream_that_breaks_off_is_no_server_to_wait_for(
+    endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = group_of(4)
+    endpoint.script = first(Script(at=2, drop=True))
+    async with engine_of(endpoint) as engine:
+        await engine.generate_group(group, partial=True)
+    assert all(map(whole, group))
+    said = capsys.readouterr().err
+    assert "waiting for the server" not in said
+    assert said.count("a stream broke off") == len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("status", sorted(example.AWAY))
+async def test_that_one_waits_for_the_server_is_said_each_time_that_it_goes(
+    endpoint: Endpoint, capsys: pytest.CaptureFixture[str], status: int
+) -> None:
+    endpoint.script = first(Script(status=status, text="busy"))
+    async with engine_of(endpoint) as engine:
+        for number in range(2):
+            group = group_of(4)
+            for rollout in group:
+                rollout.rollout_id += 4 * number
+            await engine.generate_group(group, partial=True)
+            assert all(map(whole, group))
+            assert capsys.readouterr().err == f"waiting for the server at {endpoint.url}/: HTTP {status}: busy\n"
 
 
 async def test_a_server_that_sends_nothing_is_away(endpoint: Endpoint) -> None:
