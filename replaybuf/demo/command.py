@@ -28,7 +28,7 @@ def demo(
             min=1,
             metavar="N",
             envvar="REPLAYBUF_STEPS",
-            help="Training steps of the run; when it has done them, that many more.  [default: 200, or 45 seconds]",
+            help="Training steps of the run; when it has done them, that many more.  [default: 200, or 60 seconds]",
             show_default=False,
         ),
     ] = None,

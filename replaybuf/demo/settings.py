@@ -26,7 +26,7 @@ STALE_THRESHOLD = 4  # train steps, at which a group expires
 ARCHIVED_GROUPS = 20 * BATCH_GROUPS  # trained ones that stay for SQL
 
 DEFAULT_STEPS = 200
-DEFAULT_SECONDS = 45.0  # unless --steps is given
+DEFAULT_SECONDS = 60.0  # unless --steps is given
 
 #: Seconds after which the prompts of a killed worker are handed out again.
 PROMPT_SECONDS = 5.0
