@@ -253,6 +253,15 @@ async def test_duplicate__dropped_is_counted_and_changes_nothing(stores: Stores)
     assert (await chunks.dropped())["duplicate"] == 3
 
 
+async def test_duplicate__is_an_error_also_when_another_process_has_put_it(stores: Stores) -> None:
+    """Though this one was the last to put, and knows what comes next."""
+    chunks, other = stores.open(2), stores.open(2)
+    await send(chunks, [0, 1])
+    await send(other, [2])
+    error = await problem(chunks.put(1, worker=W, index=2, session=1, version=0))
+    assert (error.kind, error.expected) == ("duplicate", 3)
+
+
 async def test_session__an_older_one_is_an_error(stores: Stores) -> None:
     chunks = stores.open()
     await send(chunks, [0], session=4)

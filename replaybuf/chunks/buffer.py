@@ -116,7 +116,7 @@ class ChunkBuffer:
         fragment = Fragment(data, worker, index, session, version)
         index, session = fragment.index, fragment.session
         known = self._known.get(worker)
-        if known is None or (known.session, known.next) != (session, index) or not await self._still(known):
+        if known is None or (known.session, known.next) != (session, index) or not await self._still(worker, known):
             self._known.pop(worker, None)
             found = await self._find_place(fragment)
             if found is None:
@@ -152,8 +152,9 @@ class ChunkBuffer:
         """
         return await self._ledger.dropped()
 
-    async def _still(self, known: _Known) -> bool:
-        return await self._ledger.all_there((*known.state, *known.worker))
+    async def _still(self, worker: str, known: _Known) -> bool:
+        there = await self._ledger.all_there((*known.state, *known.worker))
+        return there and not await self._ledger.goes_on(worker, known.session, known.next)
 
     async def _find_place(self, fragment: Fragment) -> _Known | None:
         """Where the fragment belongs, after all that has to be done before; None when it is to be dropped."""

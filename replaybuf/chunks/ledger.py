@@ -174,8 +174,13 @@ class Ledger:
                 rows.fragments[_tag(row, "index")] = row
         return rows.progress(self.size)
 
+    async def goes_on(self, worker: str, session: int, index: int) -> bool:
+        """Whether somebody else has put this fragment of a worker, or one behind it."""
+        of_worker = {"task_name": self.fragments, "tags.worker": worker, "tags.session": session}
+        return await self.buffer.count_where({**of_worker, "tags.index": {"$gte": index}}) > 0
+
     async def all_there(self, uids: Iterable[int]) -> bool:
-        """Whether these groups are all in the store: then nobody has gone on from them."""
+        """Whether these groups are all in the store: then no chunk was made of them, and no session has begun."""
         listed = list(uids)
         return await self.buffer.count_where({"uid": {"$in": listed}}) == len(listed)
 

@@ -170,6 +170,17 @@ def test_flipped_bits_anywhere(whole: Path, there: dict[int, Any], tmp_path: Pat
         run("doctor", damaged, code=None)
 
 
+def test_what_is_behind_a_damaged_line_of_the_schema(whole: Path, there: dict[int, Any], tmp_path: Path) -> None:
+    """SQLite doesn't know tables any more that are listed behind an index whose line is damaged."""
+    data = bytearray(whole.read_bytes())
+    place = data.index(b"indexrb_group_by_steprb_group") - 5  # in the header of its row
+    data[place] ^= 4
+    damaged = tmp_path / "damaged" / "run.db"
+    damaged.parent.mkdir()
+    damaged.write_bytes(data)
+    assert save_what_is_left(damaged, tmp_path / "rescued").keys() == there.keys()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_whole_pages_of_rubbish(whole: Path, there: dict[int, Any], tmp_path: Path, seed: int) -> None:
     """Several pages at once, the first one too: where tables are is known of every database of this version."""

@@ -114,7 +114,7 @@ async def test_an_id_that_a_crash_gave_to_another_transaction_proves_nothing(
     async with proxied(url) as proxy, build(proxy.url) as buffer:
         execute(url, "CREATE TABLE others (x int)")
         await end_background_work(buffer)
-        for attempt in range(5):
+        for attempt in range(15):
             first = 10 * attempt
             await fill(buffer, 1, first)
             await all_told(buffer)
