@@ -21,6 +21,7 @@ from replaybuf.produce.terms import Terms
 from replaybuf.prompts.ledger import Again
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollout import Status
+from replaybuf.rules import Level, Limits
 from replaybuf.staleness import ExpiryRule
 from replaybuf.storage.base import Draw
 from replaybuf.tally import levels
@@ -207,14 +208,21 @@ class ProduceStrategy(ReadableConfig):
     async def _wanted(self, running: Generations, batch: Batch, completed: int) -> int:
         """How many groups to begin now."""
         wanted = batch.size + batch.ahead - completed - len(running)
-        limits = batch.sampler.buffer.storage.rules.limits
+        limits, level = batch.sampler.buffer.storage.rules.limits, Level()
         if limits.slows_puts:
             tallies = await batch.sampler.buffer.storage.tallies()
-            room = limits.insertable(levels(tallies, [batch.task_name])[batch.task_name], Status.COMPLETED)
-            wanted = wanted if room is None else min(wanted, room - len(running))
-        if self.max_concurrency is not None:
-            wanted = min(wanted, self.max_concurrency - len(running))
+            level = levels(tallies, [batch.task_name])[batch.task_name]
+        wanted = self.bounded(wanted, limits, level, len(running), len(running))
         return wanted if running else max(1, wanted)  # should_continue asked for more
+
+    def bounded(self, wanted: int, limits: Limits, level: Level, flying: int, running: int) -> int:
+        """No more than there is room for beside the groups in flight, and than are to be generated here at once."""
+        room = limits.insertable(level, Status.COMPLETED)
+        if room is not None:
+            wanted = min(wanted, room - flying)
+        if self.max_concurrency is not None:
+            wanted = min(wanted, self.max_concurrency - running)
+        return wanted
 
     def _check_waste(self, running: Generations, batch: Batch, completed: int) -> None:
         trouble = running.trouble

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 
 from replaybuf.rollout import Status
@@ -51,23 +51,21 @@ class ProduceSummary:
         self.tokens += tokens
         self.group_seconds += seconds
 
-    @contextmanager
-    def producing(self) -> Iterator[None]:
+    def producing(self) -> AbstractContextManager[None]:
         """Add the time of the block to `seconds`."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds += time.monotonic() - began
+        return self._timed("seconds")
+
+    def training(self) -> AbstractContextManager[None]:
+        """Add the time of the block to `train_seconds`."""
+        return self._timed("train_seconds")
 
     @contextmanager
-    def training(self) -> Iterator[None]:
-        """Add the time of the block to `train_seconds`."""
+    def _timed(self, name: str) -> Iterator[None]:
         began = time.monotonic()
         try:
             yield
         finally:
-            self.train_seconds += time.monotonic() - began
+            setattr(self, name, getattr(self, name) + time.monotonic() - began)
 
     def as_dict(self, prefix: str = "produce/") -> dict[str, float]:
         """The figures by name, for a logger: `produce/produced` and so on, and `train/seconds`."""

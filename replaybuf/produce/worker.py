@@ -158,15 +158,10 @@ class _Work:
 
     async def _room(self, tail: bool) -> int:
         """How many groups may be begun now, by all workers' work, the store's limits and this worker's concurrency."""
-        limits = self.sampler.buffer.storage.rules.limits
         level, flying = await self._level()
         room = self.batch_size + (0 if tail else self.strategy.ahead(self.batch_size)) - level.completed - flying
-        insertable = limits.insertable(level, Status.COMPLETED)
-        if insertable is not None:
-            room = min(room, insertable - flying)
-        if self.strategy.max_concurrency is not None:
-            room = min(room, self.strategy.max_concurrency - len(self.running))
-        return room
+        limits = self.sampler.buffer.storage.rules.limits
+        return self.strategy.bounded(room, limits, level, flying, len(self.running))
 
     async def _level(self) -> tuple[Level, int]:
         """What is in the buffer, and how many groups are in flight, whoever generates them."""

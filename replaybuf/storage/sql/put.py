@@ -73,9 +73,9 @@ def _refused(
     levels = read_levels(connection, scope, {one.group.task_name for one in groups})
     refused = {}
     for place, new in enumerate(one.group for one in groups):
-        level = levels[new.task_name].without(_buffered(replaced.get(place, ()), new.task_name))
         if place in passed_over:
             continue
+        level = levels[new.task_name].without(_buffered(replaced.get(place, ()), new.task_name))
         if limits.insertable(level, new.status) == 0:
             refused[place] = FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
         else:

@@ -34,10 +34,11 @@ def reserve_uids(connection: Connection, count: int) -> list[int]:
 
 def uids_in_checkpoints(connection: Connection, scope: Scope, uids: Iterable[int]) -> list[int]:
     """Those of these groups that a checkpoint of the buffer has."""
-    if not scope.checkpoint:
+    chosen = list(uids)
+    if not scope.checkpoint or not chosen:
         return []
     ids = select(checkpoint.c.id).where(checkpoint.c.buffer == scope.buffer)
-    kept = checkpoint_group.c.checkpoint.in_(ids), checkpoint_group.c.uid.in_(list(uids))
+    kept = checkpoint_group.c.checkpoint.in_(ids), checkpoint_group.c.uid.in_(chosen)
     return sorted(set(connection.execute(select(checkpoint_group.c.uid).where(*kept)).scalars()))
 
 
