@@ -1,0 +1,93 @@
+"""Chunk buffers over every backend, and fragments that can be told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from replaybuf import (
+    Chunk,
+    ChunkBuffer,
+    ChunkBufferConfig,
+    FragmentError,
+    ReplayBuffer,
+    RolloutType,
+    Selection,
+)
+
+W = "w"
+
+
+class Stores:
+    """Chunk buffers over one store: `open` gives another one, as another process or a later run would have it."""
+
+    def __init__(self, kind: str, lend: Callable[[], str]) -> None:
+        self._kind = kind
+        self._lend = lend
+        self._opened: list[ChunkBuffer] = []
+        self.renew()
+
+    @property
+    def patience(self) -> int:
+        """By how much shorter the long tests are here."""
+        return 1 if self._kind == "memory" else 4
+
+    def renew(self) -> None:
+        """From now on another, empty store."""
+        self._url = self._lend()
+        self._shared: Any = None
+
+    def open(
+        self, fragments_per_chunk: int = 3, *, buffer_type: type[ReplayBuffer] = ReplayBuffer, **options: Any
+    ) -> ChunkBuffer:
+        config = ChunkBufferConfig(url=self._url, fragments_per_chunk=fragments_per_chunk, **options)
+        storage = config.store().build().storage
+        if self._kind in ("memory", "pandas"):
+            storage = self._shared = storage if self._shared is None else self._shared
+        chunks = ChunkBuffer(
+            buffer_type(storage, RolloutType(dict)),
+            name=config.name,
+            fragments_per_chunk=config.fragments_per_chunk,
+            max_staleness=config.max_staleness,
+            on_problem=config.on_problem,
+            lease_seconds=config.lease_seconds,
+        )
+        self._opened.append(chunks)
+        return chunks
+
+    async def close(self) -> None:
+        for chunks in self._opened:
+            await chunks.close()
+        self._opened.clear()
+
+
+async def send(chunks: ChunkBuffer, indices: Any, *, worker: str = W, session: int = 1, version: int = 0) -> list[bool]:
+    return [
+        await chunks.put({"n": index}, worker=worker, index=index, session=session, version=version)
+        for index in indices
+    ]
+
+
+async def stored(chunks: ChunkBuffer) -> list[Chunk]:
+    """The chunks that there are, in the order in which they were made."""
+    return [Chunk.of(item) async for item in chunks.buffer.find({"task_name": chunks.name, "status": "completed"})]
+
+
+async def starts(chunks: ChunkBuffer) -> list[int]:
+    return [chunk.start for chunk in await stored(chunks)]
+
+
+def numbers(chunk: Chunk) -> list[int]:
+    return [fragment["n"] for fragment in chunk.fragments]
+
+
+def same(first: Selection, second: Selection) -> bool:
+    return first.number == second.number and list(map(repr, first)) == list(map(repr, second))
+
+
+async def problem(call: Awaitable[Any]) -> FragmentError:
+    with pytest.raises(FragmentError) as caught:
+        await call
+    return caught.value

@@ -1,0 +1,203 @@
+"""Fragments are joined into chunks; what does not follow is a problem."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replaybuf import (
+    EncodeError,
+    InputError,
+    NotReadyError,
+    ReplayBufError,
+)
+from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
+
+
+async def test_put__consecutive_fragments_of_a_worker_are_joined(stores: Stores) -> None:
+    chunks = stores.open()
+    assert await send(chunks, range(4, 12)) == [True] * 8
+    assert [(chunk.start, numbers(chunk)) for chunk in await stored(chunks)] == [(4, [4, 5, 6]), (7, [7, 8, 9])]
+    assert await chunks.expected(W) == 12
+
+
+async def test_put__workers_do_not_mix(stores: Stores) -> None:
+    chunks = stores.open(2)
+    for index in range(4):
+        for worker in ("a", "b/1", "b"):
+            await send(chunks, [index], worker=worker)
+    found = [(chunk.worker, numbers(chunk)) for chunk in await stored(chunks)]
+    assert sorted(found) == sorted((worker, pair) for worker in ("a", "b/1", "b") for pair in ([0, 1], [2, 3]))
+
+
+async def test_put__a_chunk_may_be_one_fragment(stores: Stores) -> None:
+    chunks = stores.open(1)
+    await send(chunks, range(3))
+    assert await starts(chunks) == [0, 1, 2]
+    assert (await problem(chunks.put(0, worker=W, index=2, session=1, version=0))).kind == "duplicate"
+
+
+async def test_put__data_comes_back_as_it_was(stores: Stores) -> None:
+    chunks = stores.open(2)
+    data = {"image": np.arange(6, dtype=np.uint8).reshape(2, 3), "action": (1, "jump"), "status": "mine"}
+    await chunks.put(data, worker=W, index=0, session=1, version=5)
+    await chunks.put([b"x", None], worker=W, index=1, session=1, version=4)
+    [chunk] = await chunks.fetch(1, timeout=5)
+    first, second = chunk.fragments
+    assert (first["image"] == data["image"]).all()
+    assert first["image"].dtype == np.uint8
+    assert (first["action"], first["status"], second) == ((1, "jump"), "mine", [b"x", None])
+    assert (chunk.version, chunk.versions, chunk.session, chunk.times_sampled) == (4, (5, 4), 1, 1)
+
+
+async def test_put__only_chunks_are_counted_by_len(stores: Stores) -> None:
+    chunks = stores.open()
+    await send(chunks, range(5))
+    assert len(chunks) == 1
+
+
+async def test_put__what_can_not_be_stored_is_refused_and_may_be_put_again(stores: Stores) -> None:
+    chunks = stores.open(2)
+    await send(chunks, [0])
+    with pytest.raises(EncodeError):
+        await chunks.put(object(), worker=W, index=1, session=1, version=0)
+    await send(chunks, [1])
+    assert await starts(chunks) == [0]
+
+
+WRONG: list[tuple[str, Any]] = [
+    *(("worker", value) for value in ("", 3, "x" * 151, "nul\0")),
+    *((name, value) for name in ("index", "session", "version") for value in (-1, 1.0, True, None, 2**53)),
+]
+
+
+async def test_put__arguments_are_checked(stores: Stores) -> None:
+    good: dict[str, Any] = {"worker": W, "index": 0, "session": 1, "version": 0}
+    for name, value in WRONG:
+        with pytest.raises(InputError, match=name):
+            await stores.open().put(1, **(good | {name: value}))
+
+
+# Problems
+
+
+async def test_put__numbers_may_be_those_of_numpy(stores: Stores) -> None:
+    chunks = stores.open(2)
+    for index in np.arange(4):
+        assert await chunks.put(int(index), worker=W, index=index, session=np.int64(0), version=np.int32(0))
+    await chunks.advance(np.int64(1), session=np.uint8(0))
+    selection = await chunks.fetch(np.int64(2), timeout=np.float32(5))
+    prepared = await chunks.prepared(after=np.int64(selection.number - 1))
+    assert (prepared.number, len(prepared)) == (selection.number, 2)
+
+
+async def test_gap__is_an_error_that_says_what_to_do(stores: Stores) -> None:
+    chunks = stores.open()
+    await send(chunks, range(2))
+    error = await problem(chunks.put(1, worker=W, index=3, session=1, version=0))
+    assert (error.kind, error.expected, error.index, error.worker, error.session) == ("gap", 2, 3, W, 1)
+    assert "the next one is 2" in str(error)
+    assert isinstance(error, ReplayBufError)
+    await send(chunks, [2])
+    assert await starts(chunks) == [0]
+
+
+async def test_gap__dropped_the_unfinished_leave_and_the_next_chunk_starts_there(stores: Stores) -> None:
+    chunks = stores.open(on_problem="drop")
+    assert await send(chunks, [0, 1, 5, 6, 7]) == [True] * 5
+    assert await starts(chunks) == [5]
+    assert (await chunks.dropped())["gap"] == 1
+
+
+async def test_duplicate__is_an_error_also_when_its_chunk_has_left(stores: Stores) -> None:
+    chunks = stores.open()
+    await send(chunks, range(4))
+    await chunks.fetch(1, timeout=5)
+    assert len(chunks) == 0
+    for index in range(4):
+        error = await problem(chunks.put(1, worker=W, index=index, session=1, version=0))
+        assert (error.kind, error.expected) == ("duplicate", 4)
+
+
+async def test_duplicate__dropped_is_counted_and_changes_nothing(stores: Stores) -> None:
+    chunks = stores.open(on_problem="drop")
+    assert await send(chunks, [0, 1, 1, 0, 2, 2]) == [True, True, False, False, True, False]
+    assert await starts(chunks) == [0]
+    assert (await chunks.dropped())["duplicate"] == 3
+
+
+async def test_duplicate__is_an_error_also_when_another_process_has_put_it(stores: Stores) -> None:
+    """Though this one was the last to put, and knows what comes next."""
+    chunks, other = stores.open(2), stores.open(2)
+    await send(chunks, [0, 1])
+    await send(other, [2])
+    error = await problem(chunks.put(1, worker=W, index=2, session=1, version=0))
+    assert (error.kind, error.expected) == ("duplicate", 3)
+
+
+async def test_session__an_older_one_is_an_error(stores: Stores) -> None:
+    chunks = stores.open()
+    await send(chunks, [0], session=4)
+    error = await problem(chunks.put(1, worker="other", index=0, session=3, version=9))
+    assert (error.kind, error.expected, error.session) == ("session", 4, 3)
+
+
+async def test_session__an_older_one_dropped_is_counted(stores: Stores) -> None:
+    chunks = stores.open(on_problem="drop")
+    await send(chunks, [0], session=4)
+    assert await send(chunks, [0, 1], session=3) == [False, False]
+    assert (await chunks.dropped())["session"] == 2
+
+
+async def test_session__a_newer_one_begins_and_all_of_the_older_leaves(stores: Stores) -> None:
+    chunks = stores.open(2, max_reuse=0)
+    await send(chunks, range(3), version=9)
+    await chunks.fetch(1, timeout=5)
+    await send(chunks, [7, 8], session=2)
+    assert [(chunk.session, chunk.start) for chunk in await stored(chunks)] == [(2, 7)]
+    with pytest.raises(NotReadyError):
+        await chunks.prepared()
+    assert await chunks.buffer.count_where({"tags.session": 1}) == 0
+
+
+async def test_session__others_notice_that_it_is_over(stores: Stores) -> None:
+    old, new = stores.open(), stores.open()
+    await send(old, range(2))
+    await send(new, [0], session=2)
+    assert (await problem(old.put(1, worker=W, index=2, session=1, version=0))).kind == "session"
+
+
+async def test_dropped__is_the_same_for_all_and_after_a_restart(stores: Stores) -> None:
+    await send(stores.open(on_problem="drop"), [0, 0, 7, 7])
+    again = stores.open()
+    assert await again.dropped() == {"gap": 1, "duplicate": 2, "session": 0, "stale": 0, "damaged": 0}
+
+
+async def test_forget__a_worker_may_start_anew(stores: Stores) -> None:
+    chunks = stores.open(2)
+    await send(chunks, range(3))
+    assert await chunks.forget(W) == 1
+    assert await chunks.expected(W) is None
+    await send(chunks, range(2))
+    assert sorted(await starts(chunks)) == [0]  # the same chunk once more takes the place of the first
+    assert await chunks.forget("unknown") == 0
+
+
+async def test_damage__a_fragment_that_can_not_be_read_takes_its_chunk_with_it(stores: Stores) -> None:
+    chunks = stores.open()
+    await send(chunks, range(2))
+    find = chunks.buffer.find
+
+    async def damaged(*args: Any, **options: Any) -> AsyncIterator[Any]:
+        async for item in find(*args, **options):
+            if (item.tags or {}).get("index") == 1:
+                item.item, item.error = [], "bit rot"
+            yield item
+
+    chunks.buffer.find = damaged  # type: ignore[method-assign]
+    await send(chunks, range(2, 6))
+    assert await starts(chunks) == [3]
+    assert (await chunks.dropped())["damaged"] == 1

@@ -1,0 +1,121 @@
+"""Chunks leave when they are too stale, or too many."""
+
+from __future__ import annotations
+
+import pytest
+
+from replaybuf import (
+    InputError,
+    NotReadyError,
+)
+from tests.chunks.stores import Stores, send, starts, stored
+
+
+async def test_advance__chunks_too_stale_leave(stores: Stores) -> None:
+    chunks = stores.open(1, max_staleness=2)
+    for index in range(6):
+        await send(chunks, [index], version=index)
+    assert await chunks.advance(5) == 3
+    assert [chunk.version for chunk in await stored(chunks)] == [3, 4, 5]
+    assert await chunks.advance(6) == 1
+    assert await chunks.advance(5) == 0  # a rank that is late
+    assert (await chunks.dropped())["stale"] == 4
+
+
+async def test_advance__a_chunk_is_as_old_as_its_oldest_fragment(stores: Stores) -> None:
+    chunks = stores.open(2, max_staleness=1)
+    await send(chunks, [0], version=3)
+    await send(chunks, [1], version=7)
+    assert await chunks.advance(4) == 0
+    assert await chunks.advance(5) == 1
+
+
+async def test_advance__a_chunk_that_is_too_stale_when_it_is_made_is_counted_and_not_stored(stores: Stores) -> None:
+    chunks = stores.open(2, max_staleness=1)
+    await send(chunks, [0], version=3)
+    await chunks.advance(5)
+    await send(chunks, [1, 2, 3], version=5)
+    assert await starts(chunks) == [2]
+    assert (await chunks.dropped())["stale"] == 1
+
+
+async def test_advance__without_a_bound_all_stay(stores: Stores) -> None:
+    chunks = stores.open(1)
+    await send(chunks, range(3))
+    assert await chunks.advance(10**6) == 0
+    assert len(chunks) == 3
+
+
+async def test_advance__needs_a_session_that_is_not_over(stores: Stores) -> None:
+    chunks = stores.open(1)
+    with pytest.raises(InputError, match="session="):
+        await chunks.advance(1)
+    assert await chunks.advance(1, session=3) == 0
+    with pytest.raises(InputError, match="session 2 is over"):
+        await chunks.advance(1, session=2)
+    await send(chunks, [0], session=3)
+    assert await chunks.advance(0, session=4) == 1
+
+
+async def test_advance__a_chunk_that_was_drawn_meanwhile_is_not_drawn_again(stores: Stores) -> None:
+    chunks = stores.open(1, max_staleness=1, max_reuse=2)
+    await send(chunks, [0])
+    lease = await chunks.buffer.lease_batch({chunks.name: 1})
+    await chunks.advance(2)
+    await lease.acknowledge()
+    assert len(chunks) == 1
+    with pytest.raises(NotReadyError):
+        await chunks.fetch(1, timeout=0)
+    assert len(chunks) == 0
+
+
+async def test_staleness__is_what_people_see_in_the_store(stores: Stores) -> None:
+    chunks = stores.open(1)
+    await send(chunks, [0], version=3)
+    await chunks.advance(5)
+    await send(chunks, [1], version=4)
+    items = [item async for item in chunks.buffer.find({"task_name": "chunks"})]
+    assert [(item.staleness, item.priority) for item in items] == [(2, 3.0), (1, 4.0)]
+
+
+# Capacity
+
+
+async def test_capacity__the_lowest_version_leaves_then_the_oldest(stores: Stores) -> None:
+    chunks = stores.open(1, max_chunks=3)
+    for index, version in enumerate([5, 3, 5, 3, 5, 6]):
+        await send(chunks, [index], version=version)
+    assert await starts(chunks) == [2, 4, 5]
+
+
+async def test_capacity__a_stale_newcomer_displaces_nothing(stores: Stores) -> None:
+    chunks = stores.open(1, max_chunks=3)
+    for index in range(3):
+        await send(chunks, [index], version=5)
+    assert await send(chunks, [3, 4], version=4) == [True, True]
+    assert await starts(chunks) == [0, 1, 2]
+
+
+async def test_capacity__a_stale_newcomer_displaces_nothing_when_its_process_is_behind(stores: Stores) -> None:
+    trainer, worker = stores.open(2, max_chunks=2, max_staleness=9), stores.open(2, max_chunks=2, max_staleness=9)
+    await send(worker, [0], worker="late", version=1)
+    for index, version in ((0, 6), (2, 5)):
+        await send(trainer, [index, index + 1], version=version)
+    await trainer.advance(8)
+    await send(worker, [1], worker="late", version=2)
+    assert [chunk.version for chunk in await stored(trainer)] == [6, 5]
+
+
+async def test_capacity__unfinished_fragments_of_many_workers_are_no_chunks(stores: Stores) -> None:
+    chunks = stores.open(3, max_chunks=1)
+    for index in range(3):
+        for worker in "abcdef":
+            await send(chunks, [index], worker=worker)
+    [chunk] = await stored(chunks)
+    assert chunk.worker == "f"
+    assert await chunks.expected("a") == 3
+
+
+async def test_capacity__a_fetch_that_could_never_be_ready_is_refused(stores: Stores) -> None:
+    with pytest.raises(InputError, match="capacity is 3"):
+        await stores.open(1, max_chunks=3).fetch(4, timeout=None)

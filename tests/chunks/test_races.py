@@ -1,0 +1,239 @@
+"""Several processes at once, and calls that are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from replaybuf import (
+    Chunk,
+    ChunkBuffer,
+    FragmentError,
+    NotReadyError,
+    ReplayBuffer,
+)
+from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
+
+
+def unhurried(seed: int) -> type[ReplayBuffer]:
+    """Buffers whose calls leave time for others before and after, also where the store itself takes none."""
+    chance = random.Random(seed)
+
+    async def others() -> None:
+        for _ in range(chance.choice((0, 0, 1, 2, 3, 10, 30))):
+            await asyncio.sleep(0)
+
+    class Unhurried(ReplayBuffer):
+        async def put(self, *args: Any, **options: Any) -> int | None:
+            await others()
+            uid = await super().put(*args, **options)
+            await others()
+            return uid
+
+        async def delete(self, *args: Any, **options: Any) -> int:
+            await others()
+            count = await super().delete(*args, **options)
+            await others()
+            return count
+
+        async def count_where(self, *args: Any, **options: Any) -> int:
+            await others()
+            count = await super().count_where(*args, **options)
+            await others()
+            return count
+
+        async def refresh_staleness(self, **options: Any) -> dict[str, int]:
+            await others()
+            counts = await super().refresh_staleness(**options)
+            await others()
+            return counts
+
+        async def find(self, *args: Any, **options: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+            await others()
+            async for item in super().find(*args, **options):
+                yield item
+                await others()
+
+    return Unhurried
+
+
+async def test_race__a_chunk_is_made_once_by_those_who_complete_it_together(stores: Stores) -> None:
+    for seed in range(12 // stores.patience):
+        for size in (1, 2):
+            stores.renew()
+            both = [stores.open(size, buffer_type=unhurried(seed + n)) for n in range(2)]
+            await send(both[0], range(size - 1))
+            results = await asyncio.gather(*(send(chunks, [size - 1]) for chunks in both), return_exceptions=True)
+            assert all(result == [True] or isinstance(result, FragmentError) for result in results)
+            assert [True] in results
+            assert await starts(both[0]) == [0]
+            assert [await chunks.expected(W) for chunks in both] == [size, size]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+async def test_race__several_senders_of_the_same_fragments(stores: Stores, size: int) -> None:
+    problems: set[str] = set()
+
+    async def sender(chunks: ChunkBuffer) -> None:
+        for index in range(1, 12):
+            try:
+                await send(chunks, [index])
+            except FragmentError as error:
+                problems.add(error.kind)
+
+    for seed in range(8 // stores.patience):
+        stores.renew()
+        senders = [stores.open(size, buffer_type=unhurried(seed + n)) for n in range(3)]
+        await send(senders[0], [0])
+        await asyncio.gather(*map(sender, senders))
+        found = [numbers(chunk) for chunk in await stored(senders[0])]
+        assert found == [list(range(n, n + size)) for n in range(0, 12, size)]
+        assert await senders[1].expected(W) == 12
+    assert problems <= {"duplicate"}  # everyone sends in order
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_race__fetches_against_workers_against_the_model(stores: Stores, seed: int) -> None:
+    """Nothing is drawn twice, or when it was too stale, and what is neither drawn nor too stale is there."""
+    size, workers, count, model = 2, "abc", 12, 0
+    options: dict[str, Any] = {"max_staleness": 2, "max_reuse": 1}
+    buffers = [stores.open(size, buffer_type=unhurried(seed * 9 + n), **options) for n in range(5)]
+    await buffers[3].advance(0, session=1)
+    drawn: list[Chunk] = []
+
+    async def work(chunks: ChunkBuffer, worker: str) -> None:
+        for index in range(count):
+            await send(chunks, [index], worker=worker, version=index // 2)
+
+    async def draw(chunks: ChunkBuffer) -> None:
+        for _ in range(20):
+            with suppress(NotReadyError):
+                before = model
+                selection = await chunks.fetch(1, timeout=0.001)
+                drawn.extend(selection)
+                assert all(chunk.version >= before - 2 for chunk in selection)
+
+    async def advance(chunks: ChunkBuffer) -> None:
+        nonlocal model
+        for version in range(1, 5):
+            await asyncio.sleep(0.002)
+            await chunks.advance(version)
+            model = version
+
+    works = [work(chunks, worker) for chunks, worker in zip(buffers, workers, strict=False)]
+    await asyncio.gather(*works, advance(buffers[3]), draw(buffers[4]), draw(buffers[3]))
+    await buffers[3].advance(4)
+    chunks = [(chunk.worker, chunk.start) for chunk in (*drawn, *await stored(buffers[0]))]
+    assert len(set(chunks)) == len(chunks)
+    fresh = {(worker, start) for worker in workers for start in range(4, count, size)}
+    assert fresh <= set(chunks)
+    stale = (await buffers[0].dropped())["stale"]
+    assert len(chunks) + stale == len(workers) * count // size
+
+
+async def test_race__what_a_delayed_put_leaves_behind_is_passed_over(stores: Stores) -> None:
+    chunks = stores.open()
+    await send(chunks, range(4))
+    tags: dict[str, Any] = {"worker": W, "session": 1}
+    late = {"status": "archived", "index": 2, "version": 0, "data": {"n": 2}}
+    late_tags = tags | {"index": 2, "version": 0, "last": True}
+    await chunks.buffer.put([late], "chunks.fragments", tags=late_tags, key=f"1/2/{W}")
+    await chunks.buffer.put([{"status": "archived"}], "chunks.cursors", tags=tags | {"start": 0, "size": 3})
+    again = stores.open()
+    assert await again.expected(W) == 4
+    await send(again, range(4, 6))
+    assert [numbers(chunk) for chunk in await stored(again)] == [[0, 1, 2], [3, 4, 5]]
+    assert await again.buffer.count_where({"task_name": "chunks.fragments"}) == 0
+    assert await again.expected(W) == 6
+
+
+async def test_race__a_chunk_of_a_session_that_has_just_ended_is_not_made(stores: Stores) -> None:
+    chunks = stores.open(2, max_chunks=1)
+    await send(chunks, [0], version=9)
+    # Somebody begins a session, and gets no further.
+    await chunks.buffer.put([{"status": "archived"}], "chunks.state", tags={"session": 2, "version": 0})
+    await send(chunks, [1], version=9)
+    assert await stored(chunks) == []
+    assert await chunks.buffer.count_where({"tags.session": 1, "task_name": {"$ne": "chunks.state"}}) == 0
+    assert (await problem(chunks.put(1, worker=W, index=2, session=1, version=9))).kind == "session"
+
+
+async def test_race__a_new_session_against_the_old_one(stores: Stores) -> None:
+    async def old(chunks: ChunkBuffer) -> None:
+        with suppress(FragmentError):
+            for index in range(40):
+                await send(chunks, [index], worker="old", version=99)
+                await asyncio.sleep(0)
+
+    async def new(chunks: ChunkBuffer) -> None:
+        await asyncio.sleep(0.005)
+        await send(chunks, range(6), worker="new", session=2)
+
+    for seed in range(8 // stores.patience):
+        stores.renew()
+        first, second = (stores.open(2, buffer_type=unhurried(seed + n), max_chunks=3) for n in range(2))
+        await asyncio.gather(old(first), new(second))
+        assert sorted(chunk.start for chunk in await second.fetch(3, timeout=5)) == [0, 2, 4]
+        assert {chunk.session for chunk in await second.prepared()} == {2}
+        assert len(first) == 0
+
+
+# Cancellation
+
+
+async def cancelled_after(call: Any, turns: int) -> Any:
+    """Cancel a call after so many turns of the loop; what it came to, or None."""
+    task = asyncio.create_task(call)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return None
+
+
+async def test_cancellation__a_put_that_is_repeated_is_there_once(stores: Stores) -> None:
+    chance = random.Random(3)
+    for size in (1, 3):
+        stores.renew()
+        chunks = stores.open(size, buffer_type=unhurried(1))
+        for index in range(12):
+            for _ in range(3):
+                with suppress(FragmentError):
+                    await cancelled_after(send(chunks, [index]), chance.randrange(150))
+            with suppress(FragmentError):
+                await send(chunks, [index])
+        assert [numbers(chunk) for chunk in await stored(chunks)] == [
+            list(range(n, n + size)) for n in range(0, 12, size)
+        ]
+
+
+async def test_cancellation__a_fetch_loses_nothing(stores: Stores) -> None:
+    chance = random.Random(4)
+    chunks = stores.open(1, buffer_type=unhurried(2))
+    await send(chunks, range(40))
+    left, cancelled = set(range(40)), 0
+    while left and cancelled < 30:
+        selection = await cancelled_after(chunks.fetch(1, timeout=5), chance.randrange(200))
+        if selection is None:
+            cancelled += 1
+            with suppress(NotReadyError):
+                selection = await chunks.prepared()
+        there = set(await starts(chunks))
+        assert left - there <= {chunk.start for chunk in selection or ()}
+        left = there
+    while left:
+        left -= {chunk.start for chunk in await chunks.fetch(1, timeout=5)}
+
+
+async def test_cancellation__of_waits_is_prompt(stores: Stores) -> None:
+    chunks = stores.open()
+    for call in (chunks.fetch(1, timeout=None), chunks.prepared(timeout=None)):
+        async with asyncio.timeout(5):
+            assert await cancelled_after(call, 50) is None
