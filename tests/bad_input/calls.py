@@ -1,0 +1,96 @@
+"""Calls of a buffer as data, and values that mean nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from replaybuf import (
+    Lease,
+    ReplayBufError,
+    ReplayBuffer,
+    RolloutState,
+)
+from replaybuf.lease import Leasing
+from tests.stores import TASK, build, group
+
+
+class Odd:
+    """Something that nothing knows."""
+
+
+def rollouts(**fields: Any) -> list[RolloutState]:
+    made = RolloutState(message=[{"role": "user", "content": "?"}], status="completed", response_ids=[1])
+    for name, value in fields.items():
+        made.__dict__[name] = value
+    return [made]
+
+
+Call = Callable[[ReplayBuffer], Coroutine[Any, Any, Any]]
+
+
+def put(items: Any = None, task_name: Any = TASK, **options: Any) -> Call:
+    return lambda buffer: buffer.put(rollouts() if items is None else items, task_name, **options)
+
+
+async def leased(
+    buffer: ReplayBuffer, use: Callable[[Lease], Coroutine[Any, Any, Any]] | None = None, **options: Any
+) -> None:
+    """Lease a group, use the lease, and leave everything as it was."""
+    lease = await buffer.lease_batch({TASK: 1}, **options)
+    try:
+        if use is not None:
+            await use(lease)
+    finally:
+        await lease.give_back()
+        await buffer.update({"task_name": TASK}, status="completed")  # deliveries start anew
+
+
+async def entered_twice(leasing: Leasing) -> None:
+    async with leasing, leasing:
+        pass
+
+
+def find(query: Any = None, **options: Any) -> Call:
+    async def call(buffer: ReplayBuffer) -> list[Any]:
+        return [item async for item in buffer.find({} if query is None else query, **options)]
+
+    return call
+
+
+def refresh(thresholds: Any, step: Any = 1, **options: Any) -> Call:
+    return lambda buffer: buffer.refresh_staleness(task_stale_thresholds=thresholds, current_train_step=step, **options)
+
+
+def load(state: Any) -> Call:
+    async def call(buffer: ReplayBuffer) -> None:
+        buffer.load_state_dict(state)
+
+    return call
+
+
+def itself() -> list[Any]:
+    values: list[Any] = []
+    values.append(values)
+    return values
+
+
+async def refused(url: str, kind: type[ReplayBufError], message: str, **options: Any) -> ReplayBufError:
+    """That everything which a buffer does with this database ends in the same error, and that it can be closed."""
+    buffer = build(url, **options)
+    calls: list[Coroutine[Any, Any, Any]] = [
+        buffer.put(group(1), TASK),
+        buffer.get(1, TASK),
+        buffer.take_batch({TASK: 1}, timeout=1),
+        buffer.count_where({}),
+        buffer.delete({}),
+    ]
+    for call in calls:
+        with pytest.raises(kind, match=message) as caught:
+            await call
+    with pytest.raises(kind, match=message):
+        len(buffer)
+    await buffer.close()
+    return caught.value

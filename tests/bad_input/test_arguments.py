@@ -1,0 +1,248 @@
+"""What can't work is refused with an error of its own that says why, and leaves the store as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replaybuf import (
+    ConflictError,
+    EncodeError,
+    InputError,
+    MissingSnapshotError,
+    NotEmptyError,
+    OrderTerm,
+    QueryError,
+    ReplayBufError,
+    ReplayBuffer,
+    RolloutError,
+    SnapshotError,
+    SnapshotMismatchError,
+)
+from tests.bad_input.calls import Call, Odd, entered_twice, find, itself, leased, load, put, refresh, rollouts
+from tests.stores import TASK, build, group, numbers_of, take_all
+
+BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
+    "group: text": (put("abc"), RolloutError, "list of rollouts .* got str"),
+    "group: one rollout": (put(rollouts()[0]), RolloutError, "list of rollouts .* got RolloutState"),
+    "rollout: number": (put([1]), RolloutError, "exactly RolloutState, not int"),
+    "rollout: dict": (put([{"status": "completed"}]), RolloutError, "exactly RolloutState, not dict"),
+    "rollout: unknown status": (put(rollouts(status="done")), RolloutError, r"rollouts\[0\].status is 'done'.*aborted"),
+    "rollout: staleness": (put(rollouts(seq_staleness="x")), RolloutError, "staleness can't be used"),
+    "rollout: huge staleness": (put(rollouts(seq_staleness=2**70)), RolloutError, "seq_staleness is 1.181e"),
+    "rollout: model steps of text": (put(rollouts(response_model_steps=["a"])), RolloutError, "training steps.*'a'"),
+    "rollout: model step None": (put(rollouts(response_model_steps=[None])), RolloutError, "training steps"),
+    "rollout: lone model step": (put(rollouts(response_model_steps=5)), RolloutError, "training steps"),
+    "rollout: huge model step": (put(rollouts(response_model_steps=[2**63])), RolloutError, "no training step"),
+    "rollout: lone response id": (put(rollouts(response_ids=5), model_step=1), RolloutError, "response_ids"),
+    "value": (
+        put(rollouts(extra_fields={"a": [1, Odd()]})),
+        EncodeError,
+        r"rollouts\[0\].extra_fields\['a'\]\[1\].*Odd",
+    ),
+    "value in itself": (put(rollouts(extra_fields={"a": itself()})), EncodeError, r"rollouts\[0\].extra_fields"),
+    "array of objects": (put(rollouts(response_ids=np.array([Odd()]))), EncodeError, r"rollouts\[0\].response_ids"),
+    "task: number": (put(task_name=5), InputError, "task_name must be a text, got int"),
+    "task: empty": (put(task_name=""), InputError, "task_name is empty"),
+    "task: NUL": (put(task_name="a\0b"), InputError, "NUL"),
+    "task: surrogate": (put(task_name="\ud800"), InputError, "surrogate"),
+    "task: long": (put(task_name="x" * 201), InputError, "201 characters; the limit is 200"),
+    "model_step: text": (put(model_step="4"), InputError, "model_step must be a whole number"),
+    "model_step: bool": (put(model_step=True), InputError, "model_step must be a whole number"),
+    "model_step: NaN": (put(model_step=math.nan), InputError, "model_step must be a whole number"),
+    "model_step: float": (put(model_step=1.5), InputError, "model_step must be a whole number"),
+    "model_step: huge": (put(model_step=2**63), InputError, "model_step must be a whole number"),
+    "train step: text": (put(current_train_step="5"), InputError, "current_train_step must be a whole number"),
+    "train step: huge": (put(current_train_step=2**70), InputError, "current_train_step must be a whole number"),
+    "threshold: 0": (put(stale_threshold=0), InputError, "stale_threshold must be positive.*None"),
+    "threshold: negative": (put(stale_threshold=-3), InputError, "stale_threshold must be positive"),
+    "threshold: text": (put(stale_threshold="4"), InputError, "stale_threshold must be positive"),
+    "threshold: NaN": (put(stale_threshold=math.nan), InputError, "stale_threshold must be positive"),
+    "threshold: bool": (put(stale_threshold=True), InputError, "stale_threshold must be positive"),
+    "token threshold: 0": (
+        put(token_stale_threshold=0, current_train_step=1),
+        InputError,
+        "token_stale_threshold must be",
+    ),
+    "token threshold alone": (put(token_stale_threshold=3), InputError, "needs current_train_step"),
+    "priority: NaN": (put(priority=math.nan), InputError, "priority must be a finite number of at least 0, got nan"),
+    "priority: inf": (put(priority=math.inf), InputError, "priority must be a finite"),
+    "priority: negative": (put(priority=-1), InputError, "priority must be a finite"),
+    "priority: bool": (put(priority=True), InputError, "priority must be a finite"),
+    "priority: text": (put(priority="1"), InputError, "priority must be a finite"),
+    "priority: beyond floats": (put(priority=10**400), InputError, "priority must be a finite"),
+    "tags: list": (put(tags=[1]), InputError, "tags must be a dict, got list"),
+    "tags: nested": (put(tags={"a": {"b": 1}}), InputError, r"tags\['a'\] is .*a str .*int"),
+    "tags: NaN": (put(tags={"a": math.nan}), InputError, r"tags\['a'\] is nan"),
+    "tags: huge": (put(tags={"a": 2**64}), InputError, r"tags\['a'\]"),
+    "tags: NUL": (put(tags={"a": "\0"}), InputError, r"tags\['a'\]"),
+    "tags: name": (put(tags={1: 2}), InputError, "a tag's name must be a text, got int"),
+    "tags: empty name": (put(tags={"": 2}), InputError, "a tag's name is empty"),
+    "key: number": (put(key=5), InputError, "key must be a text, got int"),
+    "key: empty": (put(key=""), InputError, "key is empty"),
+    "get: text": (lambda b: b.get("5", TASK), InputError, "size of task 'math' must be a whole number"),  # type: ignore[arg-type]
+    "get: bool": (lambda b: b.get(True, TASK), InputError, "size of task 'math' must be a whole number"),
+    "get: float": (lambda b: b.get(1.0, TASK), InputError, "size of task 'math' must be a whole number"),  # type: ignore[arg-type]
+    "get: no task": (lambda b: b.get(1, None), InputError, "task_name must be a text"),  # type: ignore[arg-type]
+    "get: status": (lambda b: b.get(1, TASK, "done"), InputError, "unknown status 'done'; there are init, completed"),
+    "get: query": (lambda b: b.get(1, TASK, where={"x": 1}), QueryError, "x: there is no field 'x'; valid: uid"),
+    "take: list": (lambda b: b.take_batch([TASK]), InputError, "dict of task names and sizes, got list"),  # type: ignore[arg-type]
+    "take: NaN": (lambda b: b.take_batch({TASK: 1}, timeout=math.nan), InputError, "timeout must be a number"),
+    "take: negative": (lambda b: b.take_batch({TASK: 1}, timeout=-1), InputError, "timeout must be a number"),
+    "take: bool": (lambda b: b.take_batch({TASK: 1}, timeout=True), InputError, "timeout must be a number"),
+    "take: text": (lambda b: b.take_batch({TASK: 1}, timeout="5"), InputError, "timeout must be a number"),  # type: ignore[arg-type]
+    "wait: negative": (lambda b: b.wait_ready({TASK: 1}, timeout=-0.1), InputError, "timeout must be a number"),
+    "count: status": (lambda b: b.count(TASK, "x"), InputError, "unknown status 'x'"),
+    "count: task": (lambda b: b.count(None, "completed"), InputError, "task_name must be a text"),  # type: ignore[arg-type]
+    "counts: lone task": (lambda b: b.count_statuses("math", ["completed"]), InputError, "tasks must be a list"),
+    "counts: lone status": (lambda b: b.count_statuses([TASK], "completed"), InputError, "statuses must be a list"),
+    "find: field": (find({"nope": 1}), QueryError, "nope: there is no field"),
+    "find: operator": (find({"uid": {"$gtt": 1}}), QueryError, r"uid.\$gtt: .* did you mean \$gt"),
+    "find: nothing": (find("uid"), QueryError, "expected a query"),
+    "find: negative limit": (find(limit=-1), InputError, "limit must be a number of groups"),
+    "find: bool limit": (find(limit=True), InputError, "limit must be a number of groups"),
+    "find: order": (find(order_by="nope"), QueryError, "order_by: can't order by 'nope'"),
+    "find: order twice": (find(order_by="--uid"), QueryError, "did you mean 'uid'"),
+    "find: order by number": (find(order_by=5), QueryError, "order_by: expected a field name"),
+    "find: order by list": (find(order_by=[[]]), QueryError, "order_by: expected a field name"),
+    "find: order by term": (find(order_by=OrderTerm([])), QueryError, "can't order by"),  # type: ignore[arg-type]
+    "delete: None": (lambda b: b.delete(None), QueryError, "expected a query"),  # type: ignore[arg-type]
+    "delete: SQL": (lambda b: b.delete("1 = 1"), QueryError, "expected a query"),  # type: ignore[arg-type]
+    "update: status": (lambda b: b.update({}, status="x"), InputError, "unknown status"),
+    "update: priority": (lambda b: b.update({}, priority=math.nan), InputError, "priority must be"),
+    "update: tags": (lambda b: b.update({}, tags={"a": []}), InputError, r"tags\['a'\]"),  # type: ignore[dict-item]
+    "refresh: 0": (refresh({TASK: 0}), InputError, "stale_threshold must be positive"),
+    "refresh: text": (refresh({TASK: "4"}), InputError, "stale_threshold must be positive"),
+    "refresh: NaN": (refresh({TASK: math.nan}), InputError, "stale_threshold must be positive"),
+    "refresh: list": (refresh([TASK]), InputError, "task_stale_thresholds must be a dict"),
+    "refresh: step": (refresh({TASK: 4}, "a"), InputError, "current_train_step must be a whole number"),
+    "refresh: NaN step": (refresh({TASK: 4}, math.nan), InputError, "current_train_step must be a whole number"),
+    "refresh: huge step": (refresh({TASK: 4}, 2**70), InputError, "current_train_step must be a whole number"),
+    "refresh: status": (refresh({TASK: 4}, statuses=["x"]), InputError, "unknown status"),
+    "refresh: lone status": (refresh({TASK: 4}, statuses="completed"), InputError, "statuses must be a list"),
+    "refresh: other task": (
+        refresh({}, task_token_stale_thresholds={TASK: 3}),
+        InputError,
+        "task 'math' has no entry in task_stale_thresholds",
+    ),
+    "save: None": (lambda b: b.save(None), InputError, "path of a folder"),  # type: ignore[arg-type]
+    "save: NUL": (lambda b: b.save("a\0b"), InputError, "path of a folder"),
+    "save: on a file": (lambda b: b.save("/etc/passwd"), SnapshotError, "can't make the folder /etc/passwd"),
+    "save: under a file": (lambda b: b.save("/etc/passwd/x"), SnapshotError, "can't make the folder"),
+    "resume: nothing": (lambda b: b.resume("/no/such/folder"), MissingSnapshotError, "no snapshot in /no/such/folder"),
+    "load: nothing": (load({}), SnapshotMismatchError, "expected a dict"),
+    "lease: NaN seconds": (lambda b: leased(b, seconds=math.nan), InputError, "seconds must be"),
+    "lease: infinite numpy seconds": (lambda b: leased(b, seconds=np.float32("inf")), InputError, "seconds must be"),
+    "lease: twice": (lambda b: entered_twice(b.lease_batch({TASK: 0})), InputError, "begun before"),
+    "extend: NaN": (lambda b: leased(b, lambda lease: lease.extend(math.nan)), InputError, "seconds must be"),
+    "extend: text": (lambda b: leased(b, lambda lease: lease.extend("5")), InputError, "seconds must be"),
+    "acknowledge: no list": (
+        lambda b: leased(b, lambda lease: lease.acknowledge(3)),
+        InputError,
+        "uids must be a list",
+    ),
+    "acknowledge: text": (lambda b: leased(b, lambda lease: lease.acknowledge("3")), InputError, "uids must be a list"),
+    "give back: lists": (lambda b: leased(b, lambda lease: lease.give_back([[3]])), InputError, "uids must be uids"),
+    "give back: reason": (lambda b: leased(b, lambda lease: lease.give_back(failed=3)), InputError, "failed must be"),
+    "replaces: an array without dimensions": (put(rollouts(), replaces=np.array(3)), InputError, "must be a list"),
+    "replaces: many": (put(rollouts(), replaces=range(5, 10**5)), ConflictError, "group 5, "),
+    "load: None": (load(None), SnapshotMismatchError, "expected a dict"),
+    "load: policy": (load({"policy": "lifo", "storage": {}}), SnapshotMismatchError, "'lifo'.*'fifo'"),
+}
+
+
+@pytest.mark.parametrize("name", list(BAD))
+async def test_a_bad_argument_is_refused_and_changes_nothing(kept: ReplayBuffer, name: str) -> None:
+    call, kind, message = BAD[name]
+    before = [item async for item in kept.find({})]
+    with pytest.raises(kind, match=f"(?s){message}"):
+        await call(kept)
+    assert [item async for item in kept.find({})] == before
+
+
+async def test_a_state_that_is_damaged_or_no_longer_fits_is_refused(kept: ReplayBuffer) -> None:
+    state = kept.state_dict()
+    with pytest.raises(NotEmptyError, match="3 groups"):
+        kept.load_state_dict(state)
+    del state["storage"]["groups"][0]["payload"]
+    async with build("sqlite://") as empty:
+        with pytest.raises(SnapshotMismatchError, match="incomplete or damaged"):
+            empty.load_state_dict(state)
+        assert len(empty) == 0
+
+
+GOOD_AT_THE_EDGE: dict[str, Call] = {
+    "find: limit beyond int64": find(limit=10**30),
+    "timeout beyond floats": lambda b: b.wait_ready({TASK: 1}, timeout=10**400),
+    "size beyond int64": lambda b: b.is_ready({TASK: 10**30}),
+    "negative size": lambda b: b.get(-5, TASK),
+    "no sizes": lambda b: b.take_batch({}, timeout=1),
+    "numpy threshold": refresh({"other": np.int64(4)}, np.int32(3)),
+    "numpy size and timeout": lambda b: b.take_batch({TASK: np.int64(0)}, timeout=np.float32(0.5)),
+    "numpy limit": find(limit=np.uint8(3)),
+    "numpy beta": lambda b: b.sample({TASK: 0}, beta=np.float32(0.5)),
+    "numpy seconds": lambda b: leased(b, seconds=np.float32(0.5)),
+    "numpy priority": lambda b: b.update({"uid": 10**9}, priority=np.int64(2)),
+    "numpy priorities": lambda b: b.update_priorities({np.int64(10**9): np.float32(0.5)}),
+    "numpy tags": lambda b: b.update({"uid": 10**9}, tags={"a": np.float32(0.5), "b": np.int8(1), "c": np.True_}),
+    "extend by a numpy time": lambda b: leased(b, lambda lease: lease.extend(np.float32(5))),
+    "numpy uids of a lease": lambda b: leased(b, lambda lease: lease.give_back(np.array(sorted(lease.open)))),
+    "a reason that no database stores": lambda b: leased(b, lambda lease: lease.give_back(failed="\0\ud800" * 9999)),
+}
+
+
+@pytest.mark.parametrize("name", list(GOOD_AT_THE_EDGE))
+async def test_odd_arguments_that_mean_something_work(kept: ReplayBuffer, name: str) -> None:
+    await GOOD_AT_THE_EDGE[name](kept)
+    assert len(kept) == 3
+
+
+async def test_texts_that_databases_dislike_are_stored_whole(sql_url: str) -> None:
+    strange = "NUL \0, half a pair \ud83d, \x7f '\"`;--%?:x $1 \\"
+    made = rollouts(rollout_id=strange, uid=strange, response=strange, finish_reason=strange, error_msg=strange)
+    made[0].message = [{"role": strange, "content": strange}]
+    made[0].reward = {"score": 1.0, strange: strange}
+    async with build(sql_url) as buffer:
+        await buffer.put(made, TASK)
+        assert [item.item async for item in buffer.find({})] == [made]
+        assert await buffer.get(1, TASK) == [made]
+
+
+async def test_the_longest_names_fit_into_every_index(sql_url: str) -> None:
+    chance = np.random.default_rng(1)
+    task_name, key = ("".join(map(chr, chance.integers(0x10000, 0x1FFFF, 200))) for _ in range(2))
+    async with build(sql_url) as buffer:
+        await buffer.put(group(1), task_name, key=key)
+        await buffer.put(group(2), task_name, key=key)
+        assert numbers_of(await buffer.get(5, task_name)) == [2]
+
+
+async def test_one_bad_put_among_many_fails_alone(sql_url: str) -> None:
+    async with build(sql_url) as buffer:
+        groups: list[Any] = [group(number) for number in range(20)]
+        groups[7] = rollouts(extra_fields={"a": Odd()})
+        groups[11] = rollouts(response_model_steps=[2**63])
+        results = await asyncio.gather(*(buffer.put(each, TASK) for each in groups), return_exceptions=True)
+        assert [n for n, result in enumerate(results) if isinstance(result, BaseException)] == [7, 11]
+        assert len(await take_all(buffer)) == 18
+
+
+async def test_a_put_that_only_the_database_refuses_fails_alone(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever slips through all checks: here, a time of creation that no driver takes."""
+    async with build(sql_url) as buffer:
+        await buffer.count_where({})
+        storage_put = buffer.storage.put
+
+        async def spoilt(new: Any) -> int:
+            if new.rollouts[0].rollout_id == 3:
+                new.created_at = Odd()
+            return await storage_put(new)
+
+        monkeypatch.setattr(buffer.storage, "put", spoilt)
+        results = await asyncio.gather(*(buffer.put(group(n), TASK) for n in range(8)), return_exceptions=True)
+        assert [n for n, result in enumerate(results) if isinstance(result, BaseException)] == [3]
+        assert sorted(await take_all(buffer)) == [0, 1, 2, 4, 5, 6, 7]

@@ -1,0 +1,219 @@
+"""Configs that are refused, and passwords, which are never shown."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from sqlalchemy import make_url
+
+from replaybuf import (
+    AccessError,
+    ConfigError,
+    MissingDriverError,
+    ReplayBufferConfig,
+    UnreachableError,
+)
+from replaybuf.storage.sql.driver import redact
+from tests.bad_input.calls import refused
+from tests.postgres import running_server
+from tests.stores import TASK, build, group
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", "the url is empty"),
+        ("run.db", "for a file write sqlite:///run.db"),
+        ("mysql://host/db", "'mysql' is not supported"),
+        ("sqlite://run.db", "a relative file is sqlite:///run.db"),
+        ("sqlite:///run?1.db", "a \\? in the name of a file is written %3F"),
+        ("sqlite:///run.db?mode=ro", "SQLite urls take no options"),
+        ("sqlite:///a\0b", "NUL"),
+        ("postgresql://host:port/db", "can't read the database url"),
+        ("postgresql://host:99999/db", "ports are from 1 to 65535"),
+        ("postgresql://host/db?aplication_name=x", "no option 'aplication_name'; known are application_name"),
+        ("postgresql://host/db?connect_timeout=soon", "timeout must be a number, not 'soon'"),
+        ("postgresql://user:a@b@host/db", "more than one @: in a user or password it is written %40"),
+    ],
+)
+def test_a_bad_url_says_what_would_be_right(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(url)
+
+
+def test_the_known_options_of_libpq_reach_the_server(postgres_database: str) -> None:
+    url = f"{postgres_database}&application_name=a%26b&connect_timeout=7&statement_cache_size=0&sslmode=prefer"
+    url += "&channel_binding=prefer"
+
+    async def main() -> None:
+        async with build(url) as buffer:
+            assert await buffer.put(group(1), TASK) == 1
+            seen = await buffer.storage._read(  # type: ignore[attr-defined]
+                lambda connection: connection.exec_driver_sql("SHOW application_name").scalar_one()
+            )
+            assert seen == "a&b"
+
+    asyncio.run(main())
+
+
+def test_a_missing_driver_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    with pytest.raises(MissingDriverError, match=r"asyncpg.*pip install 'replaybuf\[postgres\]'"):
+        build("postgresql://user@host/db")
+
+
+SECRETS = ["geheim", "ge@heim", "ge/heim", "ge%heim", "ge:heim", "ge?heim", "ge#heim", "ge heim", "ge&heim=x", "gé🔑"]
+
+
+def shown(error: BaseException | None) -> Iterator[str]:
+    """All that a traceback, a log or a debugger would show of an error."""
+    while error is not None:
+        yield from (str(error), repr(error), *map(repr, error.args))
+        yield "".join(traceback.format_exception(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+@contextmanager
+def all_logs() -> Iterator[list[str]]:
+    """Everything that is logged, by anyone, at any level."""
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(self.format(record))
+
+    root, handler = logging.getLogger(), Keep()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    try:
+        yield lines
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+
+
+def leaks(secret: str, texts: list[str]) -> list[str]:
+    spellings = {
+        secret,
+        quote(secret, safe=""),
+        quote(secret),
+        *(part for part in re.split("[^a-z]", secret) if len(part) > 3),
+    }
+    return [text for text in texts if any(spelling in text for spelling in spellings)]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("place", ["password", "query"])
+async def test_a_password_is_never_shown(secret: str, place: str) -> None:
+    quoted = quote(secret, safe="")
+    credentials, query = (f"user:{quoted}", "") if place == "password" else ("user", f"?password={quoted}")
+    url = f"postgresql://{credentials}@127.0.0.1:1/db{query}"
+    texts: list[str] = [redact(url)]
+    with all_logs() as lines:
+        config = ReplayBufferConfig(url=url)
+        buffer = config.build()
+        storage: Any = buffer.storage
+        texts += [
+            repr(config),
+            str(config),
+            repr(buffer),
+            str(buffer),
+            repr(storage),
+            repr(storage.url),
+            str(storage.url),
+        ]
+        with pytest.raises(UnreachableError) as caught:
+            await buffer.put(group(1), TASK)
+        texts += shown(caught.value)
+        texts += [repr(storage._state().database.engine), repr(storage._state().database.engine.pool)]
+        await buffer.close()
+    assert leaks(secret, texts + lines) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:geheim@host:port/db",
+        "postgresql://user:a@geheim@host/db",
+        "postgresql://user:a@b:geheim@host/db",
+        "postgresql://user:geheim@[::1/db",
+        "postgresql:/user:geheim@host/db",
+        "user:geheim@host/db",
+        "mysql://user:geheim@host/db",
+        "postgresql://user:geheim@host:99999/db",
+        "postgresql://user:geheim@host/db?nope=1",
+        "postgresql://user@host/db?password=geheim&nope=1",
+        "postgresql://user@host:port/db?password=geheim",
+    ],
+)
+def test_a_password_in_a_url_that_is_refused_is_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(url)
+    assert "geheim" not in "".join(text for text in shown(caught.value) if "build(url)" not in text)
+
+
+def test_a_password_in_a_config_that_is_refused_is_not_shown(tmp_path: Path) -> None:
+    url = "postgresql://user:geheim@host/db"
+    file = tmp_path / "train.yaml"
+    texts: list[str] = []
+    for values in ({"url": url, "polcy": "fifo"}, {"url": [url]}, {"url": url, "lock_timeout": -1}):
+        with pytest.raises(ConfigError) as caught:
+            ReplayBufferConfig.from_mapping(values)
+        texts += [str(caught.value), repr(caught.value)]
+        with pytest.raises(ValueError, match="ReplayBufferConfig") as direct:
+            ReplayBufferConfig(**values)
+        texts += [str(direct.value), repr(direct.value)]
+    for text in (f"url: {url}: x", f"url: '{url}", f"{url}", f"- {url}", f"url: !!python/name:{url}"):
+        file.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            ReplayBufferConfig.from_file(file)
+        texts += shown(caught.value)
+    assert leaks("geheim", texts) == []
+
+
+def prepend(hba: str) -> None:
+    Path(hba).write_text("local all guarded scram-sha-256\n" + Path(hba).read_text())
+
+
+@pytest.fixture(scope="module")
+def password_url() -> Iterator[str]:
+    """A server that wants a password from the role `guarded`: ge@h/e%im."""
+    with running_server(own=True) as url:
+
+        async def guard() -> None:
+            import asyncpg
+
+            connection = await asyncpg.connect(url)
+            await asyncio.to_thread(prepend, await connection.fetchval("SHOW hba_file"))
+            await connection.execute("CREATE ROLE guarded LOGIN SUPERUSER PASSWORD 'ge@h/e%im'")
+            await connection.execute("SELECT pg_reload_conf()")
+            await connection.close()
+
+        asyncio.run(guard())
+        yield url
+
+
+@pytest.mark.parametrize("place", ["password", "query"])
+async def test_a_wrong_password_is_refused_and_not_shown(password_url: str, place: str) -> None:
+    def with_password(password: str) -> str:
+        url = make_url(password_url).set(username="guarded").render_as_string(hide_password=False)
+        if place == "query":
+            return f"{url}&password={quote(password, safe='')}"
+        return url.replace("guarded:@", f"guarded:{quote(password, safe='')}@")
+
+    async with build(with_password("ge@h/e%im")) as buffer:
+        assert await buffer.put(group(1), TASK) is not None
+    with all_logs() as lines:
+        error = await refused(with_password("fal/sch@"), AccessError, "password authentication failed for user")
+    assert leaks("fal/sch@", [*shown(error), *lines]) == []
+    await refused(with_password("x"), AccessError, "password authentication failed")
