@@ -21,7 +21,7 @@ from benchmarks.groups import TRAIN_STEP, small
 from benchmarks.million import fill_many, refresh
 from benchmarks.table import Settings
 from replaybuf import ReplayBuffer
-from replaybuf.storage.sql.sweep import sweep
+from replaybuf.storage.sql.statements.sweep import sweep
 
 #: Tables that grow; those of a few rows may be read whole.
 LARGE = ("rb_group", "rb_payload", "rb_garbage")

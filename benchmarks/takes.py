@@ -24,7 +24,7 @@ from benchmarks.databases import (
 from benchmarks.floor import PostgresFloor, SqliteFloor
 from benchmarks.table import Row, Settings, in_turn, number
 from replaybuf import ReplayBuffer
-from replaybuf.storage.sql.sweep import GRACE_SECONDS
+from replaybuf.storage.sql.tasks.sweeper import GRACE_SECONDS
 
 BATCH = 64
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from replaybuf import Limits, OrderTerm, ReplayPolicy, RolloutState, Rules, Status
 from replaybuf.errors import ConfigError
-from replaybuf.policy import FIFOPolicy, LIFOPolicy, PrioritizedPolicy, StalenessPolicy, UniformPolicy
+from replaybuf.rules.policies import FIFOPolicy, LIFOPolicy, PrioritizedPolicy, StalenessPolicy, UniformPolicy
 from tests.query.strategies import queries
 
 TASKS = ("a", "b")

@@ -27,7 +27,7 @@ from replaybuf import (
     StorageError,
     SyncReplayBufferConfig,
 )
-from replaybuf.lease import _Heart
+from replaybuf.buffer.lease import _Heart
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
 
 

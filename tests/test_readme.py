@@ -13,7 +13,7 @@ import pytest
 import replaybuf
 import replaybuf.testing
 from replaybuf.query import parse
-from replaybuf.storage.memory import MemoryStorage
+from replaybuf.storage.memory.backend import MemoryStorage
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

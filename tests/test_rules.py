@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from replaybuf import ConfigError, InputError, Limits, Status
-from replaybuf.rules import Level
-from replaybuf.storage.base import Draw
-from replaybuf.waits import check_possible
+from replaybuf.buffer.waits import check_possible
+from replaybuf.rules.limits import Level
+from replaybuf.storage.values import Draw
 
 COMPLETED = Status.COMPLETED
 MORE_THAN_EVER = 50

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from replaybuf.storage.base import StorageItem
-from replaybuf.summary import preview, reward_value
+from replaybuf.rollouts.marks import reward_value
+from replaybuf.rollouts.outline import preview
+from replaybuf.storage.values import StorageItem
 
 Rows = list[dict[str, Any]]
 

@@ -13,7 +13,7 @@ from replaybuf import (
     ReplayBuffer,
     RolloutState,
 )
-from replaybuf.lease import Leasing
+from replaybuf.buffer.lease import Leasing
 from tests.stores import TASK, build, group
 
 

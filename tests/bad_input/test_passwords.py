@@ -22,7 +22,7 @@ from replaybuf import (
     ReplayBufferConfig,
     UnreachableError,
 )
-from replaybuf.storage.sql.driver import redact
+from replaybuf.storage.sql.engine.urls import redact
 from tests.bad_input.calls import refused
 from tests.postgres import running_server
 from tests.stores import TASK, build, group

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.driver import parse_url
-from replaybuf.storage.sql.schema import HEAD, upgrade
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.schema.create import HEAD, upgrade
 from tests.cli.conftest import run, run_json
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.doctor import counts, groups
-from replaybuf.storage.sql.schema import REVISIONS
+from replaybuf.storage.sql.schema.create import REVISIONS
 from replaybuf.testing.harness import group
 from tests.cli.conftest import BACKENDS, _new_url, run
 from tests.cli.example import fill_busy

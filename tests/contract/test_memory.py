@@ -2,7 +2,7 @@
 
 import pytest
 
-from replaybuf.storage.memory import MemoryStorage
+from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.testing import StorageContract
 
 

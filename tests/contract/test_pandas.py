@@ -2,7 +2,7 @@
 
 import pytest
 
-from replaybuf.storage.pandas import PandasStorage
+from replaybuf.storage.memory.pandas import PandasStorage
 from replaybuf.testing import StorageContract
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.testing import DurableContract, StorageContract
 from replaybuf.testing.durable import SamePlace

@@ -9,7 +9,7 @@ import numpy as np
 from replaybuf.demo.arithmetic import MAX_RESPONSE_TOKENS, IntArray, Prompt
 from replaybuf.demo.generation import GROUP_SIZE, Answers
 from replaybuf.demo.policy import Policy
-from replaybuf.rollout import RolloutState
+from replaybuf.rollouts.rollout import RolloutState
 
 
 def new_group(prompt: Prompt, size: int = GROUP_SIZE, number: int = 0) -> list[RolloutState]:

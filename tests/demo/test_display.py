@@ -16,7 +16,7 @@ from replaybuf.demo.policy import Policy
 from replaybuf.demo.settings import BATCH_GROUPS, TASK
 from replaybuf.demo.summary import WORKERS, has_password, queries, shell_url, summary, verdict, where
 from replaybuf.produce import ProduceSummary
-from replaybuf.tally import Tally
+from replaybuf.rules.tallies import Tally
 from tests.demo.made import generate_group
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from sqlalchemy import Engine, event
 from sqlalchemy.engine.default import DefaultDialect
 
-from replaybuf.storage.sql.sweep import Sweeper
-from replaybuf.storage.sql.watch import Watch
+from replaybuf.storage.sql.tasks.sweeper import Sweeper
+from replaybuf.storage.sql.tasks.watch import Watch
 from tests.faults.ledger import Ledger
 
 

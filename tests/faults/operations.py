@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from replaybuf import Lease, Prompt, PromptLedger, ReplayBuffer, Status
-from replaybuf.storage.sql.lease import end_leases
-from replaybuf.storage.sql.sweep import sweep
+from replaybuf.storage.sql.statements.leases import end_leases
+from replaybuf.storage.sql.statements.sweep import sweep
 from tests.faults.copies import transact
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger

@@ -7,7 +7,7 @@ import os
 import time
 
 from replaybuf import ReplayBuffer
-from replaybuf.storage.sql.sweep import Sweeper
+from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from tests.faults.ledger import Ledger
 from tests.stores import TASK, build, group, numbers_of
 

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from replaybuf import ClosedError, ReplayBuffer, Status, UnreachableError
-from replaybuf.storage.sql import drawing
+from replaybuf.storage.sql.tasks import delivery as drawing
 from tests.faults.figures import Figures
 from tests.faults.proxy import Link, once, proxied
 from tests.faults.test_postgres_connections import (

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from replaybuf.errors import QueryError
 from replaybuf.query import FIELDS, BetweenNode, LogicNode, NotNode, Query, ScalarNode, SetNode, parse
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 from tests.query.strategies import queries
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from replaybuf.query import Query, parse, predicate
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 from tests.query.stores import Group
 from tests.query.strategies import groups, queries
 

@@ -1,0 +1,131 @@
+"""Metrics: what goes in and out of a buffer, as plain dicts with stable names.
+
+What was put now is kept apart from what is replayed: `put` and `sampled_new` count groups for the first time,
+`sampled_again` those that were drawn before. And what is trained on, completed groups, is kept apart from what is drawn
+to be finished or generated again (`taken_unfinished`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from replaybuf.buffer.waits import Waited, Waits
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import LaneName, Tallies, Tally
+from replaybuf.storage.contract import StorageBackend
+
+_LEVELS = (Tally.SIZE, Tally.LEASED)
+#: What metrics give for each task: totals since the beginning, whoever caused them.
+TOTALS = (*(str(name) for name in Tally if name not in _LEVELS), "taken_unfinished")
+UNFINISHED = TOTALS[-1]
+#: Those of them that count completed groups only: what was trained on.
+OF_COMPLETED = ("sampled_new", "sampled_again", "taken")
+#: What they also give as a rate.
+RATES = ("put", "sampled_new", "sampled_again", "taken")
+#: The fields whose distribution they give.
+DISTRIBUTIONS = ("staleness", "times_sampled")
+
+
+class Meter:
+    """Remembers the totals of the last look, for rates."""
+
+    def __init__(self) -> None:
+        self._time = time.monotonic()
+        self._totals: dict[str, dict[str, int]] = {}
+
+    async def read(self, storage: StorageBackend, waits: Waits, *, distributions: bool) -> dict[str, Any]:
+        """The metrics now. Rates are those since the last look, and 0 at the first."""
+        tallies = await storage.tallies()
+        now = time.monotonic()
+        elapsed = max(now - self._time, 1e-9)
+        tasks = of_tasks(tallies)
+        for task, numbers in tasks.items():
+            before = self._totals.get(task, {} if self._totals else numbers)
+            self._totals[task] = {name: numbers[name] for name in RATES}
+            numbers |= {f"{name}_per_second": (numbers[name] - before.get(name, 0)) / elapsed for name in RATES}
+        self._time = now
+        if distributions:
+            for field in DISTRIBUTIONS:
+                add_distributions(tasks, field, await storage.histogram(field))
+        return {
+            "seconds": elapsed,
+            "tasks": tasks,
+            "waits": {"groups": _waited(waits.for_groups), "room": _waited(waits.for_room)},
+        }
+
+
+def of_tasks(tallies: Tallies) -> dict[str, dict[str, Any]]:
+    """The groups that there are now, and the totals since the beginning, by task."""
+    tasks: dict[str, dict[str, Any]] = {}
+    for task in sorted({task for task, _, _ in tallies}):
+        of_task = {(status, name): n for (owner, status, name), n in tallies.items() if owner == task}
+        tasks[task] = {
+            "buffered": {str(s): of_task.get((s, Tally.SIZE), 0) for s in Status if s != Status.ARCHIVED},
+            "leased": sum(n for (_, tally), n in of_task.items() if tally == Tally.LEASED),
+            "archived": of_task.get((Status.ARCHIVED, Tally.SIZE), 0),
+            **{name: _total(name, of_task) for name in TOTALS},
+        }
+    return tasks
+
+
+def _total(name: str, of_task: Mapping[tuple[Status, Tally], int]) -> int:
+    """A total of a task. Draws of groups that aren't completed, which are to be finished, are kept apart."""
+    if name == UNFINISHED:
+        return sum(n for (status, tally), n in of_task.items() if tally == Tally.TAKEN and status != Status.COMPLETED)
+    if name in OF_COMPLETED:
+        return of_task.get((Status.COMPLETED, Tally(name)), 0)
+    return sum(n for (_, tally), n in of_task.items() if tally == name)
+
+
+def add_distributions(
+    tasks: Mapping[str, dict[str, Any]], field: str, histogram: Mapping[LaneName, Mapping[int, int]]
+) -> None:
+    """Add the distribution of a field among the completed groups of each task."""
+    for (task, status), counts in histogram.items():
+        if task in tasks and status == Status.COMPLETED:
+            tasks[task][field] = describe(counts)
+
+
+def describe(counts: Mapping[int, int]) -> dict[str, Any]:
+    """Mean, quantiles and the counts themselves of a distribution of whole numbers, given as value -> how many."""
+    values = sorted(counts)
+    total = sum(counts.values())
+
+    def quantile(q: float) -> int:
+        seen = 0
+        for value in values:
+            seen += counts[value]
+            if seen >= q * total:
+                return value
+        return values[-1]
+
+    return {
+        "mean": sum(value * n for value, n in counts.items()) / total,
+        "min": values[0],
+        "p50": quantile(0.5),
+        "p90": quantile(0.9),
+        "max": values[-1],
+        "counts": {value: counts[value] for value in values},
+    }
+
+
+def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Nested metrics as one dict of numbers, `{"tasks/math/put": 12, ...}`, as loggers take them.
+
+    Without the `counts` of distributions: each of their values would be a name of its own.
+    """
+    flat: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            if name == "counts":
+                continue
+            flat |= flatten(value, f"{prefix}{name}/")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _waited(waited: Waited) -> dict[str, float]:
+    return {"count": waited.count, "seconds": waited.seconds, "timeouts": waited.timeouts}

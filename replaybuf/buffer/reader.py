@@ -1,0 +1,249 @@
+"""A buffer as those see it who only look: opening and closing, counting, reading, metrics, and copies of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from replaybuf.buffer.metrics import Meter
+from replaybuf.buffer.waits import Waits, sizes_of
+from replaybuf.checks import (
+    check_folder,
+    check_keep,
+    check_limit,
+    check_list,
+    check_status,
+    check_step,
+    check_task_name,
+)
+from replaybuf.errors import (
+    ClosedError,
+    MissingSnapshotError,
+    NotPicklableError,
+    SnapshotError,
+    SnapshotMismatchError,
+)
+from replaybuf.progress import OnProgress
+from replaybuf.query import Query, parse
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.values import Checkpoint, StorageItem
+
+SNAPSHOT_FILE = "replaybuf.sqlite"
+
+#: How many step checkpoints are kept, unless told otherwise.
+KEEP_CHECKPOINTS = 3
+
+
+class BufferReader:
+    """What a buffer can do without moving a group. `ReplayBuffer` adds the rest."""
+
+    def __init__(self, storage: StorageBackend, keep_checkpoints: int | None = KEEP_CHECKPOINTS) -> None:
+        self.storage = storage
+        self._keep_checkpoints = check_keep(keep_checkpoints)
+        self.waits = Waits(storage, self._check_open)
+        self._meter = Meter()
+        self._closed = False
+
+    @property
+    def policy(self) -> ReplayPolicy:
+        """The policy that groups are drawn by."""
+        return self.storage.rules.sampler
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        try:
+            await self.storage.open()
+        except BaseException:
+            await self.close()  # nobody else will
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Commit what waits to be put, end all waits with ClosedError, and let go of the database. Idempotent."""
+        self._closed = True
+        await self.storage.close()
+
+    def __reduce__(self) -> str:
+        raise NotPicklableError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.storage!r}, policy={self.policy.name!r})"
+
+    def __bool__(self) -> bool:
+        """Always true, also of an empty buffer: `if buffer:` asks whether there is one."""
+        return True
+
+    def __len__(self) -> int:
+        """The number of groups in the buffer, of all tasks and statuses. Blocks for the time of one query."""
+        self._check_open()
+        return len(self.storage)
+
+    # Counting and reading
+
+    async def count(self, task_name: str, group_status: Status | str) -> int:
+        """How many groups of a task have this status."""
+        self._check_open()
+        lane = (check_task_name(task_name), check_status(group_status))
+        return sizes_of(await self.storage.tallies()).get(lane, 0)
+
+    async def count_statuses(
+        self, tasks: Iterable[str], statuses: Iterable[Status | str]
+    ) -> dict[str, dict[Status, int]]:
+        """How many groups each task has of each status."""
+        self._check_open()
+        tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
+        wanted = [check_status(status) for status in check_list(statuses, "statuses")]
+        counts = sizes_of(await self.storage.tallies())
+        return {task: {status: counts.get((task, status), 0) for status in wanted} for task in tasks}
+
+    async def count_where(self, query: Query) -> int:
+        """How many groups match a query."""
+        self._check_open()
+        return await self.storage.count(parse(query))
+
+    async def dropped(self, task_name: str) -> int:
+        """How many groups of a task were dropped because they expired and weren't retryable, since the beginning."""
+        self._check_open()
+        task = check_task_name(task_name)
+        tallies = await self.storage.tallies()
+        return sum(n for (name, _, tally), n in tallies.items() if name == task and tally == Tally.DROPPED)
+
+    async def metrics(self, *, distributions: bool = True) -> dict[str, Any]:
+        """What goes in and out, as a plain dict with stable names (`replaybuf.buffer.metrics` can flatten it).
+
+        `tasks[task]` has `buffered` by status, `leased` and `archived` (groups now); totals since the beginning,
+        whichever process caused them: `put`, `sampled_new`, `sampled_again`, `taken`, `evicted`, `expired`, `dropped`,
+        `deleted`, `replaced`, `set_aside`, `refused`, `returned`, `lease_expired`, `pruned`, `taken_unfinished` (draws
+        of groups that aren't completed, of which `sampled_new`, `sampled_again` and `taken` know nothing); some also as
+        rates since the last call (`put_per_second`, ...; 0 at the first). With `distributions` also those of
+        `staleness` and `times_sampled` among the completed groups, which reads the metadata of all. `waits` are those
+        of this buffer object, for `groups` and for `room`: `count`, `seconds`, `timeouts`.
+        """
+        self._check_open()
+        return await self._meter.read(self.storage, self.waits, distributions=distributions)
+
+    def find(
+        self,
+        query: Query,
+        *,
+        order_by: str | OrderTerm | Iterable[str | OrderTerm] | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[StorageItem]:
+        """Read the groups that match, without consuming them, as a stream of `StorageItem`s.
+
+        `order_by` is a field or several, with a leading "-" for descending; insertion order breaks ties. Groups that
+        leave the buffer meanwhile are left out. A group that can't be decoded comes with an empty `item` and the reason
+        in `error`. Raises QueryError.
+        """
+        self._check_open()
+        return self.storage.find(parse(query), order=parse_order(order_by), limit=check_limit(limit))
+
+    # Checkpoints
+
+    async def checkpoint(self, step: int) -> Checkpoint:
+        """Keep the buffer as it is now, for a `restore` to this train step; call it when the weights are saved.
+
+        Metadata is copied, not payloads: some milliseconds for 10,000 groups of any size. Groups that are leased at
+        this moment are kept as if they were given back: acknowledge a batch before the checkpoint of its step. Cursors
+        of prompt ledgers are part of it. A checkpoint of the same step is replaced; of all of them, the
+        `keep_checkpoints` made last stay (the config's; default 3). Their payloads take space until they are dropped.
+        """
+        self._check_open()
+        return await self.storage.checkpoint(check_step(step, "step"), self._keep_checkpoints)
+
+    async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
+        """Make the buffer exactly what it was at the checkpoint of this train step.
+
+        What was taken since is back, with its order, staleness, priority, number of draws, status and tags; what was
+        put since is gone; draws with a seed go on as they did from there. One transaction. Raises CheckpointError when
+        there is no checkpoint of this step.
+
+        With `keep_new` what was put since stays, as if it had not been drawn since, and the cursors of prompt ledgers
+        stay where they are. Groups that were put and taken since are back only where an archive has kept them.
+
+        Everyone else who has the buffer open belongs to the run before that, and is fenced off: their puts, draws,
+        waits and acknowledgements raise FencedError until they build the buffer anew.
+        """
+        self._check_open()
+        return await self.storage.restore(check_step(step, "step"), keep_new=keep_new)
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """The step checkpoints, in the order in which they were made."""
+        self._check_open()
+        return await self.storage.checkpoints()
+
+    async def drop_checkpoint(self, step: int) -> None:
+        """Forget the checkpoint of this train step, and what only it needs. Raises CheckpointError."""
+        self._check_open()
+        await self.storage.drop_checkpoint(check_step(step, "step"))
+
+    # Snapshots
+
+    async def save(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> Path:
+        """Write a self-contained snapshot into the folder `path`, without stopping writers; the file that it is in.
+
+        The file has its name only when it is complete. `progress(Progress(groups, total, bytes))` is called at the
+        beginning, at the end, and at most five times a second in between, not in the caller's thread but in the
+        database's: it must not block. What it raises ends the save, and nothing is written.
+        """
+        self._check_open()
+        folder = check_folder(path)
+        try:
+            await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SnapshotError(f"can't make the folder {folder} for the snapshot: {error}") from error
+        file = folder / SNAPSHOT_FILE
+        await self.storage.save(str(file), {"policy": self.policy.name}, progress)
+        return file
+
+    async def resume(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> None:
+        """Load the snapshot in the folder `path` into this buffer, all of it or nothing.
+
+        Raises NotEmptyError when the buffer isn't empty, MissingSnapshotError, SnapshotMismatchError or SchemaError
+        when the snapshot is of another policy or schema, and SnapshotError when it is damaged or was cut short.
+        `progress` is called as in `save`.
+        """
+        self._check_open()
+        file = check_folder(path) / SNAPSHOT_FILE
+        if not await asyncio.to_thread(file.is_file):
+            raise missing_snapshot(file.parent)
+        await self.storage.resume(str(file), {"policy": self.policy.name}, progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole buffer as a dict of plain values, for frameworks that want one. Blocks; `save` doesn't."""
+        self._check_open()
+        return {"policy": self.policy.name, "storage": self.storage.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` gave into this buffer, which must be empty. Blocks."""
+        self._check_open()
+        if not isinstance(state, Mapping) or "storage" not in state:
+            raise SnapshotMismatchError("expected a dict from ReplayBuffer.state_dict()")
+        if state.get("policy") != self.policy.name:
+            raise SnapshotMismatchError(
+                f"the state was saved with policy {state.get('policy')!r}, and this buffer has {self.policy.name!r}"
+            )
+        self.storage.load_state_dict(state["storage"])
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError
+
+
+def missing_snapshot(folder: Path) -> MissingSnapshotError:
+    """The error for a folder without a snapshot."""
+    if folder.is_file():
+        return MissingSnapshotError(f"{folder} is a file: give the folder that it is in, {folder.parent}")
+    return MissingSnapshotError(f"there is no snapshot in {folder}: expected the file {SNAPSHOT_FILE}")

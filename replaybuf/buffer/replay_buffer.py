@@ -1,0 +1,350 @@
+"""The replay buffer: putting, taking, waiting and refreshing, over a storage backend that keeps the rules."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from replaybuf.buffer.lease import Lease, Leasing, to_its_end
+from replaybuf.buffer.reader import KEEP_CHECKPOINTS, BufferReader
+from replaybuf.checks import (
+    check_by_task,
+    check_exponent,
+    check_key,
+    check_list,
+    check_priorities,
+    check_priority,
+    check_seconds,
+    check_sizes,
+    check_status,
+    check_step,
+    check_tags,
+    check_task_name,
+    check_timeout,
+    check_uids,
+)
+from replaybuf.errors import (
+    InputError,
+)
+from replaybuf.query import Query, parse
+from replaybuf.rollouts.normalise import as_group, normalise
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.values import UNSET, Changes, Draw, NewGroup, Refresh, StorageItem, Tags, Unset
+
+#: Seconds that a put waits for room, unless told otherwise.
+PUT_TIMEOUT = 600.0
+
+
+class ReplayBuffer(BufferReader):
+    """Groups of rollouts between generation and training.
+
+    Opens its storage at first use. Every coroutine may be called from any event loop and is safe to cancel: either the
+    caller has the groups or the store has. Usually built by `ReplayBufferConfig(...).build()`.
+    """
+
+    def __init__(
+        self,
+        storage: StorageBackend,
+        rollout_type: RolloutType,
+        *,
+        put_timeout: float | None = PUT_TIMEOUT,
+        keep_checkpoints: int | None = KEEP_CHECKPOINTS,
+    ) -> None:
+        super().__init__(storage, keep_checkpoints)
+        self._type = rollout_type
+        self._put_timeout = check_timeout(put_timeout)
+
+    # Putting
+
+    async def put(
+        self,
+        items: Sequence[Any],
+        task_name: str,
+        *,
+        model_step: int | None = None,
+        current_train_step: int | None = None,
+        stale_threshold: int | None = None,
+        token_stale_threshold: int | None = None,
+        expired_groups_retryable: bool = True,
+        priority: float = 1.0,
+        tags: Tags | None = None,
+        key: str | None = None,
+        replaces: Iterable[int] = (),
+        lease: Lease | None = None,
+        keep_leased: bool = False,
+        timeout: float | Unset | None = UNSET,
+    ) -> int | None:
+        """Store a group of rollouts and return its uid; when it returns, the group is committed.
+
+        `model_step` fills `response_model_steps` up to the length of `response_ids`; `current_train_step` recomputes
+        `seq_staleness`. Rollouts of completed, aborted or expired groups expire when their staleness is at least
+        `stale_threshold`, or when none of their trainable tokens has a staleness below `token_stale_threshold`: they
+        lose their response and wait as EXPIRED to be generated again. With `expired_groups_retryable=False` the group
+        is dropped instead, and counted (`dropped`). The rollouts given are changed in place accordingly.
+
+        The same `key` in the same task replaces the group instead of adding one. `replaces` are the uids of groups that
+        leave the buffer in the same transaction. With a `lease` they are groups of that lease: storing the result and
+        settling what it was made from is one transaction. With `keep_leased` the lease then holds the new group, whose
+        content comes back in the place of theirs when the consumer dies. `tags` can be queried (`tags.NAME`). Returns
+        None for an empty list and for a dropped group.
+
+        Where the limits leave no room, the put waits for up to `timeout` seconds (default: the config's put_timeout;
+        None: for ever), and then raises FullError, which is also a TimeoutError; with `on_full="reject"` at once.
+
+        Raises RolloutError, EncodeError or ValueError for what can't be stored, ConflictError when a group to be
+        replaced isn't there, LeaseLostError when the lease doesn't hold it any more, FencedError when the buffer was
+        restored since it was opened here, and StorageError; then nothing is stored.
+        """
+        self._check_open()
+        check_task_name(task_name)
+        if model_step is not None:
+            model_step = check_step(model_step, "model_step")
+        if current_train_step is not None:
+            current_train_step = check_step(current_train_step, "current_train_step")
+        rule = _expiry_rule(stale_threshold, token_stale_threshold, expired_groups_retryable)
+        if token_stale_threshold is not None and current_train_step is None:
+            raise InputError(
+                "token_stale_threshold needs current_train_step: the staleness of a token is relative to it"
+            )
+        patience = self._put_timeout if isinstance(timeout, Unset) else check_timeout(timeout)
+        rollouts, replaced = as_group(items), check_uids(replaces, "replaces")
+        if not rollouts:
+            return None
+        if (lease is not None or keep_leased) and not (lease is not None and replaced):
+            raise InputError("a lease needs those of its groups that the new one replaces: put(..., replaces=[...])")
+        new = NewGroup(
+            task_name=task_name,
+            status=Status.INIT,
+            staleness=0,
+            rollouts=rollouts,
+            created_at=time.time(),
+            train_step=current_train_step,
+            priority=check_priority(priority),
+            tags=check_tags(tags),
+            key=check_key(key),
+            replaces=replaced,
+            lease=None if lease is None else lease.chosen(replaced),
+            stays_leased=keep_leased,
+        )
+        if not await normalise(new, self._type, model_step, rule):
+            if lease is not None:
+                await lease.acknowledge(replaced)
+            await self.storage.count_lost(task_name, Status.EXPIRED, Tally.DROPPED)
+            return None
+        if lease is not None and keep_leased:
+            return await to_its_end(self._put_leased(new, lease))
+        if self.storage.rules.limits.slows_puts:
+            uid = await self.waits.put(new, patience)
+        else:
+            uid = await self.storage.put(new)
+        if lease is not None:
+            lease.settle(replaced)
+        return uid
+
+    async def _put_leased(self, new: NewGroup, lease: Lease) -> int:
+        uid = await self.storage.put(new)
+        lease.settle(new.replaces, uid)
+        return uid
+
+    # Taking
+
+    async def get(
+        self,
+        batch_size: int,
+        task_name: str,
+        group_status: Status | str = Status.COMPLETED,
+        *,
+        where: Query | None = None,
+    ) -> list[list[Any]]:
+        """Take up to `batch_size` groups of a task in the policy's order; they leave the buffer as they are returned.
+
+        (With `max_times_sampled` other than 1, completed groups stay for their next draw.) `where` narrows them
+        further. A size of 0 or less gives an empty list.
+        """
+        draw = self._draw({task_name: batch_size}, group_status, where)
+        taken = await self.waits.draw(draw, 0, self.storage.take)
+        return [item.item for item in taken.get(task_name, [])]
+
+    async def take_batch(
+        self,
+        sizes: Mapping[str, int],
+        *,
+        group_status: Status | str = Status.COMPLETED,
+        timeout: float | None = 0,
+    ) -> tuple[dict[str, list[list[Any]]], dict[str, int]]:
+        """Take `sizes[task]` groups of each task in one transaction: the groups by task, and how many of each.
+
+        With `timeout=0` what is there is taken, up to the sizes. Otherwise the call waits until every task has as many
+        as asked for (seconds; None: for ever) and takes them all, or nothing: then it raises NotReadyError, which is
+        also a TimeoutError and says what was missing.
+        """
+        draw = self._draw(sizes, group_status, None)
+        taken = await self.waits.draw(draw, check_timeout(timeout), self.storage.take)
+        batch = {task_name: [item.item for item in items] for task_name, items in taken.items()}
+        return batch, {task_name: len(groups) for task_name, groups in batch.items()}
+
+    async def sample(
+        self,
+        sizes: Mapping[str, int],
+        *,
+        group_status: Status | str = Status.COMPLETED,
+        where: Query | None = None,
+        timeout: float | None = 0,
+        beta: float | None = None,
+    ) -> dict[str, list[StorageItem]]:
+        """As `take_batch`, with what is known of each group: its `uid`, `priority`, `times_sampled`, and so on.
+
+        With `beta` each also has the `probability` with which it was drawn, p, and its importance `weight`,
+        (N p)^-beta, where N groups were to be drawn from (Schaul et al., "Prioritized experience replay", 2016). p is
+        priority / sum of priorities for prioritized draws and 1/N otherwise; a group of priority 0 is drawn with 1/N0
+        after all others, N0 being the number of such groups. This reads the priorities of all groups of the task.
+        """
+        beta = check_exponent(beta)
+        draw = self._draw(sizes, group_status, where, beta)
+        drawn = await self.waits.draw(draw, check_timeout(timeout), self.storage.take)
+        _raise_weights(drawn, beta)
+        return drawn
+
+    def lease_batch(
+        self,
+        sizes: Mapping[str, int],
+        *,
+        group_status: Status | str = Status.COMPLETED,
+        where: Query | None = None,
+        timeout: float | None = 0,
+        beta: float | None = None,
+        seconds: float = 60.0,
+        heartbeat: bool = True,
+    ) -> Leasing:
+        """As `sample`, but the groups are only hidden until the lease is acknowledged.
+
+            async with buffer.lease_batch({"math": 64}, timeout=600) as lease:
+                await train(lease.batch["math"])
+
+        Leaving the block acknowledges all that is open; an exception gives it back, as a failed delivery, cancellation
+        as none. When this process dies, the groups come back `seconds` later: while it lives, a heartbeat in a thread
+        of its own extends the lease, however long the block takes. `heartbeat=False` leaves that to `lease.extend()`.
+        A group that was delivered `max_deliveries` times in vain is set aside as FAILED. Leaving the block raises
+        LeaseLostError when the time was over and the groups were passed on.
+
+        `await` instead of `async with` gives a Lease to be settled by hand.
+        """
+        beta = check_exponent(beta)
+        draw = self._draw(sizes, group_status, where, beta)
+        patience, duration = check_timeout(timeout), check_seconds(seconds, "seconds")
+
+        async def begin() -> Lease:
+            leased = await self.waits.draw(draw, patience, lambda wanted: self.storage.lease(wanted, duration))
+            _raise_weights(leased.items, beta)
+            return Lease(self.storage, leased, duration, heartbeat=heartbeat)
+
+        return Leasing(begin)
+
+    def _draw(
+        self, sizes: Mapping[str, int], status: Status | str, where: Query | None, beta: float | None = None
+    ) -> Draw:
+        self._check_open()
+        chosen = check_status(status)
+        if chosen == Status.ARCHIVED:
+            raise InputError("archived groups are never drawn; read them with find({'status': 'archived'})")
+        node = None if where is None else parse(where)
+        return Draw(check_sizes(sizes), chosen, node, probabilities=beta is not None)
+
+    async def is_ready(self, sizes: Mapping[str, int], group_status: Status | str = Status.COMPLETED) -> bool:
+        """Whether `sizes[task]` groups of the status could be drawn of every task."""
+        return await self.waits.ready(self._draw(sizes, group_status, None))
+
+    async def wait_ready(
+        self, sizes: Mapping[str, int], group_status: Status | str = Status.COMPLETED, *, timeout: float | None
+    ) -> None:
+        """Wait until `sizes[task]` groups of the status could be drawn of every task, whoever puts them.
+
+        Raises NotReadyError (a TimeoutError) after `timeout` seconds (None: never), saying what is missing.
+        """
+        limit = check_timeout(timeout)
+        await self.waits.until_ready(self._draw(sizes, group_status, None), time.monotonic() + limit, limit)
+
+    # Changing
+
+    async def delete(self, query: Query) -> int:
+        """Remove the groups that match; how many. `{}` removes all."""
+        self._check_open()
+        return await self.storage.delete(parse(query))
+
+    async def update(
+        self,
+        query: Query,
+        *,
+        status: Status | str | Unset = UNSET,
+        priority: float | Unset = UNSET,
+        tags: Tags | Unset | None = UNSET,
+    ) -> int:
+        """Set the status, priority or tags of the groups that match; how many. Order, staleness and rollouts stay.
+
+        A new status clears the `error` of a group that was set aside as FAILED, and its deliveries.
+        """
+        self._check_open()
+        changes = Changes(
+            status=status if isinstance(status, Unset) else check_status(status),
+            priority=priority if isinstance(priority, Unset) else check_priority(priority),
+            tags=tags if isinstance(tags, Unset) else check_tags(tags),
+        )
+        return await self.storage.update(parse(query), changes)
+
+    async def update_priorities(self, priorities: Mapping[int, float]) -> int:
+        """Set the priorities of groups by uid, leased ones included; how many of them are still there."""
+        self._check_open()
+        return await self.storage.update_priorities(check_priorities(priorities))
+
+    async def refresh_staleness(
+        self,
+        *,
+        task_stale_thresholds: Mapping[str, int | None],
+        current_train_step: int,
+        task_token_stale_thresholds: Mapping[str, int | None] | None = None,
+        expired_groups_retryable_by_task: Mapping[str, bool] | None = None,
+        statuses: Iterable[Status | str] | None = None,
+    ) -> dict[str, int]:
+        """Move the tasks to a new train step and expire what has become too old; the number of expired groups by task.
+
+        Afterwards every group of those tasks and `statuses` (default: completed, aborted and expired) has the
+        staleness of `current_train_step`, and those at or over the thresholds are EXPIRED, or dropped where the task's
+        groups aren't retryable, as in `put`.
+        """
+        self._check_open()
+        step = check_step(current_train_step, "current_train_step")
+        tokenwise = check_by_task(task_token_stale_thresholds, "task_token_stale_thresholds")
+        retryable = check_by_task(expired_groups_retryable_by_task, "expired_groups_retryable_by_task")
+        rules = {
+            name: ExpiryRule(threshold, tokenwise.get(name), retryable.get(name, True))
+            for name, threshold in check_by_task(task_stale_thresholds, "task_stale_thresholds").items()
+        }
+        for name in (*tokenwise, *retryable):
+            if name not in rules:
+                raise InputError(f"task {name!r} has no entry in task_stale_thresholds (None: no such limit)")
+        chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check_status, check_list(statuses, "statuses")))
+        return await self.storage.refresh(Refresh(step, rules, chosen))
+
+
+_expiry_rule = lru_cache(typed=True)(ExpiryRule)  # typed: True equals 1, and is no threshold
+
+
+def _raise_weights(drawn: Mapping[str, Sequence[StorageItem]], beta: float | None) -> None:
+    """Storages give N p."""
+    for items in drawn.values() if beta is not None else ():
+        for item in items:
+            item.weight = None if item.weight is None else _power(item.weight, -(beta or 0.0))
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return float(base**exponent)
+    except (OverflowError, ZeroDivisionError):  # priorities of extreme ranges: the batch is drawn already
+        return math.inf

@@ -1,0 +1,233 @@
+"""Waiting: for groups to be there, and for room. Every wait ends: with what it waited for, an error, or the timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from replaybuf.errors import FullError, InputError, NotReadyError
+from replaybuf.query import LogicNode, ScalarNode
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Limits
+from replaybuf.rules.tallies import LaneName, Tallies, Tally, levels
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.values import Draw, NewGroup
+
+T = TypeVar("T")
+
+_LONGEST_WAIT = 60.0
+_RETRY_SECONDS = 0.02
+_TASKS_NAMED = 5
+_NOTHING_STORED = "nothing was stored (is the consumer running?)"
+
+
+@dataclass(slots=True)
+class Waited:
+    """How often this process waited for something, for how many seconds in all, and how often in vain."""
+
+    count: int = 0
+    seconds: float = 0.0
+    timeouts: int = 0
+
+
+@dataclass(slots=True)
+class _Line:
+    """Puts of a task and status that wait for room, in the order in which they came."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
+
+
+class Waits:
+    """The waits of one buffer."""
+
+    def __init__(self, storage: StorageBackend, check_open: Callable[[], None]) -> None:
+        self._storage = storage
+        self._check_open = check_open
+        # Those who wait for room stand in line: a line for each event loop, task and status.
+        self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _Line]]
+        self._lines = weakref.WeakKeyDictionary()
+        self.for_groups = Waited()
+        self.for_room = Waited()
+
+    # For groups
+
+    async def draw(self, draw: Draw, timeout: float, call: Callable[[Draw], Awaitable[T | None]]) -> T:
+        """What `call(draw)` gives; with a timeout, as soon as all of it is there."""
+        if timeout > 0:
+            draw = replace(draw, whole=True)
+        deadline = time.monotonic() + timeout
+        while True:
+            if draw.whole:
+                await self.until_ready(draw, deadline, timeout)
+            drawn = await call(draw)
+            if drawn is not None:
+                return drawn
+            # Someone else was faster, or holds some of the groups at this moment.
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                await self.until_ready(draw, deadline, timeout)
+                raise NotReadyError(f"after {timeout:g} s: others hold some of the groups; nothing was taken")
+            await asyncio.sleep(min(_RETRY_SECONDS, remaining))
+
+    async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> None:
+        """Wait until all that the draw asks for is there. Raises NotReadyError, saying what is missing."""
+        check_possible(draw, self._storage.rules.limits)
+        with _timed(self.for_groups) as begin:
+            while True:
+                self._check_open()
+                seen = self._storage.version()
+                tallies = await self._storage.tallies()
+                available = await self._available(draw, tallies)
+                missing = [task for task, size in draw.sizes.items() if available[task] < size]
+                if not missing:
+                    return
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    lines = "; ".join(self._describe(task, draw, available[task], tallies) for task in missing)
+                    raise NotReadyError(f"after {timeout:g} s: {lines}; nothing was taken")
+                begin()
+                await self._storage.check_fence()
+                await self._storage.changed(min(remaining, _LONGEST_WAIT), seen)
+
+    async def ready(self, draw: Draw) -> bool:
+        """Whether all that the draw asks for is there."""
+        available = await self._available(draw, await self._storage.tallies())
+        return all(available[task] >= size for task, size in draw.sizes.items())
+
+    async def _available(self, draw: Draw, tallies: Tallies) -> dict[str, int]:
+        there = {task: tallies.get((task, draw.status, Tally.SIZE), 0) for task in draw.sizes}
+        if draw.where is not None:
+            for task, size in draw.sizes.items():
+                lane = (ScalarNode("task_name", "$eq", task), ScalarNode("status", "$eq", draw.status.value))
+                query = LogicNode("$and", (*lane, draw.where))
+                there[task] = await self._storage.count(query, at_most=size) if size and there[task] else 0
+        limits = self._storage.rules.limits
+        if draw.status != Status.COMPLETED or not limits.slows_draws:
+            return there
+        return {task: min(there[task], limits.drawable(level)) for task, level in levels(tallies, draw.sizes).items()}
+
+    def _describe(self, task: str, draw: Draw, available: int, tallies: Tallies) -> str:
+        """`task math: 12 of 64 completed groups (3 expired, 1 failed)`, and what holds them back."""
+        limits, status = self._storage.rules.limits, draw.status
+        there = tallies.get((task, status, Tally.SIZE), 0)
+        others = [
+            f"{n} {other}"
+            for (name, other, tally), n in tallies.items()
+            if name == task and tally == Tally.SIZE and n and other not in (status, Status.ARCHIVED)
+        ]
+        leased = sum(n for (name, _, tally), n in tallies.items() if name == task and tally == Tally.LEASED)
+        others = sorted(others) + ([f"{leased} leased"] if leased else [])
+        if draw.where is not None:
+            others.insert(0, f"{there} {status} before the where")
+            there = available
+        rest = f" ({', '.join(others)})" if others else ""
+        tasks = sorted({name for name, _, _ in tallies})
+        if tasks and task not in tasks:
+            shown = ", ".join(tasks[:_TASKS_NAMED]) + (", ..." if len(tasks) > _TASKS_NAMED else "")
+            rest = f" (nothing was ever put there; there are the tasks {shown})"
+        line = f"task {task}: {there} of {draw.sizes[task]} {status} groups{rest}"
+        if status == Status.COMPLETED and limits.slows_draws and available < there:
+            line += f", but {limits.why_slow(levels(tallies, [task])[task])}"
+        return line
+
+    # For room
+
+    async def put(self, new: NewGroup, timeout: float) -> int:
+        """Store a group as soon as there is room for it. Raises FullError."""
+        limits = self._storage.rules.limits
+        line = self._line((new.task_name, new.status))
+        if not line.waiting:
+            try:
+                return await self._storage.put(new)
+            except FullError as error:
+                if limits.on_full == "reject" or timeout <= 0:
+                    await self._refuse(new, f"{error}; nothing was stored", error)
+        deadline = time.monotonic() + timeout
+        line.waiting += 1
+        try:
+            with _timed(self.for_room) as begin:
+                begin()
+                try:
+                    async with asyncio.timeout_at(_loop_deadline(deadline)):
+                        await line.turn.acquire()
+                except TimeoutError as error:
+                    why = f"task {new.task_name}: others wait for room, too"
+                    await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error)
+                try:
+                    return await self._put_in_turn(new, deadline, timeout)
+                finally:
+                    line.turn.release()
+        finally:
+            line.waiting -= 1
+
+    async def _put_in_turn(self, new: NewGroup, deadline: float, timeout: float) -> int:
+        limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
+        while True:
+            self._check_open()
+            seen = self._storage.version()
+            level = levels(await self._storage.tallies(), [new.task_name])[new.task_name]
+            if replaces or limits.insertable(level, new.status) != 0:
+                try:
+                    return await self._storage.put(new)
+                except FullError as error:  # somebody was faster
+                    why = str(error)
+            else:
+                why = f"task {new.task_name}: {limits.why_full(level, new.status)}"
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}")
+            await self._storage.check_fence()
+            await self._storage.changed(min(remaining, _LONGEST_WAIT), seen)
+
+    async def _refuse(self, new: NewGroup, why: str, cause: BaseException | None = None) -> None:
+        await self._storage.count_lost(new.task_name, new.status, Tally.REFUSED)
+        raise FullError(why) from cause
+
+    def _line(self, lane: LaneName) -> _Line:
+        return self._lines.setdefault(asyncio.get_running_loop(), {}).setdefault(lane, _Line())
+
+
+def check_possible(draw: Draw, limits: Limits) -> None:
+    """Raise InputError for a batch that the limits can never deliver."""
+    if draw.status != Status.COMPLETED:
+        return
+    largest = limits.largest_batch
+    for task, size in draw.sizes.items():
+        if largest is None or size <= largest:
+            continue
+        if limits.capacity is not None and size > limits.capacity:
+            why = f"the capacity is {limits.capacity}"
+        else:
+            why = f"{limits.rate} allows {largest} at most; set error_buffer to at least the size of a batch"
+        raise InputError(f"a batch of {size} groups of task {task} would wait for ever: {why}")
+
+
+@contextmanager
+def _timed(waited: Waited) -> Iterator[Callable[[], None]]:
+    """Time a wait, from the call of what is yielded."""
+    started: list[float] = []
+    try:
+        yield lambda: started.append(time.monotonic())
+    except TimeoutError:
+        waited.timeouts += 1
+        raise
+    finally:
+        if started:
+            waited.count += 1
+            waited.seconds += time.monotonic() - started[0]
+
+
+def _loop_deadline(deadline: float) -> float:
+    """A time of `time.monotonic` as one of the running loop's clock."""
+    return asyncio.get_running_loop().time() + deadline - time.monotonic()
+
+
+def sizes_of(tallies: Mapping[tuple[str, Status, Tally], int]) -> dict[tuple[str, Status], int]:
+    """The number of groups of each task and status that has any."""
+    return {(task, status): n for (task, status, name), n in tallies.items() if name == Tally.SIZE and n}

@@ -1,0 +1,226 @@
+"""Packing values as msgpack: those it knows as they are, others behind a mark.
+
+Tuples, sets, enums, datetimes, arrays and the like are stored as a map of one entry whose key is a *mark*, an empty
+msgpack extension object whose type says what the value is: `{mark: content}`. msgpack itself packs and unpacks the
+content, so nesting costs no Python recursion, and a mark can't be mistaken for a key of the user. Plain arrays alone
+are extension objects that hold their content. `codec_unpack` is the way back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+from pydantic import BaseModel
+
+from replaybuf.codec import arrays
+from replaybuf.errors import EncodeError
+
+# The types of the marks are part of the format: never give one another meaning.
+TUPLE, SET, FROZENSET, BYTEARRAY, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIME, TIMEDELTA = range(1, 13)
+ENUM, ARRAY, SCALAR, NUMPY_STR, NUMPY_BYTES, PLAIN_ARRAY = range(20, 26)
+
+_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
+_NUMBERS: Final = frozenset({int, float})
+_CONTAINERS: Final = frozenset({list, tuple, set, frozenset})
+_LONG: Final = 32
+_FOREIGN: Final = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
+
+
+def enum_name(cls: type[Enum]) -> str:
+    """The name under which members of an enum are stored."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+class _Foreign:
+    """Stands for a value that msgpack would store as something else without asking."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Bytearray(_Foreign):
+    """Stands for a bytearray."""
+
+
+def _mark(number: int) -> Any:
+    return msgpack.ExtType(number, b"")
+
+
+_ENUM_MARK, _SCALAR_MARK = _mark(ENUM), _mark(SCALAR)
+
+
+def _pack_int(value: int) -> bytes:
+    return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+
+
+def _pack_tz(tz: tzinfo | None) -> Any:
+    if tz is None:
+        return None
+    if type(tz) is ZoneInfo and tz.key is not None:
+        return tz.key
+    if type(tz) is timezone:
+        offset, name = tz.utcoffset(None), tz.tzname(None)
+        return [offset, None if name == timezone(offset).tzname(None) else name]
+    raise TypeError(f"the time zone {tz!r} can't be stored: use zoneinfo.ZoneInfo or datetime.timezone")
+
+
+def _pack_time(value: datetime | time) -> list[Any]:
+    return [value.hour, value.minute, value.second, value.microsecond, value.fold, _pack_tz(value.tzinfo)]
+
+
+_FORMS: Final[dict[type, tuple[Any, Callable[[Any], Any]]]] = {
+    cls: (_mark(number), form)
+    for cls, number, form in (
+        (tuple, TUPLE, list),
+        (set, SET, list),
+        (frozenset, FROZENSET, list),
+        (int, INT, _pack_int),
+        (complex, COMPLEX, lambda value: [value.real, value.imag]),
+        (Decimal, DECIMAL, str),
+        (UUID, UUID_, lambda value: value.bytes),
+        (datetime, DATETIME, lambda value: [value.year, value.month, value.day, *_pack_time(value)]),
+        (date, DATE, lambda value: [value.year, value.month, value.day]),
+        (time, TIME, _pack_time),
+        (np.ndarray, ARRAY, arrays.take_apart),
+        (np.str_, NUMPY_STR, lambda value: value[:]),  # str(value) drops trailing zeros
+        (np.bytes_, NUMPY_BYTES, bytes),
+        (_Bytearray, BYTEARRAY, lambda stand_in: bytes(stand_in.value)),
+        (timedelta, TIMEDELTA, lambda value: [value.days, value.seconds, value.microseconds]),
+    )
+}
+
+
+def pack(values: Sequence[Any]) -> tuple[list[int], memoryview]:
+    """The values as msgpack, one behind the other, and the length of each.
+
+    Whatever can't be stored raises: TypeError, ValueError, RecursionError, ...; `explain` then says where it is.
+    """
+    packed = _pack(values)
+    if any(map(_holds_foreign, values)):  # asked afterwards: the packer has made sure that no value holds itself
+        packed = _pack([_wrap_foreign(value) for value in values])
+    return packed
+
+
+def _pack(values: Sequence[Any]) -> tuple[list[int], memoryview]:
+    # One growing buffer that is read in place: half the copies that packing value by value would make.
+    packer = msgpack.Packer(
+        default=_stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
+    )
+    lengths, end = [], 0
+    for value in values:
+        packer.pack(value)
+        start, end = end, len(packer.getbuffer())
+        lengths.append(end - start)
+    return lengths, packer.getbuffer()
+
+
+def _stand_in(value: Any) -> Any:
+    """What msgpack packs in place of a value that it has no form for."""
+    kind = type(value)
+    if kind is np.ndarray and (content := arrays.flatten(value)) is not None:
+        return msgpack.ExtType(PLAIN_ARRAY, content)
+    if (form := _FORMS.get(kind)) is not None:
+        return {form[0]: form[1](value)}
+    if isinstance(value, Enum):
+        return {_ENUM_MARK: [enum_name(kind), value.value]}
+    if isinstance(value, np.generic):
+        return {_SCALAR_MARK: arrays.take_scalar_apart(value)}
+    raise TypeError(_refusal(value.value if kind is _Foreign else value))
+
+
+def _holds_foreign(value: Any) -> bool:
+    """Whether a value that packed well holds objects, other than as dict keys, that msgpack packs as something else.
+
+    A long list that begins and ends with a number is taken for a list of numbers: looking at each token would cost a
+    third of the whole encoding. In such a list, and only there, a bytearray comes back as bytes.
+    """
+    stack: list[Iterable[Any]] = [(value,)]
+    while stack:
+        items = stack.pop()
+        kinds = {*map(type, items)} - _SCALARS
+        if not kinds:
+            continue
+        if not kinds.isdisjoint(_FOREIGN):
+            return True
+        for item in items:
+            kind = type(item)
+            if kind is dict:
+                stack.append(item.values())
+            elif kind in _CONTAINERS and not (kind is list and len(item) > _LONG and _looks_numeric(item)):
+                stack.append(item)
+    return False
+
+
+def _looks_numeric(items: list[Any]) -> bool:
+    return type(items[0]) in _NUMBERS and type(items[-1]) in _NUMBERS
+
+
+def _wrap_foreign(value: Any) -> Any:
+    """A copy of the value in which `_Foreign`s stand for the objects that `_holds_foreign` looks for."""
+    kind = type(value)
+    if kind in _FOREIGN:
+        return _Bytearray(value) if kind is bytearray else _Foreign(value)
+    if kind is dict:
+        return {_wrap_foreign(key): _wrap_foreign(item) for key, item in value.items()}
+    if kind in (list, tuple, set, frozenset):
+        return kind(map(_wrap_foreign, value))
+    return value
+
+
+def _refusal(value: Any) -> str:
+    """Why a value can't be stored, and what to do about it."""
+    kind = type(value)
+    name = f"a value of type {kind.__module__}.{kind.__qualname__}".replace("builtins.", "")
+    if any(base.__module__.partition(".")[0] == "torch" for base in kind.__mro__):
+        return f"{name} can't be stored: convert it with .numpy()"
+    if isinstance(value, BaseModel):
+        return f"{name} can't be stored inside a field: convert it with .model_dump()"
+    if dataclasses.is_dataclass(kind):
+        return f"{name} can't be stored inside a field: convert it with dataclasses.asdict()"
+    for plain in (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, memoryview):
+        if isinstance(value, plain):
+            plain_name = {np.ndarray: "numpy.ndarray (np.asarray)", memoryview: "bytes"}.get(plain, plain.__name__)
+            return f"{name} would not come back as such: convert it to a plain {plain_name}"
+    return f"{name} can't be stored"
+
+
+def explain(value: Any, path: str) -> EncodeError | None:
+    """The EncodeError that names the innermost culprit in a value found at `path`; None when the value packs well."""
+    error = _packing_error(value)
+    if error is None:
+        return None
+    while not (isinstance(error, RecursionError) or "recursion limit" in str(error)):
+        for step, child in _children(value):
+            if (child_error := _packing_error(child)) is not None:
+                value, path, error = child, path + step, child_error
+                break
+        else:
+            return EncodeError(f"{path}: {error}")
+    return EncodeError(f"{path}: nested too deeply, or holds itself")
+
+
+def _children(value: Any) -> Iterable[tuple[str, Any]]:
+    if type(value) is dict:
+        for key, item in value.items():
+            yield f"[key {key!r:.80}]", key
+            yield f"[{key!r:.80}]", item
+    elif type(value) in (list, tuple, set, frozenset):
+        for index, item in enumerate(value):
+            yield f"[{index}]", item
+
+
+def _packing_error(value: Any) -> Exception | None:
+    try:
+        pack([value])
+    except Exception as error:
+        return error
+    return None

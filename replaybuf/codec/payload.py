@@ -1,0 +1,192 @@
+"""Payloads: groups of rollouts as bytes, and back.
+
+A payload is a header of 24 bytes and a body:
+
+    magic "RPLB", version, flags (1: zstd), two zero bytes, rollouts (u32), size of the body (u64), crc32 (u32)
+    length of each rollout's msgpack (u64 each) | the rollouts' msgpack, a map of fields each
+
+All numbers are little-endian; the size is that before compression, the checksum is over the rest of the header and the
+body as stored. Each rollout is unpacked by a call of its own, so other threads get their turn between them. What
+msgpack doesn't know is described in `codec_pack` and `codec_arrays`. Nothing is pickled, and nothing that a payload
+names is imported or called.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any, Literal
+
+from replaybuf.codec.pack import enum_name, explain, pack
+from replaybuf.codec.unpack import Unpacking
+from replaybuf.errors import ConfigError, DecodeError, EncodeError, MissingDriverError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import RolloutType
+
+Compression = Literal["none", "zstd"]
+Buffer = bytes | bytearray | memoryview
+Parts = Sequence[bytes | memoryview]
+
+MAGIC = b"RPLB"
+VERSION = 1
+_ZSTD = 1
+_HEAD = struct.Struct("<4sBBHIQ")
+_CRC = struct.Struct("<I")
+_BODY_AT = _HEAD.size + _CRC.size
+# What a compressed body may claim to be: a hostile one can't make the reader allocate more. Bodies that compress better
+# than this are stored as they are, so that what was written can be read.
+_MAX_RATIO = 1000
+_ALWAYS_ALLOWED = 64 << 20
+
+
+class Codec:
+    """Encodes groups of rollouts of one type.
+
+    `compression` is what `encode` does; `decode` reads either. `enums` are classes to restore beyond `Status` and those
+    that the rollout type's annotations name; members of unknown enums come back as their bare values. ConfigError for
+    an unknown compression, MissingDriverError when zstd is asked for and not installed. Safe to share among threads.
+
+    Values keep their types: None, bool, int of any size, float (bit for bit), str (lone surrogates too), bytes,
+    bytearray, list, tuple, set, frozenset, dict (order and any hashable keys), complex, Decimal, UUID, datetime, date,
+    time, timedelta, enums, and numpy arrays and scalars except those of objects. What can't be kept is refused, with
+    one exception: a bytearray in the middle of a list of more than 32 items that begins and ends with a number comes
+    back as bytes.
+    """
+
+    def __init__(
+        self,
+        rollout_type: RolloutType,
+        *,
+        compression: Compression = "none",
+        enums: Iterable[type[Enum]] = (),
+    ) -> None:
+        if compression not in ("none", "zstd"):
+            raise ConfigError(f"compression must be 'none' or 'zstd', not {compression!r}")
+        if compression == "zstd":
+            _zstandard()
+        self.rollout_type = rollout_type
+        self.compression = compression
+        known: set[type[Enum]] = {*rollout_type.enums(), *enums, Status}
+        self._enums = {enum_name(cls): cls for cls in known}
+
+    def encode(self, rollouts: Sequence[Any]) -> bytes:
+        """The payload of a group; it shares nothing with the rollouts, which are left as they are.
+
+        RolloutError when a rollout is not of this codec's type; EncodeError, naming the path
+        (`rollouts[1].extra_fields['a'][3]`), when it holds a value that can't be stored.
+        """
+        fields = [self.rollout_type.to_fields(rollout) for rollout in rollouts]
+        try:
+            lengths, packed = pack(fields)
+        except Exception as error:
+            raise self._explain(fields, error) from error
+        body = (struct.pack(f"<{len(lengths)}Q", *lengths), packed)
+        flags, stored = self._compress(body)
+        head = _HEAD.pack(MAGIC, VERSION, flags, 0, len(lengths), sum(map(len, body)))
+        crc = zlib.crc32(head)
+        for part in stored:
+            crc = zlib.crc32(part, crc)
+        return b"".join((head, _CRC.pack(crc), *stored))
+
+    def decode(self, payload: Buffer, *, verified: bool = False) -> list[Any]:
+        """The rollouts of a payload, independent of its memory. `verified` says that it has passed `verify`.
+
+        DecodeError when it is damaged, of a newer version, or was written for another rollout type; MissingDriverError
+        when it is compressed with zstd, which is not installed. Takes memory in proportion to the payload.
+        """
+        flags, count, size, stored = _open(payload, verified)
+        try:
+            body = memoryview(_decompress(stored, size)) if flags & _ZSTD else stored
+            if len(body) != size:
+                raise ValueError(f"it holds {len(body)} bytes where {size} belong")
+            return self._unpack(body, count)
+        except (DecodeError, MissingDriverError):
+            raise
+        except Exception as error:  # what hostile bytes can raise is no closed list
+            raise DecodeError(f"the payload is damaged: {str(error) or type(error).__name__}") from error
+
+    def verify(self, payload: Buffer) -> None:
+        """DecodeError when the header is not that of a payload or the checksum doesn't match; decodes nothing."""
+        _open(payload)
+
+    def _explain(self, group: list[dict[str, Any]], error: Exception) -> EncodeError:
+        for index, fields in enumerate(group):
+            for name, value in fields.items():
+                step = f"[{name!r}]" if self.rollout_type.cls is dict else f".{name}"
+                path = f"rollouts[{index}]{step}"
+                if (problem := explain(name, path) or explain(value, path)) is not None:
+                    return problem
+        return EncodeError(f"the rollouts can't be stored: {error}")
+
+    def _unpack(self, body: memoryview, count: int) -> list[Any]:
+        lengths = struct.unpack_from(f"<{count}Q", body)
+        start = 8 * count
+        if start + sum(lengths) != len(body):
+            raise ValueError("its lengths don't add up")
+        unpacking = Unpacking(self._enums)
+        rollouts = []
+        for length in lengths:
+            fields = unpacking.unpack(body[start : start + length])
+            if type(fields) is not dict:
+                raise ValueError(f"a {type(fields).__name__} where a rollout belongs")
+            rollouts.append(self.rollout_type.from_fields(fields))
+            start += length
+        unpacking.finish()
+        return rollouts
+
+    def _compress(self, body: Parts) -> tuple[int, Parts]:
+        """The flags, and the body as it is stored: compressed when that was asked for and is of use."""
+        if self.compression == "none":
+            return 0, body
+        stored: bytes = _zstandard().ZstdCompressor().compress(b"".join(body))
+        size = sum(map(len, body))
+        if len(stored) >= size or size > _allowed_size(len(stored)):
+            return 0, body
+        return _ZSTD, (stored,)
+
+
+def _open(payload: Buffer, verified: bool = False) -> tuple[int, int, int, memoryview]:
+    """Flags, number of rollouts, size of the body, and the body as stored; DecodeError when they can't be trusted."""
+    try:
+        view = memoryview(payload)
+    except TypeError:
+        raise DecodeError(f"the payload is damaged: it is no bytes but {type(payload).__name__}") from None
+    if len(view) < _BODY_AT:
+        raise DecodeError(f"the payload is damaged: it has {len(view)} bytes, fewer than a header takes")
+    magic, version, flags, zero, count, size = _HEAD.unpack_from(view)
+    if magic != MAGIC:
+        raise DecodeError(f"not a replaybuf payload: it begins with {magic!r}")
+    if version > VERSION:
+        raise DecodeError(f"the payload has format {version}, this replaybuf reads up to {VERSION}: upgrade replaybuf")
+    (crc,) = _CRC.unpack_from(view, _HEAD.size)
+    body = view[_BODY_AT:]
+    if not verified and zlib.crc32(body, zlib.crc32(view[: _HEAD.size])) != crc:
+        raise DecodeError("the payload is damaged: its checksum doesn't match")
+    if version < 1 or flags & ~_ZSTD or zero:
+        raise DecodeError(f"the payload is damaged: no such header (version {version}, flags {flags}, {zero})")
+    return flags, count, size, body
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise MissingDriverError("zstd compression needs a package: pip install 'replaybuf[zstd]'") from error
+    return zstandard
+
+
+def _allowed_size(compressed: int) -> int:
+    return _ALWAYS_ALLOWED + _MAX_RATIO * compressed
+
+
+def _decompress(stored: memoryview, size: int) -> bytes:
+    """The body of `size` bytes; ValueError, before anything is allocated, when the claims don't fit."""
+    zstandard = _zstandard()
+    if size > _allowed_size(len(stored)):
+        raise ValueError(f"it claims {size} bytes, too many for {len(stored)} compressed ones")
+    if zstandard.frame_content_size(stored) != size:  # what the decompressor goes by
+        raise ValueError("its sizes before compression don't agree")
+    body: bytes = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
+    return body

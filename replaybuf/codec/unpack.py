@@ -1,0 +1,141 @@
+"""Unpacking what `codec_pack` packed.
+
+The bytes may be damaged or hostile: content is checked before it reaches a constructor that could allocate more than
+the payload takes, and nothing that the payload names is imported or called. An enum is restored only when the reader
+knows its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+
+from replaybuf.codec import arrays
+from replaybuf.codec import pack as marks
+
+
+class _Mark:
+    """A mark as met while unpacking; `restore(content)` gives the value that it stands for."""
+
+    __slots__ = ("number", "restore")
+
+    def __init__(self, number: int, restore: Callable[[Any], Any]) -> None:
+        self.number = number
+        self.restore = restore
+
+
+def _typed(kind: type, restore: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`restore` for content of this type only: `bytearray(10**12)` would not be a conversion."""
+
+    def checked(content: Any) -> Any:
+        if type(content) is not kind:
+            raise ValueError(f"a {type(content).__name__} where a {kind.__name__} belongs")
+        return restore(content)
+
+    return checked
+
+
+def _restore_tz(content: Any) -> tzinfo | None:
+    if content is None:
+        return None
+    if isinstance(content, str):
+        return ZoneInfo(content)  # refuses paths that lead out of the time zone database
+    offset, name = content
+    return timezone(offset) if name is None else timezone(offset, name)
+
+
+def _restore_datetime(content: list[Any]) -> datetime:
+    year, month, day, hour, minute, second, microsecond, fold, tz = content
+    return datetime(year, month, day, hour, minute, second, microsecond, _restore_tz(tz), fold=fold)
+
+
+def _restore_time(content: list[Any]) -> time:
+    hour, minute, second, microsecond, fold, tz = content
+    return time(hour, minute, second, microsecond, _restore_tz(tz), fold=fold)
+
+
+_RESTORE: Final = {
+    number: _Mark(number, _typed(kind, restore))
+    for number, kind, restore in (
+        (marks.TUPLE, list, tuple),
+        (marks.SET, list, set),
+        (marks.FROZENSET, list, frozenset),
+        (marks.BYTEARRAY, bytes, bytearray),
+        (marks.INT, bytes, lambda raw: int.from_bytes(raw, "little", signed=True)),
+        (marks.COMPLEX, list, lambda parts: complex(*parts)),
+        (marks.DECIMAL, str, Decimal),
+        (marks.UUID_, bytes, lambda raw: UUID(bytes=raw)),
+        (marks.DATETIME, list, _restore_datetime),
+        (marks.DATE, list, lambda numbers: date(*numbers)),
+        (marks.TIME, list, _restore_time),
+        (marks.TIMEDELTA, list, lambda numbers: timedelta(*numbers)),
+        (marks.SCALAR, list, arrays.build_scalar),
+        (marks.NUMPY_STR, str, np.str_),
+        (marks.NUMPY_BYTES, bytes, np.bytes_),
+        (marks.ARRAY, list, arrays.build),
+        (marks.ENUM, list, list),  # Unpacking knows how
+    )
+}
+
+
+_PLAIN_ARRAY: Final = marks.PLAIN_ARRAY
+
+
+class Unpacking:
+    """The reading of one payload: `unpack` its rollouts' fields one after the other, then `finish`.
+
+    `enums` are the enum classes by their stored names; members of others come back as their bare values. Anything wrong
+    raises, whatever exception fits.
+    """
+
+    __slots__ = ("_enums", "_open_marks")
+
+    def __init__(self, enums: Mapping[str, type[Enum]]) -> None:
+        self._enums = enums
+        self._open_marks = 0
+
+    def unpack(self, packed: memoryview) -> Any:
+        """The next value."""
+        return msgpack.unpackb(
+            packed,
+            object_hook=self._restore,
+            ext_hook=self._extension,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+        )
+
+    def finish(self) -> None:
+        """ValueError when marks stood where they mark nothing."""
+        if self._open_marks:
+            raise ValueError("it holds marks that mark nothing")
+
+    def _extension(self, number: int, content: bytes) -> Any:
+        if number == _PLAIN_ARRAY:
+            return arrays.unflatten(content)
+        mark = _RESTORE.get(number)
+        if mark is None or content:
+            raise ValueError(f"unknown kind of value ({number}); was it written by a newer replaybuf?")
+        self._open_marks += 1
+        return mark
+
+    def _restore(self, fields: dict[Any, Any]) -> Any:
+        if len(fields) == 1:
+            for mark in fields:
+                if type(mark) is _Mark:
+                    self._open_marks -= 1
+                    content = fields[mark]
+                    return self._enum(content) if mark.number == marks.ENUM else mark.restore(content)
+        return fields
+
+    def _enum(self, content: Any) -> Any:
+        name, value = content
+        cls = self._enums.get(name)
+        return value if cls is None else cls(value)

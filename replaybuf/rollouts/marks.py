@@ -1,0 +1,117 @@
+"""What the metadata of a group says about its rollouts, so that plain SQL can answer without decoding payloads.
+
+A group has two records of its rollouts. Its *marks* change when it is refreshed, so they are kept small and beside the
+other metadata; its *outline* never changes and stands beside the payload.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from replaybuf.checks import MAX_STEP
+from replaybuf.errors import RolloutError
+from replaybuf.rollouts.rollout_type import get_field, set_field
+from replaybuf.rollouts.staleness import ExpiryRule, newest_trainable_steps, oldest_step, reset_response, staleness_of
+
+
+@dataclass(slots=True)
+class Marks:
+    """Per rollout: what staleness, expiry and the mean reward are computed from.
+
+    `oldest` and `newest` are the oldest model step and the newest trainable one (None: has none), `expired` says which
+    rollouts have expired since they were put, `staleness` is that of the rollouts at the refresh in which the last of
+    them expired.
+    """
+
+    oldest: list[int | None]
+    newest: list[int | None]
+    reward: list[float | None]
+    expired: list[bool] | None = None
+    staleness: list[int] | None = None
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Any]) -> Marks:
+        try:
+            oldest = [oldest_step(rollout) for rollout in rollouts]
+            newest = newest_trainable_steps(rollouts)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RolloutError(f"response_model_steps must be training steps, one for each token: {error}") from error
+        for step in (*oldest, *newest):
+            if step is not None and abs(step) >= MAX_STEP:
+                raise RolloutError(f"response_model_steps holds {step:.4g}, which is no training step")
+        return cls(oldest, newest, [reward_value(get_field(rollout, "reward")) for rollout in rollouts])
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Marks:
+        return cls(**data)
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"oldest": self.oldest, "newest": self.newest, "reward": self.reward}
+        if self.expired is not None:
+            data["expired"] = self.expired
+            data["staleness"] = self.staleness
+        return data
+
+    @property
+    def oldest_step(self) -> int | None:
+        """The oldest model step of the group, or None."""
+        return min((step for step in self.oldest if step is not None), default=None)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some rollouts have model steps and others don't: the staleness of the group is never below 0."""
+        return None in self.oldest and self.oldest_step is not None
+
+    @property
+    def mean_reward(self) -> float | None:
+        """The mean of the rollouts' rewards, or None where none has one."""
+        known = [reward for reward in self.reward if reward is not None]
+        return sum(known) / len(known) if known else None
+
+    def staleness_at(self, train_step: int) -> list[int]:
+        """Each rollout's staleness at `train_step`."""
+        return [staleness_of(oldest, train_step) for oldest in self.oldest]
+
+    def expire(self, rule: ExpiryRule, train_step: int) -> bool:
+        """Refresh to `train_step` and apply `rule`; whether any rollout expired. Marks are left alone when none did."""
+        staleness = self.staleness_at(train_step)
+        fired = [rule.expires(value, newest, train_step) for value, newest in zip(staleness, self.newest, strict=True)]
+        if not any(fired):
+            return False
+        before = self.expired or [False] * len(fired)
+        self.expired = [old or new for old, new in zip(before, fired, strict=True)]
+        self.staleness = staleness
+        self.oldest = [None if gone else step for step, gone in zip(self.oldest, fired, strict=True)]
+        self.newest = [None if gone else step for step, gone in zip(self.newest, fired, strict=True)]
+        self.reward = [None if gone else value for value, gone in zip(self.reward, fired, strict=True)]
+        return True
+
+    def apply(self, rollouts: Sequence[Any], train_step: int | None) -> None:
+        """Bring decoded rollouts up to date: reset what has expired, and set the staleness of `train_step`.
+
+        With None the staleness is the one they were put with, or that of the refresh in which the last one expired.
+        """
+        for index, rollout in enumerate(rollouts):
+            if self.expired is not None and self.expired[index]:
+                reset_response(rollout)
+            if train_step is not None:
+                set_field(rollout, "seq_staleness", staleness_of(self.oldest[index], train_step))
+            elif self.staleness is not None:
+                set_field(rollout, "seq_staleness", self.staleness[index])
+
+
+def reward_value(reward: Any) -> float | None:
+    """A reward as a number: itself, or the "score" of a dict. None where there is none or it isn't finite."""
+    if isinstance(reward, dict):
+        reward = reward.get("score")
+    if reward is None or not isinstance(reward, Real):
+        return None
+    try:
+        value = float(reward)
+    except OverflowError:  # an int beyond every float
+        return None
+    return value if math.isfinite(value) else None

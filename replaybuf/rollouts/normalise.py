@@ -1,0 +1,118 @@
+"""Bringing a group into the state in which it is stored: model steps, staleness, expiry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from replaybuf.checks import MAX_STEP
+from replaybuf.errors import ReplayBufError, RolloutError
+from replaybuf.rollouts.rollout import Status, group_status
+from replaybuf.rollouts.rollout_type import RolloutType, get_field, set_field
+from replaybuf.rollouts.staleness import (
+    EXPIRING_STATUSES,
+    ExpiryRule,
+    fill_model_steps,
+    find_expired,
+    group_staleness,
+    refresh_group,
+    reset_response,
+)
+from replaybuf.storage.values import NewGroup
+
+# Lists of more tokens than this are looked through in another thread, to keep the event loop free.
+_MANY_TOKENS = 10_000
+
+
+def as_group(items: Any) -> list[Any]:
+    """The rollouts of a group as a list. Raises RolloutError."""
+    if isinstance(items, (list, tuple)):
+        return list(items)
+    raise RolloutError(f"expected a list of rollouts (a group), got {type(items).__name__}")
+
+
+async def normalise(new: NewGroup, rollout_type: RolloutType, model_step: int | None, rule: ExpiryRule) -> bool:
+    """Apply the rules of put to the rollouts, in place; False when the group is to be dropped.
+
+    Raises RolloutError for rollouts that lack what the rules need.
+    """
+    rollouts = new.rollouts
+    _require_fields(rollout_type, rollouts, model_step, new.train_step, rule)
+    if _count_tokens(rollouts) < _MANY_TOKENS:
+        return _normalise(new, model_step, rule)
+    return await asyncio.to_thread(_normalise, new, model_step, rule)
+
+
+def _require_fields(
+    rollout_type: RolloutType,
+    rollouts: Sequence[Any],
+    model_step: int | None,
+    train_step: int | None,
+    rule: ExpiryRule,
+) -> None:
+    features: list[tuple[str, tuple[str, ...]]] = [("put", ("status",))]
+    if model_step is not None:
+        features.append(("model_step", ("response_ids", "response_model_steps")))
+    if train_step is not None:
+        features.append(("current_train_step", ("seq_staleness", "response_model_steps")))
+    if rule.active:
+        features.append(("stale_threshold", ("seq_staleness",)))
+    if rule.token_stale_threshold is not None:
+        features.append(("token_stale_threshold", ("response_ids", "response_model_steps")))
+    for rollout in rollouts:
+        rollout_type.require_all(rollout, features)
+
+
+def _normalise(new: NewGroup, model_step: int | None, rule: ExpiryRule) -> bool:
+    """Bring the rollouts into the state in which they are stored; False when the group is to be dropped."""
+    try:
+        return _apply_rules(new, model_step, rule)
+    except ReplayBufError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
+
+
+def _apply_rules(new: NewGroup, model_step: int | None, rule: ExpiryRule) -> bool:
+    rollouts, train_step = new.rollouts, new.train_step
+    new.status = _status_of(rollouts)
+    if model_step is not None:
+        for rollout in rollouts:
+            fill_model_steps(rollout, model_step)
+    if train_step is not None:
+        refresh_group(rollouts, train_step)
+    new.staleness = group_staleness(rollouts)
+    if abs(new.staleness) >= MAX_STEP:
+        raise RolloutError(f"seq_staleness is {new.staleness:.4g}, which is no number of training steps")
+    if not rule.active or new.status not in EXPIRING_STATUSES:
+        return True
+    expired = find_expired(rollouts, rule, train_step)
+    if not expired:
+        return True
+    if not rule.retryable:
+        for rollout in rollouts:
+            set_field(rollout, "status", Status.EXPIRED)
+        return False
+    for index in expired:
+        reset_response(rollouts[index])
+    new.status, new.train_step = Status.EXPIRED, None
+    return True
+
+
+def _count_tokens(rollouts: Sequence[Any]) -> int:
+    """How many response tokens the group has, as far as can be told."""
+    lists = (get_field(rollout, "response_ids") for rollout in rollouts)
+    return sum(len(tokens) for tokens in lists if isinstance(tokens, (list, tuple)))
+
+
+def _status_of(rollouts: Sequence[Any]) -> Status:
+    statuses = []
+    for index, rollout in enumerate(rollouts):
+        value = get_field(rollout, "status")
+        try:
+            statuses.append(Status(value))
+        except ValueError:
+            known = ", ".join(Status)
+            raise RolloutError(f"rollouts[{index}].status is {value!r}; expected one of {known}") from None
+    return group_status(statuses)

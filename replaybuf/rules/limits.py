@@ -1,0 +1,282 @@
+"""The rules of a buffer: what is drawn, what is evicted, how often, how much, and how fast.
+
+The parts and their names are those of DeepMind Reverb's tables: sampler, remover, rate limiter, max times sampled. All
+of it is pure: backends keep the numbers, and ask here what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+from replaybuf.errors import ConfigError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.policies import FIFOPolicy, ReplayPolicy
+from replaybuf.rules.race import KEYS
+
+OnFull = Literal["evict", "block", "reject"]
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The numbers of a task that its limits look at.
+
+    `buffered` counts the groups that are neither leased nor archived, `completed` those of them that are COMPLETED,
+    `inserted` the completed groups that were put, `sampled` the draws of completed groups.
+    """
+
+    buffered: int = 0
+    completed: int = 0
+    inserted: int = 0
+    sampled: int = 0
+
+    def joined_by(self, status: Status) -> Level:
+        """The level when one more group of this status has been put."""
+        completed = status == Status.COMPLETED
+        return Level(self.buffered + 1, self.completed + completed, self.inserted + completed, self.sampled)
+
+    def without(self, removed: Iterable[Status]) -> Level:
+        """The level when groups of these statuses have been replaced."""
+        statuses = list(removed)
+        completed = statuses.count(Status.COMPLETED)
+        buffered = len(statuses) - statuses.count(Status.ARCHIVED)
+        return Level(self.buffered - buffered, self.completed - completed, self.inserted, self.sampled)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many groups a task holds, how often they are drawn and at what rate.
+
+    `max_times_sampled`: a completed group leaves with its n-th draw; 0 keeps it. `capacity` bounds the groups of a
+    task; beyond it the remover evicts (`on_full="evict"`). Or it bounds the completed groups, and a put of one more
+    waits ("block") or is refused ("reject"); groups of other statuses are never held back then.
+    `min_size`: nothing is drawn while fewer completed groups are there. `samples_per_insert` keeps the number of draws
+    for each completed group that was put near this value, to within `error_buffer` draws: it holds back puts as well as
+    draws. The formula is that of Reverb's SampleToInsertRatio limiter; but puts are never held back while fewer
+    completed groups are there than could be put at the beginning, because what expired, was deleted or evicted is never
+    drawn, and puts would wait for ever for its draws.
+
+    `archive_groups` and `archive_seconds`: groups that leave by being drawn stay as ARCHIVED, so many of a task or for
+    so long. `max_deliveries`: a group that was leased so often without acknowledgement is set aside as FAILED; 0 for no
+    such limit.
+
+    Raises ConfigError for values that could never deliver a batch.
+    """
+
+    max_times_sampled: int = 1
+    capacity: int | None = None
+    on_full: OnFull = "evict"
+    min_size: int = 0
+    samples_per_insert: float | None = None
+    error_buffer: float | None = None
+    archive_groups: int | None = None
+    archive_seconds: float | None = None
+    max_deliveries: int = 5
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_times_sampled", 0), ("min_size", 0), ("max_deliveries", 0)):
+            _check_count(name, getattr(self, name), least)
+        for name in ("capacity", "archive_groups"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), 1)
+        if self.archive_seconds is not None and not 0 < self.archive_seconds < math.inf:
+            raise ConfigError(f"archive must be a positive time, got {self.archive_seconds!r} seconds")
+        self._check_capacity()
+        self._check_rate()
+
+    def _check_capacity(self) -> None:
+        if self.capacity is None:
+            if self.on_full != "evict" and self.samples_per_insert is None:
+                raise ConfigError(f"on_full={self.on_full!r} needs a capacity: the buffer is never full without one")
+            return
+        if self.capacity < self.min_size:
+            raise ConfigError(
+                f"capacity {self.capacity} is below min_size {self.min_size}: nothing could ever be drawn; "
+                "raise capacity or lower min_size"
+            )
+        if self.on_full == "block" and self.max_times_sampled == 0:
+            raise ConfigError(
+                "max_times_sampled=0 keeps every group, so with on_full='block' all puts would wait for ever once the "
+                "buffer is full; use on_full='evict', or a number of samples"
+            )
+
+    def _check_rate(self) -> None:
+        ratio, error, times = self.samples_per_insert, self.error_buffer, self.max_times_sampled
+        if ratio is None:
+            if error is not None:
+                raise ConfigError("error_buffer needs samples_per_insert, whose tolerance it is")
+            return
+        _check_number("samples_per_insert", ratio)
+        if error is not None:
+            _check_number("error_buffer", error)
+            if error < max(1.0, ratio):
+                raise ConfigError(
+                    f"error_buffer {error:g} is too small for samples_per_insert {ratio:g}: neither puts nor draws "
+                    f"could go on; use at least {max(1.0, ratio):g}"
+                )
+        if times and ratio > times:
+            raise ConfigError(
+                f"samples_per_insert {ratio:g} can't be reached with max_times_sampled {times}: puts would wait for "
+                "ever; lower the one or raise the other"
+            )
+        if self.capacity is None or self.on_full == "evict":
+            return
+        if ratio != times:
+            raise ConfigError(
+                f"with samples_per_insert {ratio:g} and max_times_sampled {times} more is put than leaves, so with "
+                f"on_full={self.on_full!r} the buffer fills up and nothing moves any more; use on_full='evict', or the "
+                "same number for both"
+            )
+        if self._largest_when_full(self.capacity) < 1:
+            raise ConfigError(
+                f"error_buffer {self._error:g} is too small for capacity {self.capacity} and min_size {self.min_size}: "
+                "nothing could be drawn from a full buffer; use at least "
+                f"{self._error + 1 - self._largest_when_full(self.capacity):g}"
+            )
+
+    # Draws
+
+    def keeps(self, status: Status, times_sampled: int) -> bool:
+        """Whether a group of this status stays after its draw number `times_sampled`: only completed ones do."""
+        if status != Status.COMPLETED:
+            return False
+        return self.max_times_sampled == 0 or times_sampled < self.max_times_sampled
+
+    @property
+    def archives(self) -> bool:
+        """Whether groups that leave by being drawn stay as ARCHIVED."""
+        return self.archive_groups is not None or self.archive_seconds is not None
+
+    @property
+    def slows_draws(self) -> bool:
+        """Whether draws of completed groups may have to wait though there are some."""
+        return self.min_size > 1 or self.samples_per_insert is not None
+
+    @property
+    def slows_puts(self) -> bool:
+        """Whether a put may have to wait or be refused."""
+        return self.samples_per_insert is not None or (self.capacity is not None and self.on_full != "evict")
+
+    def drawable(self, level: Level) -> int:
+        """How many completed groups may be drawn now."""
+        if level.completed < self.min_size:
+            return 0
+        if self.samples_per_insert is None:
+            return level.completed
+        lowest = self.samples_per_insert * self.min_size - self._error
+        ahead = level.inserted * self.samples_per_insert - level.sampled - lowest
+        return max(0, min(level.completed, math.floor(ahead + _ROUNDING)))
+
+    def insertable(self, level: Level, status: Status) -> int | None:
+        """How many groups of this status may be put now; None for any number.
+
+        Eviction makes room by itself. Otherwise only completed groups are held back, and only they fill the buffer:
+        those who put would wait for ever for groups to leave that nobody but themselves takes, to finish them.
+        """
+        if status != Status.COMPLETED:
+            return None
+        room = None if self.capacity is None or self.on_full == "evict" else max(0, self.capacity - level.completed)
+        if self.samples_per_insert is None:
+            return room
+        highest = self.samples_per_insert * self.min_size + self._error
+        allowed = math.floor((highest + level.sampled) / self.samples_per_insert - level.inserted + _ROUNDING)
+        # What was lost gives no draws, and those who draw may need as many groups as there were at the beginning.
+        allowed = max(0, allowed, self._always_insertable - level.completed)
+        return allowed if room is None else min(room, allowed)
+
+    @property
+    def largest_batch(self) -> int | None:
+        """The number of groups of a task that can be drawn at once, at most; None for any number.
+
+        Larger batches would wait for ever, sooner or later: those who put would be waiting, too.
+        """
+        if self.samples_per_insert is None:
+            return self.capacity
+        # What puts allow when they wait is more than twice the error less the ratio, in steps of 1/q.
+        ratio, error = Fraction(self.samples_per_insert).limit_denominator(10**6), Fraction(self._error)
+        step = Fraction(1, ratio.denominator)
+        by_rate = math.floor(error + (math.floor((error - ratio) / step) + 1) * step)
+        largest = min(by_rate, self._always_insertable)
+        if self.capacity is not None and self.on_full != "evict":
+            largest = min(largest, self._largest_when_full(self.capacity))
+        return largest
+
+    @property
+    def _always_insertable(self) -> int:
+        """So many completed groups there may be at any time: those that can be put before the first draw."""
+        most = math.floor(self.min_size + self._error / (self.samples_per_insert or 1.0) + _ROUNDING)
+        return most if self.capacity is None else min(most, self.capacity)
+
+    def _largest_when_full(self, capacity: int) -> int:
+        """How many can be drawn when the buffer is full and each group was drawn as often as it could be."""
+        lowest = (self.samples_per_insert or 0.0) * self.min_size - self._error
+        return min(capacity, math.floor(capacity - lowest + _ROUNDING))
+
+    @property
+    def _error(self) -> float:
+        """The tolerance; the default leaves room for a batch of `min_size` groups."""
+        if self.error_buffer is not None:
+            return self.error_buffer
+        ratio = self.samples_per_insert or 1.0
+        return max(2 * max(1.0, ratio), ratio * self.min_size)
+
+    @property
+    def rate(self) -> str:
+        """The rate limit, for people."""
+        default = " (the default)" if self.error_buffer is None else ""
+        return f"samples_per_insert {self.samples_per_insert:g} with error_buffer {self._error:g}{default}"
+
+    def why_full(self, level: Level, status: Status) -> str:
+        """What a put waits for, for people."""
+        if self.capacity is not None and self.on_full != "evict" and level.completed >= self.capacity:
+            return f"{level.completed} completed groups are buffered, and the capacity is {self.capacity}"
+        return (
+            f"{level.inserted} completed groups were put and {level.sampled} times one was drawn, and {self.rate} "
+            "allows no more"
+        )
+
+    def why_slow(self, level: Level) -> str:
+        """What holds draws back, for people; empty when nothing does."""
+        if level.completed < self.min_size:
+            return f"min_size is {self.min_size}"
+        if self.samples_per_insert is not None and self.drawable(level) < level.completed:
+            return (
+                f"samples_per_insert {self.samples_per_insert:g} allows {self.drawable(level)} now: "
+                f"{level.inserted} were put and {level.sampled} drawn"
+            )
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The policy that draws, the policy that evicts, and the limits."""
+
+    sampler: ReplayPolicy = field(default_factory=FIFOPolicy)
+    remover: ReplayPolicy = field(default_factory=FIFOPolicy)
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def races(self) -> tuple[str, ...]:
+        """The keys that either policy orders by."""
+        used = {term.field for term in (*self.sampler.order, *self.remover.order)}
+        return tuple(key for key in KEYS if key in used)
+
+    def seed_of(self, key: str) -> int:
+        """The seed of a race."""
+        drawn_by_remover = all(term.field != key for term in self.sampler.order)
+        return self.remover.seed if drawn_by_remover else self.sampler.seed
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**53:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r:.100}")
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ConfigError(f"{name} must be a positive number, got {value!r:.100}")

@@ -1,0 +1,192 @@
+"""Replay policies: in what order groups are drawn, or evicted.
+
+A policy is data: a name and an ORDER BY. Backends compile the order (`storage.sql.take`) or sort by it
+(`storage.memory`), so that a new policy is a subclass of a few lines that works on all of them:
+
+    class BestFirst(ReplayPolicy):
+        name = "best_first"
+        order = (OrderTerm("reward", descending=True), OrderTerm("timestamp_id"))
+
+Random policies order by the key of a race (`replaybuf.rules.race`): `uniform_key` or `prioritized_key`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar, TypeVar
+
+from replaybuf.checks import whole
+from replaybuf.errors import ConfigError, QueryError
+from replaybuf.query import FIELDS
+from replaybuf.rules.race import KEYS, PRIORITIZED, UNIFORM
+
+
+@dataclass(frozen=True, slots=True)
+class OrderTerm:
+    """One term of an ORDER BY: a field of the query language (not a tag), or in a policy the key of a race.
+
+    Groups without a value come last.
+    """
+
+    field: str
+    descending: bool = False
+
+
+Order = tuple[OrderTerm, ...]
+
+T = TypeVar("T")
+
+
+def check_field(name: str, place: str) -> None:
+    """Raise QueryError unless `name` is a field that groups can be ordered by."""
+    if not isinstance(name, str) or name not in FIELDS:
+        near = difflib.get_close_matches(str(name), FIELDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise QueryError(f"can't order by {name!r}{hint} (fields: {', '.join(FIELDS)})", place)
+
+
+class ReplayPolicy:
+    """What order groups are drawn in. Subclasses set `name` and `order`; the order should end in `timestamp_id`.
+
+    `seed` makes the draws of a random policy reproducible: with the same seed, the same puts and takes in the same
+    order draw the same groups, also across a resume. Without one a random seed is chosen.
+    """
+
+    name: ClassVar[str]
+    order: ClassVar[Order]
+    seed: int = 0
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = secrets.randbits(63) if seed is None else check_seed(seed)
+
+    def __init_subclass__(cls) -> None:
+        for term in getattr(cls, "order", ()):
+            if term.field not in KEYS:
+                check_field(term.field, f"{cls.__name__}.order")
+
+    @property
+    def race(self) -> str | None:
+        """The key that the order begins with, or None when it isn't random."""
+        return self.order[0].field if self.order[0].field in KEYS else None
+
+
+class FIFOPolicy(ReplayPolicy):
+    """Oldest first: for synchronous training, where data is consumed in the order in which it was made."""
+
+    name = "fifo"
+    order = (OrderTerm("timestamp_id"),)
+
+
+class LIFOPolicy(ReplayPolicy):
+    """Newest first: a stack."""
+
+    name = "lifo"
+    order = (OrderTerm("timestamp_id", descending=True),)
+
+
+class UniformPolicy(ReplayPolicy):
+    """At random, each group with the same probability."""
+
+    name = "uniform"
+    order = (OrderTerm(UNIFORM), OrderTerm("timestamp_id"))
+
+
+class PrioritizedPolicy(ReplayPolicy):
+    """At random, each group with a probability proportional to its priority.
+
+    Groups of priority 0 are drawn when no others are left, uniformly among themselves.
+    """
+
+    name = "prioritized"
+    order = (OrderTerm(PRIORITIZED), OrderTerm("timestamp_id"))
+
+
+class StalenessPolicy(ReplayPolicy):
+    """Most stale first, then oldest: old data is used before it expires."""
+
+    name = "staleness"
+    order = (OrderTerm("staleness", descending=True), OrderTerm("timestamp_id"))
+
+
+POLICIES: dict[str, type[ReplayPolicy]] = {
+    policy.name: policy for policy in (FIFOPolicy, LIFOPolicy, StalenessPolicy, UniformPolicy, PrioritizedPolicy)
+}
+
+
+def check_seed(seed: object) -> int:
+    """A seed: a whole number of 64 bits."""
+    number = whole(seed)
+    if number is None or not 0 <= number < 2**64:
+        raise ConfigError(f"seed must be a whole number of at least 0, below 2**64, got {seed!r:.100}")
+    return number
+
+
+def resolve_policy(policy: str | ReplayPolicy | type[ReplayPolicy], seed: int | None = None) -> ReplayPolicy:
+    """A policy from its name, class, instance, or "module:Class". Raises ConfigError for what isn't one.
+
+    `seed` is that of the policy, unless an instance brings its own.
+    """
+    found = _import_policy(policy) if isinstance(policy, str) else policy
+    if isinstance(found, type) and issubclass(found, ReplayPolicy):
+        found = found()
+        if seed is not None and isinstance(found, ReplayPolicy):
+            found.seed = check_seed(seed)
+    if not isinstance(found, ReplayPolicy):
+        known = ", ".join(sorted(POLICIES))
+        near = difflib.get_close_matches(str(policy), POLICIES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"unknown policy {policy!r}{hint} (there are {known}, or your own as 'module:Class')")
+    for attribute in ("name", "order"):
+        if not getattr(found, attribute, None):
+            raise ConfigError(f"the policy {type(found).__name__} has no {attribute}")
+    return found
+
+
+def _import_policy(name: str) -> object:
+    if name in POLICIES or ":" not in name:
+        return POLICIES.get(name)
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute, None)
+    except ImportError as error:
+        raise ConfigError(f"the policy {name!r} can't be imported: {error}") from error
+
+
+def parse_order(order_by: str | OrderTerm | Iterable[str | OrderTerm] | None) -> Order:
+    """An ORDER BY as people write it: a field name or several, each with a leading "-" for descending.
+
+    Ties, and None, mean insertion order. Raises QueryError for fields that don't exist.
+    """
+    if order_by is None:
+        terms: list[OrderTerm] = []
+    elif isinstance(order_by, (str, OrderTerm)):
+        terms = [_parse_term(order_by)]
+    elif isinstance(order_by, Iterable):
+        terms = [_parse_term(term) for term in order_by]
+    else:
+        raise QueryError(f"expected a field name or a list of them, got {type(order_by).__name__}", "order_by")
+    return (*terms, OrderTerm("timestamp_id"))
+
+
+def _parse_term(term: str | OrderTerm) -> OrderTerm:
+    if isinstance(term, str):
+        term = OrderTerm(term.removeprefix("-"), descending=term.startswith("-"))
+    if not isinstance(term, OrderTerm):
+        raise QueryError(f"expected a field name, got {type(term).__name__}", "order_by")
+    check_field(term.field, "order_by")
+    return term
+
+
+def in_order(items: Iterable[T], order: Order, value: Callable[[T, str], Any] = getattr) -> list[T]:
+    """Sort by several terms, groups without a value last: stable sorts from the last term to the first."""
+    result = list(items)
+    for term in reversed(order):
+        known = [item for item in result if value(item, term.field) is not None]
+        unknown = [item for item in result if value(item, term.field) is None]
+        known.sort(key=lambda item: value(item, term.field), reverse=term.descending)
+        result = known + unknown
+    return result

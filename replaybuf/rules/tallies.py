@@ -1,0 +1,57 @@
+"""What a store counts, by task and status, in the transactions that it happens in.
+
+For every task, `put` is the sum of what became of its groups: `taken + evicted + dropped + deleted + replaced`, those
+in the buffer (`size`) and those that are leased; all of it without what is counted for the status ARCHIVED, and as long
+as no update moves groups into the archive or out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Level
+
+
+class Tally(StrEnum):
+    """What is counted; of a group, in the status that it had when it happened."""
+
+    SIZE = "size"  # groups there now, without leased ones
+    LEASED = "leased"  # groups leased now
+    PUT = "put"
+    SAMPLED_NEW = "sampled_new"  # draws of groups that were never drawn before
+    SAMPLED_AGAIN = "sampled_again"
+    TAKEN = "taken"  # left by being drawn
+    EVICTED = "evicted"
+    EXPIRED = "expired"  # became EXPIRED in a refresh
+    DROPPED = "dropped"  # expired and weren't retryable
+    DELETED = "deleted"
+    REPLACED = "replaced"  # by a put of the same key, or one that says so
+    SET_ASIDE = "set_aside"  # became FAILED: undecodable, or leased too often
+    REFUSED = "refused"  # puts that found no room; nothing was stored
+    RETURNED = "returned"  # leases given back
+    LEASE_EXPIRED = "lease_expired"  # leases whose time ran out
+    PRUNED = "pruned"  # left the archive
+
+
+#: A task and a status.
+LaneName = tuple[str, Status]
+Tallies = Mapping[tuple[str, Status, Tally], int]
+
+
+def levels(tallies: Tallies, tasks: Iterable[str]) -> dict[str, Level]:
+    """The numbers of each task that its limits look at."""
+
+    def level(task: str) -> Level:
+        def of(name: Tally) -> int:
+            return tallies.get((task, Status.COMPLETED, name), 0)
+
+        return Level(
+            buffered=sum(tallies.get((task, status, Tally.SIZE), 0) for status in Status if status != Status.ARCHIVED),
+            completed=of(Tally.SIZE),
+            inserted=of(Tally.PUT),
+            sampled=of(Tally.SAMPLED_NEW) + of(Tally.SAMPLED_AGAIN),
+        )
+
+    return {task: level(task) for task in tasks}

@@ -1,0 +1,116 @@
+"""All that the reference backend keeps, in one piece: step checkpoints, the way back to one, portable states."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from replaybuf.query import LogicNode
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.memory.groups import Groups
+from replaybuf.storage.memory.leased import Loans
+from replaybuf.storage.portable import State, StoredGroup
+from replaybuf.storage.values import Checkpoint, Cursor, StorageItem, missing_checkpoint
+
+_ALL = LogicNode("$and", ())
+
+
+@dataclass(slots=True)
+class World:
+    """All that a restore brings back: the groups, those on loan, the ticket of the next group, the cursors."""
+
+    groups: Groups
+    loans: Loans
+    next_ticket: int
+    cursors: dict[str, Cursor]
+
+    def copy(self) -> World:
+        groups = self.groups.copy()
+        return World(groups, self.loans.copy(groups), self.next_ticket, dict(self.cursors))
+
+
+class Checkpoints:
+    """The checkpoints by step, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Checkpoint, World]] = {}
+
+    def make(self, step: int, world: World, keep: int | None) -> Checkpoint:
+        """Keep a copy of the world under this step, and no more than `keep` in all."""
+        groups = world.groups
+        made = Checkpoint(step, time.time(), len(groups.payloads), sum(map(len, groups.payloads.values())))
+        self._kept.pop(step, None)
+        self._kept[step] = (made, world.copy())
+        for old in list(self._kept)[: 0 if keep is None else -keep]:
+            del self._kept[old]
+        return made
+
+    def all(self) -> list[Checkpoint]:
+        return [made for made, _ in self._kept.values()]
+
+    def get(self, step: int) -> tuple[Checkpoint, World]:
+        """A checkpoint, and a copy of the world at that time. Raises CheckpointError."""
+        if step not in self._kept:
+            raise missing_checkpoint(step, list(self._kept))
+        made, world = self._kept[step]
+        return made, world.copy()
+
+    def drop(self, step: int) -> None:
+        self.get(step)
+        del self._kept[step]
+
+
+def add_new(now: World, restored: World, known: set[int]) -> None:
+    """Groups that were put since, other than the `known` ones, stay as they are, as if they had never been drawn."""
+    here, there = now.groups, restored.groups
+    for item in map(here.item, here.table.select(_ALL)):
+        if item.uid in known:
+            continue
+        if item.status == Status.ARCHIVED and item.times_sampled:
+            item.status = Status.COMPLETED
+        item.times_sampled = item.deliveries = 0
+        made_from = here.made_from.get(item.uid, set())
+        become = [uid for uid in made_from if there.table.get(uid) is not None]
+        same_key = [] if item.key is None else there.table.with_key(item.task_name, item.key)
+        there.remove({*become, *same_key}, Tally.REPLACED)
+        there.made_from[item.uid] = made_from
+        there.payloads[item.uid] = here.payloads[item.uid]
+        there.races.tickets[item.uid] = here.races.ticket(item.uid)
+        there.count(item, Tally.PUT)
+        there.add(item)
+        if item.status == Status.ARCHIVED:
+            there.archived_at[item.uid] = here.archived_at[item.uid]
+
+
+# As a portable state
+
+
+def state_of(world: World, next_uid: int) -> State:
+    """Everything as a state; leased groups as if they had been given back."""
+    groups, (leased, tallies) = world.groups, world.loans.undone()
+
+    def stored(item: StorageItem, keys: dict[str, float]) -> StoredGroup:
+        uid = item.uid
+        return StoredGroup(item, groups.payloads[uid], groups.races.ticket(uid), keys, groups.archived_at.get(uid))
+
+    here = [stored(groups.item(uid), groups.races.keys_of(uid)) for uid in groups.table.select(_ALL)]
+    here += [stored(item, groups.races.new_keys(item)) for item in leased]
+    return State(here, next_uid, tallies, groups.races.clocks, world.next_ticket, list(world.cursors.values()))
+
+
+def load(groups: Groups, state: State) -> None:
+    """Fill groups of which there are none yet with those of a state."""
+    for group in state.groups:
+        uid = group.item.uid
+        groups.payloads[uid] = group.payload
+        groups.table.add(group.item)
+        if group.ticket != uid:
+            groups.races.tickets[uid] = group.ticket
+        for name, key in group.keys.items():
+            groups.races.keys[name][uid] = key
+        if group.archived_at is not None:
+            groups.archived_at[uid] = group.archived_at
+    groups.races.load(state.clocks, {(one.item.task_name, one.item.status) for one in state.groups})
+    groups.tallies = Counter(state.tallies)

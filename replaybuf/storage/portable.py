@@ -1,0 +1,120 @@
+"""The portable state of a store: what `state_dict` gives and every backend can load.
+
+Groups are written as a reader would get them: expired responses are already reset and staleness is a plain number.
+Leased groups are written as if they had been given back, because their consumers know nothing of another store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from replaybuf.errors import NotEmptyError, SnapshotMismatchError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.race import KEYS, Clock
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.values import Cursor, StorageItem
+
+FORMAT = "replaybuf-state-3"
+
+_METADATA = [f.name for f in fields(StorageItem) if f.name not in ("item", "probability", "weight")]
+
+
+@dataclass(slots=True)
+class StoredGroup:
+    """A group with its payload, its keys in the races it is in, and when it was archived (seconds since the epoch).
+
+    `ticket` is the number that random draws know it by.
+    """
+
+    item: StorageItem
+    payload: bytes
+    ticket: int
+    keys: dict[str, float] = field(default_factory=dict)
+    archived_at: float | None = None
+
+
+@dataclass(slots=True)
+class State:
+    """Everything in a store: groups, the next uid and ticket, what was counted, the races that are run, the cursors."""
+
+    groups: list[StoredGroup]
+    next_uid: int
+    tallies: dict[tuple[str, Status, Tally], int]
+    clocks: dict[tuple[str, Status, str], Clock]
+    next_ticket: int
+    cursors: list[Cursor]
+
+
+def pack_state(state: State) -> dict[str, Any]:
+    """The state as plain values and bytes."""
+    # Races without any group that have not begun to run are left out: they begin with the first group.
+    lanes = {(group.item.task_name, group.item.status) for group in state.groups}
+    lanes |= {(task, status) for (task, status, _), clock in state.clocks.items() if clock != Clock()}
+    return {
+        "format": FORMAT,
+        "groups": [
+            {name: _plain(getattr(group.item, name)) for name in _METADATA}
+            | {"payload": group.payload, "ticket": group.ticket}
+            | {"keys": dict(group.keys), "archived_at": group.archived_at}
+            for group in sorted(state.groups, key=lambda group: group.item.uid)
+        ],
+        "next_uid": state.next_uid,
+        "next_ticket": state.next_ticket,
+        "tallies": sorted([task, str(status), str(name), n] for (task, status, name), n in state.tallies.items() if n),
+        "races": sorted(
+            [task, str(status), key, clock.time, clock.idle_time]
+            for (task, status, key), clock in state.clocks.items()
+            if (task, status) in lanes
+        ),
+        "cursors": sorted([one.name, one.version, one.position, one.value] for one in state.cursors),
+    }
+
+
+def unpack_state(state: dict[str, Any]) -> State:
+    """What `pack_state` packed. Raises SnapshotMismatchError for anything else."""
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        raise SnapshotMismatchError(f"expected a state dict of format {FORMAT!r}, got {found!r}")
+    try:
+        return State(
+            groups=[_stored_group(record) for record in state["groups"]],
+            next_uid=int(state["next_uid"]),
+            tallies={(str(task), Status(status), Tally(name)): int(n) for task, status, name, n in state["tallies"]},
+            clocks={
+                (str(task), Status(status), str(key)): Clock(float(time), float(idle))
+                for task, status, key, time, idle in state["races"]
+            },
+            next_ticket=int(state["next_ticket"]),
+            cursors=[
+                Cursor(str(name), int(version), int(position), bytes(value))
+                for name, version, position, value in state["cursors"]
+            ],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SnapshotMismatchError(f"the state dict is incomplete or damaged: {error!r}") from error
+
+
+def _stored_group(record: dict[str, Any]) -> StoredGroup:
+    values = {name: record[name] for name in _METADATA} | {"status": Status(record["status"])}
+    keys = {str(name): float(key) for name, key in record["keys"].items() if name in KEYS}
+    item, ticket = StorageItem(**values), int(record["ticket"])
+    return StoredGroup(item, bytes(record["payload"]), ticket, keys, record["archived_at"])
+
+
+def check_empty(count: int, steps: Sequence[int]) -> None:
+    """Raise NotEmptyError unless there are neither groups nor checkpoints, of these steps."""
+    if count:
+        raise NotEmptyError(
+            f"the buffer holds {count} groups: resume into an empty buffer, or go on with this one as it is "
+            "(an opened database already has everything that was committed)"
+        )
+    if steps:
+        raise NotEmptyError(
+            f"the buffer has checkpoints of the steps {', '.join(map(str, steps))}: restore one, or drop them first"
+        )
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Status) else value

@@ -1,0 +1,133 @@
+"""The files of snapshots: opening and checking one, and giving one its name when it is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import itertools
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+from replaybuf.errors import SnapshotMismatchError
+from replaybuf.storage.sql.copies.facts import GROUPS, damaged, is_damage, read_facts
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.schema.create import check_schema
+
+
+def file_database(path: str, *, read_only: bool = False) -> Database:
+    """The SQLite file of a snapshot."""
+    url = parse_url("sqlite://").set(database=str(Path(path).absolute()))
+    return Database(url, durability="normal", lock_timeout=30, read_only=read_only)
+
+
+async def open_file(path: str, expected: Mapping[str, str]) -> Database:
+    """A snapshot that is of this schema and as expected. Raises SnapshotError, or SchemaError, when it isn't."""
+    database = file_database(path, read_only=True)
+    try:
+        facts = await database.read(lambda connection: _facts(connection, path))
+        _compare(facts, expected, path)
+    except BaseException as error:
+        await database.dispose()
+        if isinstance(error, Exception) and is_damage(error):
+            raise damaged(path, error) from error
+        raise
+    return database
+
+
+async def read_snapshot_facts(path: str) -> dict[str, str]:
+    """What a snapshot says of itself. Raises SnapshotError, or SchemaError, when it is none."""
+    database = await open_file(path, {})
+    try:
+        return await database.read(read_facts)
+    finally:
+        await database.dispose()
+
+
+def _facts(connection: Connection, path: str) -> dict[str, str]:
+    if not check_schema(connection, path):
+        raise SnapshotMismatchError(f"{path} is a database, but not a snapshot of replaybuf")
+    facts = read_facts(connection)
+    if GROUPS not in facts and "policy" not in facts:  # before there were others, the policy was written last
+        raise damaged(path, "whoever wrote it did not come to the end")
+    return facts
+
+
+def _compare(facts: Mapping[str, str], expected: Mapping[str, str], path: str) -> None:
+    for name, value in expected.items():
+        if facts.get(name, value) != value:
+            raise SnapshotMismatchError(
+                f"{path} was saved with {name} {facts[name]!r}, and this buffer has {name} {value!r}: "
+                f"build the buffer with {name}={facts[name]!r} to resume from it"
+            )
+
+
+async def close_file(database: Database) -> None:
+    """Leave everything in the one file: no log beside it."""
+    try:
+        with translated(database.url, database.lock_timeout):
+            async with database.engine.connect() as connection:
+                await connection.run_sync(_leave_wal)
+    finally:
+        await database.dispose()
+
+
+def _leave_wal(connection: Connection) -> None:
+    cursor: Any = connection.connection.cursor()
+    cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    cursor.execute("PRAGMA journal_mode = DELETE")
+    cursor.close()
+
+
+def publish(partial: str, path: str) -> None:
+    """Give a complete file its name, so that it is there as a whole after a power cut, too."""
+    with open(partial, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def partial_file(path: str) -> Iterator[str]:
+    """The name of a file to write to before it gets the name `path`: one's own, so that several may save at once.
+
+    Nothing of it is left behind, nor of those that processes of this host left when they were killed.
+    """
+    prefix = f"{Path(path).name}.{socket.gethostname()}-"
+    for file in Path(path).parent.glob(f"{glob.escape(prefix)}*.partial"):
+        if not _is_alive(file.name.removeprefix(prefix).partition("-")[0]):
+            _remove(str(file))
+    partial = str(Path(path).with_name(f"{prefix}{os.getpid()}-{next(_number)}.partial"))
+    try:
+        yield partial
+    finally:
+        _remove(partial)
+
+
+_number = itertools.count(1)
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def same_file(path: str, other: str) -> bool:
+    """Whether both are names of one file."""
+    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
+
+
+def _remove(path: str) -> None:
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path + suffix)

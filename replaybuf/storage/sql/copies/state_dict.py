@@ -1,0 +1,143 @@
+"""Portable states of a buffer in a database, read and loaded (`replaybuf.storage.portable`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, select, update
+
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import DecodeError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.race import KEYS, PRIORITIZED, UNIFORM, Clock
+from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.storage.portable import State, StoredGroup, pack_state, unpack_state
+from replaybuf.storage.sql.schema.tables import group, lane, payload
+from replaybuf.storage.sql.statements.bulk import insert_rows
+from replaybuf.storage.sql.statements.counts import add_counts, read_tallies
+from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
+from replaybuf.storage.sql.statements.fence import check_fence, join, set_next_ticket
+from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, Scope, need_lanes
+from replaybuf.storage.sql.statements.put import group_row, payload_row
+from replaybuf.storage.sql.statements.race_keys import new_keys
+from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, describe, scoped_key
+from replaybuf.storage.sql.statements.uids import free_shift, last_uid, make_room, raise_uid
+from replaybuf.storage.values import NewGroup
+
+
+def read_state(connection: Connection, scope: Scope, codec: Codec) -> dict[str, Any]:
+    """The portable state of the buffer."""
+    tallies = Counter(read_tallies(connection, scope))
+    homes = {one.name: one for one in map(Lane.of, connection.execute(select(lane).where(scope.lanes)))}
+    groups = []
+    for row in connection.execute(_all_groups(scope)).mappings():
+        found = GroupRow.of(row)
+        stored = _stored(found, codec, homes[(found.task_name, found.status)])
+        if row["lease"] is not None:
+            stored = _given_back(stored, scope, homes[(found.task_name, found.status)], tallies)
+        groups.append(stored)
+    clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
+    next_uid = last_uid(connection) + 1
+    next_ticket = next_uid - join(connection, scope).ticket_shift
+    return pack_state(State(groups, next_uid, tallies, clocks, next_ticket, read_cursors(connection, scope)))
+
+
+def _all_groups(scope: Scope) -> Any:
+    joined = group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid)
+    columns = select(group, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
+    return columns.select_from(joined).where(lane.c.buffer == scope.buffer).order_by(group.c.uid)
+
+
+def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
+    """A group with its payload as a reader would get it."""
+    keys = {name: row.columns[name] for name in KEYS if name in home.clocks}
+    data, item = row.payload or b"", row.item([])
+    try:
+        if row.refreshed_to is not None or row.columns["marks"].get("expired"):
+            data = codec.encode(row.decode(codec).item)
+    except DecodeError as error:
+        item = row.item([], str(error))
+    return StoredGroup(item, data, row.ticket, keys, row.columns["archived_at"])
+
+
+def _given_back(
+    stored: StoredGroup, scope: Scope, home: Lane, tallies: Counter[tuple[str, Status, Tally]]
+) -> StoredGroup:
+    """A leased group as it will be when its lease is undone."""
+    times = stored.item.times_sampled - 1
+    item = replace(stored.item, times_sampled=times, deliveries=stored.item.deliveries - 1)
+    sampled = Tally.SAMPLED_AGAIN if times else Tally.SAMPLED_NEW
+    for name, by in ((Tally.LEASED, -1), (sampled, -1), (Tally.SIZE, 1)):
+        tallies[(item.task_name, item.status, name)] += by
+    keys = new_keys(scope, home, [(item.uid, stored.ticket, item.priority)])[item.uid]
+    return StoredGroup(item, stored.payload, stored.ticket, keys)
+
+
+def load_state(connection: Connection, scope: Scope, codec: Codec, state: dict[str, Any]) -> None:
+    """Load a portable state into the buffer, which must be empty."""
+    loaded = unpack_state(state)
+    check_fence(connection, scope)
+    make_room(connection, scope)
+    shift = free_shift(connection, loaded.next_uid - 1)
+    names = {(one.item.task_name, one.item.status) for one in loaded.groups}
+    names |= {(task, status) for task, status, _ in (*loaded.tallies, *loaded.clocks)}
+    lanes = need_lanes(connection, scope, names)
+    used = {(one.item.task_name, one.item.status) for one in loaded.groups}
+    used |= {(task, status) for task, status, _ in loaded.clocks}
+    _set_clocks(connection, {name: lanes[name] for name in used}, loaded.clocks)
+    rows = [(one, _encoded(codec, one)) for one in loaded.groups]
+    keyed = [
+        (one.item.uid + shift, encoded, scoped_key(scope.buffer, one.item.task_name, one.item.key), one.ticket)
+        for one, encoded in rows
+    ]
+    groups = [group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None) for uid, one, key, ticket in keyed]
+    insert_rows(connection, group, groups)
+    insert_rows(connection, payload, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
+    for one in loaded.groups:
+        connection.execute(update(group).where(group.c.uid == one.item.uid + shift).values(_rest(one)))
+    counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}
+    add_counts(connection, counts)
+    raise_uid(connection, loaded.next_uid - 1 + shift)
+    set_next_ticket(connection, scope, loaded.next_ticket)
+    write_cursors(connection, scope, loaded.cursors)
+
+
+def _rest(one: StoredGroup) -> dict[str, Any]:
+    """What a group has that a new one hasn't."""
+    item = one.item
+    return {
+        "times_sampled": item.times_sampled,
+        "deliveries": item.deliveries,
+        "error": item.error,
+        "reward": item.reward,
+        "archived_at": one.archived_at,
+        UNIFORM: one.keys.get(UNIFORM),
+        PRIORITIZED: one.keys.get(PRIORITIZED),
+    }
+
+
+def _set_clocks(
+    connection: Connection, lanes: dict[LaneName, Lane], clocks: dict[tuple[str, Status, str], Clock]
+) -> None:
+    """The races that are run, and no others."""
+    for name, one in lanes.items():
+        uniform, prioritized = clocks.get((*name, UNIFORM)), clocks.get((*name, PRIORITIZED))
+        values = {
+            CLOCKS[UNIFORM]: uniform.time if uniform else None,
+            CLOCKS[PRIORITIZED]: prioritized.time if prioritized else None,
+            lane.c.idle_clock: prioritized.idle_time if prioritized else None,
+        }
+        connection.execute(update(lane).where(lane.c.id == one.id).values(values))
+
+
+def _encoded(codec: Codec, stored: StoredGroup) -> EncodedGroup:
+    item = stored.item
+    new = NewGroup(
+        item.task_name, item.status, item.staleness, [], item.created_at, None, item.priority, item.tags, item.key
+    )
+    try:
+        return describe(new, codec.decode(stored.payload), stored.payload)
+    except DecodeError:
+        return describe(new, [], stored.payload)

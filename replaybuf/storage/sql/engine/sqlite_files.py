@@ -1,0 +1,107 @@
+"""The files of a SQLite database: that they stay where they are, and what its errors mean.
+
+SQLite doesn't notice when its files are deleted or replaced under it: it goes on in the old ones, which nobody else
+sees, and whoever opens the database then finds a log that doesn't fit. So everyone looks before each transaction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from replaybuf.errors import (
+    NotADatabaseError,
+    ReplayBufError,
+)
+
+_Identity = tuple[int, int] | None
+
+_LOOK_AGAIN_SECONDS = 0.05
+
+
+class OpenFiles:
+    """The database and its log, as the connections of this process have them open."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = None if path is None else os.path.abspath(path)
+        self._connections = 0
+        self._file: _Identity = None
+        self._log: _Identity = None
+
+    def before_opening(self) -> None:
+        """Raise NotADatabaseError when the log was deleted though it was in use.
+
+        SQLite deletes the index of the log (-shm) first and makes it last. While another process has both open, a
+        second log beside it would damage the database.
+        """
+        if self._connections:
+            self.check()
+        if self._path is None or not _exists(f"{self._path}-shm") or _exists(f"{self._path}-wal"):
+            return
+        time.sleep(_LOOK_AGAIN_SECONDS)  # another process may just be deleting both
+        if _exists(f"{self._path}-shm") and not _exists(f"{self._path}-wal"):
+            name = Path(self._path).name
+            raise NotADatabaseError(
+                f"{self._path}: its write-ahead log ({name}-wal) was deleted while the database was in use, and with "
+                f"it what was committed last. Put it back; or end all processes that use the database, delete "
+                f"{name}-shm, and go on with what is left"
+            )
+
+    def opened(self) -> None:
+        """A connection has opened the files."""
+        self._connections += 1
+        self.check()
+
+    def closing(self) -> None:
+        """A connection is about to be closed: with the last one SQLite deletes the log."""
+        self._connections -= 1
+        if self._connections == 0:
+            self._file = self._log = None
+
+    def check(self) -> None:
+        """Raise NotADatabaseError when the files at the path are no longer those that are open."""
+        if self._path is None:
+            return
+        # In a new database they appear with the first transactions.
+        file, log = _identity(self._path), _identity(f"{self._path}-wal")
+        self._file, self._log = self._file or file, self._log or log
+        if file != self._file:
+            raise NotADatabaseError(
+                f"{self._path} was deleted or replaced while this process had it open: nothing more is stored there; "
+                "close this buffer and open it again"
+            )
+        if log != self._log:
+            raise NotADatabaseError(
+                f"{self._path}: its write-ahead log ({Path(self._path).name}-wal) was deleted or replaced while this "
+                "process had it open: nothing more is stored. Close the buffer, in all processes: what was committed "
+                "is written to the database then"
+            )
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[None]:
+        """What can't be made sense of within this block was not written by replaybuf: NotADatabaseError."""
+        try:
+            yield
+        except (ReplayBufError, UnicodeEncodeError):  # the latter of what was to be written
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            if self._path is None:
+                raise
+            raise NotADatabaseError(
+                f"{self._path} is damaged: it holds what replaybuf never wrote ({type(error).__name__}: {error})"
+            ) from error
+
+
+def _identity(path: str) -> _Identity:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _exists(path: str) -> bool:
+    return _identity(path) is not None

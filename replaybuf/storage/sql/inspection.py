@@ -1,0 +1,202 @@
+"""Opening a database to read it: nothing is created, written or locked for long.
+
+A reader runs one function over a connection in one read transaction, which is over before anything is printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import Connection, NullPool, create_engine, event, text
+from sqlalchemy.engine import URL
+
+from replaybuf.errors import AccessError, ConfigError, LockedError, NotADatabaseError, UnreachableError
+from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.sqlite import is_memory, quote_path
+from replaybuf.storage.sql.engine.urls import parse_url, public_url
+from replaybuf.storage.sql.schema.create import check_schema
+
+T = TypeVar("T")
+
+#: Seconds to wait for a lock; readers meet one only on SQLite databases that aren't in WAL mode.
+LOCK_TIMEOUT = 10.0
+_STEPS_BETWEEN_CHECKS = 20_000
+
+
+def read_url(url: str) -> URL:
+    """The URL, or the path of a SQLite file. Raises ConfigError, and UnreachableError where there is no such file."""
+    if url.startswith(("memory:", "pandas:")):
+        raise ConfigError(f"{url.partition(':')[0]}:// lives in the process that made it; nobody else can look into it")
+    if url and "://" not in url:
+        parsed = parse_url("sqlite://").set(database=url)
+    else:
+        parsed = parse_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return parsed
+    if is_memory(parsed):
+        raise ConfigError("a SQLite database in memory lives in the process that made it; nobody else can look into it")
+    path = Path(parsed.database or "")
+    if path.is_dir():
+        raise UnreachableError(f"{path} is a folder; give the database file in it")
+    if not path.exists():
+        raise UnreachableError(f"there is no database {public_url(parsed)} (file {path.absolute()})")
+    return parsed
+
+
+def read(url: str, function: Callable[[Connection], T]) -> T:
+    """What the function finds in a replaybuf database. Raises NotADatabaseError and SchemaError for any other."""
+    reader = open_reader(url)
+
+    def checked(connection: Connection) -> T:
+        if not check_schema(connection, reader.where):
+            raise NotADatabaseError(
+                f"{reader.where} has no replaybuf tables; check the name, or wait until a run has opened it"
+            )
+        return function(connection)
+
+    return reader.read(checked)
+
+
+def open_reader(url: str) -> Reader:
+    """The reader for a URL or path. Connects to nothing yet."""
+    parsed = read_url(url)
+    return SqliteReader(parsed) if parsed.get_backend_name() == "sqlite" else PostgresReader(parsed)
+
+
+class Reader(ABC):
+    """Runs functions in read transactions of a database. `where` is its URL without password."""
+
+    def __init__(self, url: URL) -> None:
+        self.url = url
+        self.where = public_url(url)
+
+    @abstractmethod
+    def read(self, function: Callable[[Connection], T], *, timeout: float | None = None) -> T:
+        """Run `function(connection)` in a transaction that can't write, and roll it back.
+
+        Raises LockedError when the database was busy with it for more than `timeout` seconds.
+        """
+
+
+class SqliteReader(Reader):
+    """A SQLite file, opened read-only.
+
+    Where no write-ahead log is, the file is read as it stands, which leaves nothing behind and works in a folder that
+    can't be written. When it turns out that somebody wrote meanwhile, it is read again the other way: as one of
+    the users of the log, whom no writer waits for.
+    """
+
+    def __init__(self, url: URL) -> None:
+        super().__init__(url)
+        self._path = Path(url.database or "").absolute()
+
+    def read(self, function: Callable[[Connection], T], *, timeout: float | None = None) -> T:
+        if not os.access(self._path, os.R_OK):
+            raise AccessError(f"{self.where} can't be read: check the permissions of the file")
+        try:
+            return self._read_either_way(function, timeout)
+        except NotADatabaseError as error:
+            # Readers create nothing.
+            raise NotADatabaseError(str(error).removesuffix(", or of a file to create")) from error
+
+    def _read_either_way(self, function: Callable[[Connection], T], timeout: float | None) -> T:
+        quiet = self._quiet_state()
+        if quiet is not None:
+            try:
+                result = self._read(function, timeout, immutable=True)
+            except Exception:
+                if self._quiet_state() == quiet:
+                    raise
+            else:
+                if self._quiet_state() == quiet:
+                    return result
+        try:
+            return self._read(function, timeout, immutable=False)
+        except AccessError as error:
+            if os.access(self._path.parent, os.W_OK):
+                raise
+            raise AccessError(
+                f"{self.where} has a write-ahead log ({self._path.name}-wal) that can't be read in a folder that isn't "
+                "writable: copy both files to a folder that is, and read them there"
+            ) from error
+
+    def _quiet_state(self) -> tuple[int, ...] | None:
+        """What changes when somebody writes; None when somebody may be writing."""
+        for suffix in ("-wal", "-journal"):
+            beside = Path(f"{self._path}{suffix}")
+            if beside.exists() and beside.stat().st_size:
+                return None
+        stat = self._path.stat()
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+    def _read(self, function: Callable[[Connection], T], timeout: float | None, *, immutable: bool) -> T:
+        clock = _Clock(timeout)
+        engine = create_engine("sqlite://", creator=lambda: self._connect(clock, immutable), poolclass=NullPool)
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        try:
+            with translated(self.url, LOCK_TIMEOUT), engine.connect() as connection:
+                return function(connection)
+        except Exception as error:
+            if "interrupted" in str(error):
+                clock.explain(error)
+            raise
+
+    def _connect(self, clock: _Clock, immutable: bool) -> sqlite3.Connection:
+        uri = f"file:{quote_path(self._path)}?mode=ro{'&immutable=1' if immutable else ''}"
+        connection = sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)
+        connection.execute("PRAGMA query_only = ON")
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH and VACUUM INTO would create files
+        connection.set_progress_handler(clock.is_over, _STEPS_BETWEEN_CHECKS)
+        return connection
+
+
+class _Clock:
+    """Stops a SQLite statement after a time. Being Python, it also gives Ctrl-C its turn."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._timeout = timeout
+        self._started = time.monotonic()
+        self._over = False
+
+    def is_over(self) -> bool:
+        self._over = self._timeout is not None and time.monotonic() - self._started > self._timeout
+        return self._over
+
+    def explain(self, error: Exception) -> None:
+        """Raise what interrupted a statement: this clock, or Ctrl-C."""
+        if self._over:
+            raise LockedError(f"stopped after {self._timeout:g} s; raise --timeout if that is too soon") from error
+        raise KeyboardInterrupt from error
+
+
+class PostgresReader(Reader):
+    """A PostgreSQL database, in read-only transactions."""
+
+    def read(self, function: Callable[[Connection], T], *, timeout: float | None = None) -> T:
+        return asyncio.run(self._read(function, timeout))
+
+    async def _read(self, function: Callable[[Connection], T], timeout: float | None) -> T:
+        from replaybuf.storage.sql.engine.database import Database
+
+        def limited(connection: Connection) -> T:
+            if timeout is not None:
+                milliseconds = str(max(1, round(timeout * 1000)))
+                connection.execute(text("SELECT set_config('statement_timeout', :time, true)"), {"time": milliseconds})
+            return function(connection)
+
+        database = Database(self.url, durability="full", lock_timeout=LOCK_TIMEOUT, read_only=True)
+        try:
+            async with database.transaction(write=False) as connection:
+                try:
+                    return await connection.run_sync(limited)
+                finally:
+                    await connection.rollback()
+        finally:
+            await database.dispose()

@@ -1,0 +1,127 @@
+"""Creating, checking and upgrading the schema.
+
+A new database gets the tables of `tables.py` at once and is stamped with the newest revision; an existing one must be
+at that revision. The alembic chain in `migrations` brings older ones there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    delete,
+    insert,
+    inspect,
+    select,
+    text,
+)
+
+from replaybuf.errors import NotADatabaseError, SchemaError
+from replaybuf.storage.sql.copies.facts import DIGEST
+from replaybuf.storage.sql.schema.tables import counter, info, metadata
+from replaybuf.storage.sql.schema.views import CREATE_VIEWS, VIEWS
+
+#: The revisions of the alembic chain, oldest first; the last one is what this version of replaybuf works with.
+REVISIONS = ("0001", "0002", "0003", "0004")
+HEAD = REVISIONS[-1]
+VERSION_TABLE = "rb_version"
+
+# As alembic makes it.
+version = Table(
+    VERSION_TABLE,
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
+)
+
+
+def current_revision(connection: Connection) -> str | None:
+    """The revision that the database is at, or None when it has no replaybuf schema."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    return connection.execute(select(version.c.version_num)).scalar()
+
+
+def check_schema(connection: Connection, where: str) -> bool:
+    """Whether the schema is there. Raises SchemaError when it is older or newer than this version of replaybuf."""
+    revision = current_revision(connection)
+    if revision is None:
+        return False
+    if revision == HEAD:
+        return True
+    if revision in REVISIONS:
+        raise SchemaError(
+            f"{where} has the schema of an older replaybuf (revision {revision}, wanted {HEAD}); "
+            f"close all users of it, then run: replaybuf db upgrade {where}"
+        )
+    raise SchemaError(
+        f"{where} has a schema that this replaybuf doesn't know (revision {revision}, newest known {HEAD}): "
+        "it was made by a newer version; upgrade with: pip install -U replaybuf"
+    )
+
+
+def create_schema(connection: Connection, where: str) -> None:
+    """Create everything that isn't there yet; several processes may do so at once."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": 0x5EB10})
+    if check_schema(connection, where):
+        return
+    taken = set(inspect(connection).get_table_names()) & {*metadata.tables, *VIEWS}
+    if taken:
+        raise NotADatabaseError(
+            f"{where} already has tables named {', '.join(sorted(taken))} that are not replaybuf's; "
+            "use another database"
+        )
+    metadata.create_all(connection)
+    finish_tables(connection)
+    create_views(connection)
+    version.create(connection)
+    connection.execute(insert(version).values(version_num=HEAD))
+
+
+def create_views(connection: Connection) -> None:
+    """Make the views for people."""
+    for statement in CREATE_VIEWS[connection.dialect.name]:
+        connection.execute(text(statement))
+
+
+def drop_views(connection: Connection) -> None:
+    """Drop the views for people, if they are there."""
+    for view in VIEWS:
+        connection.execute(text(f"DROP VIEW IF EXISTS {view}"))
+
+
+def finish_tables(connection: Connection) -> None:
+    """What SQLAlchemy's tables can't say: first rows, and how PostgreSQL stores payloads."""
+    connection.execute(insert(counter).values(name="uid", value=0))
+    if connection.dialect.name == "postgresql":
+        # Payloads are stored outside the row and not compressed: they are compressed already, or not worth it.
+        connection.execute(text("ALTER TABLE rb_payload ALTER COLUMN data SET STORAGE EXTERNAL"))
+
+
+def migrations_folder() -> Path:
+    """The alembic scripts: inside the package when installed from a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[3]
+    for folder in (package / "_migrations", package.parent / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise SchemaError("the migration scripts are missing from this installation; reinstall replaybuf")
+
+
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Run the alembic chain up to `revision` on this connection, in its transaction."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+    # The rows of a snapshot are others now than those that were saved.
+    connection.execute(delete(info).where(info.c.name == DIGEST))

@@ -1,0 +1,261 @@
+"""The schema: its one source. The alembic chain in `migrations` must produce exactly this, on both databases.
+
+Payloads are immutable and apart; all that changes is narrow metadata:
+
+    rb_lane     a task's groups of one status in one buffer, the train step that their staleness was last refreshed to,
+                and the clocks of the races that are run among them (`replaybuf.rules.race`); leased groups have
+                lanes of their own
+    rb_group    one narrow row a group: its lane, staleness, priority, tags, marks, keys in races, lease
+    rb_payload  one wide row a group, written once: the encoded rollouts, their outline and previews for people
+    rb_garbage  groups that were taken or deleted and whose payloads wait to be swept
+    rb_tally    what was counted in each lane, as a sum over shards: a connection has its own, and waits for no other
+    rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the last transaction of each connection)
+    rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off who came before
+    rb_cursor   where the prompt ledgers are in their datasets: now (checkpoint 0), and at each checkpoint
+    rb_checkpoint        a row for each step checkpoint, with its lanes and what was counted in them
+    rb_checkpoint_group  the rows of `rb_group` as they were at each checkpoint; their payloads are kept
+    rb_info     facts about the store, such as the policy that a snapshot was written under
+
+The staleness of a group is `lane.step - oldest_step - 1`, so that a refresh rewrites the step of a lane and not its
+groups. Groups whose staleness isn't that (they brought their own, have no model steps, or expired at the last refresh)
+have it in `pinned_staleness`; `pinned_step` is the train step that it was computed for, NULL for the rollouts' own.
+
+`ticket` is the number that random draws know a group by: NULL where it is the uid. Uids are never given twice, but the
+groups that are put after a restore have the tickets that they would have had without it, and so the same chances.
+
+`made_from` are the uids of groups that this one has replaced and that a checkpoint still has, NULL for none: a restore
+that keeps this one doesn't bring them back.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Sequence,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    and_,
+    case,
+    or_,
+    text,
+)
+from sqlalchemy.dialects.postgresql import DOUBLE_PRECISION, JSONB
+
+metadata = MetaData()
+
+Name = Text().with_variant(String(collation="C"), "postgresql")
+Number = Float().with_variant(DOUBLE_PRECISION(), "postgresql")
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+Id = BigInteger().with_variant(Integer(), "sqlite")
+
+uid_sequence = Sequence("rb_uid", metadata=metadata)
+
+lane = Table(
+    "rb_lane",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("buffer", Name, nullable=False),
+    Column("task_name", Name, nullable=False),
+    Column("status", Name, nullable=False),
+    Column("leased", Boolean, nullable=False),
+    Column("step", BigInteger),
+    Column("uniform_clock", Number),
+    Column("prioritized_clock", Number),
+    Column("idle_clock", Number),
+    UniqueConstraint("buffer", "task_name", "status", "leased", name="rb_lane_of_task"),
+    postgresql_with={"fillfactor": "50"},
+)
+
+group = Table(
+    "rb_group",
+    metadata,
+    Column("uid", Id, primary_key=True, autoincrement=False),
+    Column("lane", Integer, nullable=False),
+    Column("oldest_step", BigInteger),
+    Column("pinned_staleness", BigInteger),
+    Column("pinned_step", BigInteger),
+    Column("mixed", Boolean, nullable=False),
+    Column("priority", Number, nullable=False),
+    Column("times_sampled", Integer, nullable=False),
+    Column("created_at", Number, nullable=False),
+    Column("reward", Number),
+    Column("bytes", BigInteger, nullable=False),
+    Column("marks", Json, nullable=False),
+    Column("tags", Json),
+    Column("scoped_key", Name),
+    Column("error", Text),
+    Column("uniform_key", Number),
+    Column("prioritized_key", Number),
+    Column("deliveries", Integer, nullable=False, server_default=text("0")),
+    Column("lease", BigInteger),
+    Column("leased_until", Number),
+    Column("archived_at", Number),
+    Column("ticket", BigInteger),
+    Column("made_from", Json),
+    postgresql_with={"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.02"},
+)
+
+payload = Table(
+    "rb_payload",
+    metadata,
+    Column("uid", Id, primary_key=True, autoincrement=False),
+    Column("outline", Json, nullable=False),
+    Column("prompt", Text),
+    Column("data", LargeBinary, nullable=False),
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "toast.autovacuum_vacuum_scale_factor": "0.02"},
+)
+
+garbage = Table(
+    "rb_garbage",
+    metadata,
+    Column("uid", Id, primary_key=True, autoincrement=False),
+    Column("removed_at", Number, nullable=False),
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02"},
+)
+
+tally = Table(
+    "rb_tally",
+    metadata,
+    Column("lane", Integer, primary_key=True, autoincrement=False),
+    Column("name", Name, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("amount", BigInteger, nullable=False),
+    postgresql_with={"fillfactor": "50", "autovacuum_vacuum_threshold": "1000"},
+)
+
+counter = Table(
+    "rb_counter",
+    metadata,
+    Column("name", Name, primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+
+buffer = Table(
+    "rb_buffer",
+    metadata,
+    Column("name", Name, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("ticket_shift", BigInteger, nullable=False),
+    Column("restored_step", BigInteger),
+    Column("restored_at", Number),
+)
+
+cursor = Table(
+    "rb_cursor",
+    metadata,
+    Column("buffer", Name, primary_key=True),
+    Column("name", Name, primary_key=True),
+    Column("checkpoint", Integer, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("value", LargeBinary, nullable=False),
+)
+
+checkpoint = Table(
+    "rb_checkpoint",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("buffer", Name, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("created_at", Number, nullable=False),
+    Column("groups", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("next_ticket", BigInteger, nullable=False),
+    Column("lanes", Json, nullable=False),
+    Column("tallies", Json, nullable=False),
+    UniqueConstraint("buffer", "step", name="rb_checkpoint_of_step"),
+    sqlite_autoincrement=True,  # a later checkpoint has a higher number, also when the one before it was dropped
+)
+
+checkpoint_group = Table(
+    "rb_checkpoint_group",
+    metadata,
+    Column("checkpoint", Integer, primary_key=True, autoincrement=False),
+    *(
+        Column(column.name, column.type, nullable=column.nullable, primary_key=column.primary_key, autoincrement=False)
+        for column in group.columns
+    ),
+    sqlite_with_rowid=False,
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02"},
+)
+
+info = Table(
+    "rb_info",
+    metadata,
+    Column("name", Name, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+#: Pinned groups whose staleness the next refresh of their lane has to look at. (Groups without model steps have
+#: staleness 0 for good once they were refreshed.)
+unsettled: ColumnElement[bool] = and_(
+    group.c.pinned_staleness.is_not(None),
+    or_(group.c.oldest_step.is_not(None), group.c.pinned_step.is_(None)),
+)
+
+
+def _partial_index(name: str, *columns: ColumnElement[object], where: ColumnElement[bool]) -> Index:
+    return Index(name, *columns, sqlite_where=where, postgresql_where=where)
+
+
+Index("rb_group_in_order", group.c.lane, group.c.uid)
+_partial_index(
+    "rb_group_by_step",
+    group.c.lane,
+    group.c.oldest_step,
+    group.c.uid,
+    where=group.c.pinned_staleness.is_(None),
+)
+_partial_index(
+    "rb_group_by_pinned",
+    group.c.lane,
+    group.c.pinned_staleness.desc(),
+    group.c.uid,
+    where=group.c.pinned_staleness.is_not(None),
+)
+_partial_index("rb_group_unsettled", group.c.lane, where=unsettled)
+Index(
+    "rb_group_key",
+    group.c.scoped_key,
+    unique=True,
+    sqlite_where=group.c.scoped_key.is_not(None),
+    postgresql_where=group.c.scoped_key.is_not(None),
+)
+_partial_index(
+    "rb_group_by_uniform_key",
+    group.c.lane,
+    group.c.uniform_key,
+    group.c.uid,
+    where=group.c.uniform_key.is_not(None),
+)
+# With the priority in it, the sum of priorities that importance weights need is read from the index alone.
+_partial_index(
+    "rb_group_by_prioritized_key",
+    group.c.lane,
+    group.c.prioritized_key,
+    group.c.uid,
+    group.c.priority,
+    where=group.c.prioritized_key.is_not(None),
+)
+_partial_index("rb_group_leased", group.c.leased_until, where=group.c.leased_until.is_not(None))
+_partial_index(
+    "rb_group_archived", group.c.lane, group.c.archived_at, group.c.uid, where=group.c.archived_at.is_not(None)
+)
+Index("rb_garbage_in_order", garbage.c.removed_at)
+
+#: The staleness of a group; needs `group` joined to `lane`.
+staleness: ColumnElement[int] = case(
+    (group.c.pinned_staleness.is_not(None), group.c.pinned_staleness),
+    else_=lane.c.step - group.c.oldest_step - 1,
+)

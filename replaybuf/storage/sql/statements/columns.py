@@ -1,0 +1,30 @@
+"""The fields of the query language as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection
+
+from replaybuf.query import SetNode, compile_sql
+from replaybuf.storage.sql.schema.tables import group, lane, staleness
+
+#: They need `group` joined to `lane`.
+FIELDS: dict[str, ColumnElement[Any]] = {
+    "uid": group.c.uid,
+    "timestamp_id": group.c.uid,
+    "task_name": lane.c.task_name,
+    "status": lane.c.status,
+    "staleness": staleness,
+    "priority": group.c.priority,
+    "times_sampled": group.c.times_sampled,
+    "created_at": group.c.created_at,
+    "reward": group.c.reward,
+    "tags": group.c.tags,
+}
+
+
+def uid_in(connection: Connection, uids: Sequence[int]) -> ColumnElement[bool]:
+    """`uid IN (...)`, for any number of uids."""
+    return compile_sql(SetNode("uid", "$in", tuple(uids)), FIELDS, connection.dialect.name)

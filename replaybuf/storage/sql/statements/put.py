@@ -1,0 +1,281 @@
+"""Putting: the statements that store groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from replaybuf.errors import FullError, ReplayBufError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.race import PRIORITIZED, UNIFORM
+from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.storage.sql.schema.tables import group, payload
+from replaybuf.storage.sql.statements.bulk import insert_rows
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, lock_tasks, read_levels
+from replaybuf.storage.sql.statements.eviction import evict
+from replaybuf.storage.sql.statements.lanes import Lane, Scope, need_lanes, start_steps
+from replaybuf.storage.sql.statements.leases import hold, rows_of
+from replaybuf.storage.sql.statements.race_keys import new_keys
+from replaybuf.storage.sql.statements.replacing import (
+    find_replaced,
+    lock_replaced,
+    origins,
+    remove_replaced,
+    replace_groups,
+    replaced_by_place,
+)
+from replaybuf.storage.sql.statements.rows import EncodedGroup, dump_json, scoped_key
+from replaybuf.storage.sql.statements.uids import reserve_uids, uids_in_checkpoints
+from replaybuf.storage.values import NewGroup
+
+Outcome = int | ReplayBufError
+
+
+def put_groups(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup], now: float) -> list[Outcome]:
+    """Insert groups, in order, and evict what is beyond the capacity; their uids, or why one was not stored."""
+    limits = scope.rules.limits
+    tasks = {encoded.group.task_name for encoded in groups}
+    if limits.slows_puts or limits.capacity is not None:
+        lock_tasks(connection, scope, tasks)
+    replacing = any(one.group.replaces for one in groups)
+    keyed = any(one.group.key for one in groups)
+    if any(one.group.stays_leased for one in groups) or (keyed and (replacing or limits.slows_puts)):
+        return [_put_one(connection, scope, one, now) for one in groups]
+    return _put_together(connection, scope, groups, now)
+
+
+def _put_together(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup], now: float) -> list[Outcome]:
+    """Store groups that don't depend on each other."""
+    replaced, refused = replaced_by_place(connection, scope, [one.group for one in groups])
+    if scope.rules.limits.slows_puts:
+        refused |= _refused(connection, scope, groups, replaced, refused)
+    kept = [place for place in range(len(groups)) if place not in refused]
+    gone = [row for place in kept for row in replaced.get(place, ())]
+    kept_by_checkpoints = set(uids_in_checkpoints(connection, scope, origins(gone)))
+    made_from = [sorted(origins(replaced.get(place, ())) & kept_by_checkpoints) for place in kept]
+    remove_replaced(connection, scope, gone, now)
+    uids = iter(store(connection, scope, [groups[place] for place in kept], now, made_from=made_from))
+    return [refused[place] if place in refused else next(uids) for place in range(len(groups))]
+
+
+def _refused(
+    connection: Connection,
+    scope: Scope,
+    groups: Sequence[EncodedGroup],
+    replaced: Mapping[int, Sequence[Any]],
+    passed_over: Container[int],
+) -> dict[int, FullError]:
+    """Which of these groups, by place, find no room."""
+    limits = scope.rules.limits
+    levels = read_levels(connection, scope, {one.group.task_name for one in groups})
+    refused = {}
+    for place, new in enumerate(one.group for one in groups):
+        if place in passed_over:
+            continue
+        level = levels[new.task_name].without(_buffered(replaced.get(place, ()), new.task_name))
+        if limits.insertable(level, new.status) == 0:
+            refused[place] = FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
+        else:
+            levels[new.task_name] = level.joined_by(new.status)
+    return refused
+
+
+def _buffered(replaced: Iterable[Any], task_name: str) -> list[Status]:
+    """The statuses of those of these groups that fill the buffer of a task."""
+    return [Status(row.status) for row in replaced if row.task_name == task_name and not row.leased]
+
+
+def _put_one(connection: Connection, scope: Scope, encoded: EncodedGroup, now: float) -> Outcome:
+    """Store a group that takes the place of others, if it can."""
+    new = encoded.group
+    try:
+        replaced = find_replaced(connection, scope, new)
+        if not new.stays_leased:
+            _check_room(connection, scope, new, replaced)
+    except ReplayBufError as error:  # nothing was changed
+        return error
+    made_from = uids_in_checkpoints(connection, scope, origins(replaced))
+    remove_replaced(connection, scope, replaced, now)
+    [uid] = store(connection, scope, [encoded], now, evicting=not new.stays_leased, made_from=[made_from])
+    if new.stays_leased:
+        delivered = max(row.deliveries for row in replaced)
+        rows = rows_of(connection, scope, [uid])
+        hold(connection, scope, rows, replaced[0].lease, replaced[0].leased_until, deliveries=delivered)
+    return uid
+
+
+def _check_room(connection: Connection, scope: Scope, new: NewGroup, replaced: Iterable[Any]) -> None:
+    """Raise FullError when the limits leave no room for a group that takes the place of these, and of its key's."""
+    limits = scope.rules.limits
+    if not limits.slows_puts:
+        return
+    keyed = lock_replaced(connection, scope, group.c.scoped_key == _key_of(scope, new)) if new.key else []
+    gone = {row.uid: row for row in (*keyed, *replaced)}
+    level = read_levels(connection, scope, [new.task_name])[new.task_name]
+    level = level.without(_buffered(gone.values(), new.task_name))
+    if limits.insertable(level, new.status) == 0:
+        raise FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
+
+
+def store(
+    connection: Connection,
+    scope: Scope,
+    groups: Sequence[EncodedGroup],
+    now: float,
+    *,
+    evicting: bool = True,
+    made_from: Sequence[Sequence[int]] = (),
+) -> list[int]:
+    """Insert groups for which there is room, and evict what is beyond the capacity; their uids.
+
+    `made_from` has the uids that each was made from, as far as checkpoints have them.
+    """
+    if not groups:
+        return []
+    lanes = _lanes_for(connection, scope, groups)
+    uids = reserve_uids(connection, len(groups))
+    counts: Counts = Counter()
+    for encoded in groups:
+        home = lanes[(encoded.group.task_name, encoded.group.status)]
+        counts[(home.id, Tally.PUT)] += 1
+        counts[(home.id, Tally.SIZE)] += 1
+    rows = [(uid, one, _key_of(scope, one.group)) for uid, one in zip(uids, groups, strict=True)]
+    if any(key is not None for _, _, key in rows):
+        rows = _replace_same_keys(connection, scope, rows, lanes, counts, now)
+    drawn, shift = _draw_keys(scope, lanes, rows), scope.ticket_shift
+    made = dict(zip(uids, made_from, strict=False))
+    values = [
+        group_row(uid, one, key, lanes, drawn.get(uid, {}), uid - shift if shift else None, made.get(uid, ()))
+        for uid, one, key in rows
+    ]
+    insert_rows(connection, group, values)
+    insert_rows(connection, payload, [payload_row(uid, one) for uid, one, _ in rows])
+    if evicting:
+        evict(connection, scope, {task for task, _ in lanes}, counts, now)
+    add_counts(connection, counts)
+    return uids
+
+
+def _lanes_for(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup]) -> dict[LaneName, Lane]:
+    names = {(encoded.group.task_name, encoded.group.status) for encoded in groups}
+    lanes = need_lanes(connection, scope, names)
+    steps: dict[int, int] = {}
+    for encoded in groups:
+        home, train_step = lanes[(encoded.group.task_name, encoded.group.status)], encoded.group.train_step
+        if train_step is not None and home.step is None:
+            steps.setdefault(home.id, train_step)
+    if not steps:
+        return lanes
+    start_steps(connection, steps)
+    return need_lanes(connection, scope, names)
+
+
+def _key_of(scope: Scope, new: NewGroup) -> str | None:
+    return scoped_key(scope.buffer, new.task_name, new.key)
+
+
+def _replace_same_keys(
+    connection: Connection,
+    scope: Scope,
+    rows: list[tuple[int, EncodedGroup, str | None]],
+    lanes: Mapping[LaneName, Lane],
+    counts: Counts,
+    now: float,
+) -> list[tuple[int, EncodedGroup, str | None]]:
+    """Delete the stored groups that have one of these keys; of several new ones with the same key the last stays."""
+    last = {key: uid for uid, _, key in rows if key is not None}
+    if connection.dialect.name == "postgresql":
+        # Two puts of one key wait for each other here, instead of failing on the unique index.
+        for name in sorted(last):
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": name})
+    replace_groups(connection, scope, group.c.scoped_key.in_(sorted(last)), now)
+    kept: list[tuple[int, EncodedGroup, str | None]] = []
+    for uid, encoded, key in rows:
+        if key is None or last[key] == uid:
+            kept.append((uid, encoded, key))
+        else:
+            home = lanes[(encoded.group.task_name, encoded.group.status)]
+            counts[(home.id, Tally.SIZE)] -= 1
+            counts[(home.id, Tally.REPLACED)] += 1
+    return kept
+
+
+def _draw_keys(
+    scope: Scope, lanes: Mapping[LaneName, Lane], rows: Sequence[tuple[int, EncodedGroup, str | None]]
+) -> dict[int, dict[str, float]]:
+    """The keys of new groups in the races of their lanes."""
+    drawn: dict[int, dict[str, float]] = {}
+    for name, home in lanes.items():
+        if home.clocks:
+            members = [one for one in rows if (one[1].group.task_name, one[1].group.status) == name]
+            entries = [(uid, uid - scope.ticket_shift, encoded.group.priority) for uid, encoded, _ in members]
+            drawn |= new_keys(scope, home, entries)
+    return drawn
+
+
+def group_row(
+    uid: int,
+    encoded: EncodedGroup,
+    key: str | None,
+    lanes: Mapping[LaneName, Lane],
+    keys: Mapping[str, float],
+    ticket: int | None,
+    made_from: Sequence[int] = (),
+) -> tuple[Any, ...]:
+    """A new group as a row of `rb_group`."""
+    new, oldest = encoded.group, encoded.oldest_step
+    home = lanes[(new.task_name, new.status)]
+    # A group whose staleness is that of its lane's train step follows the lane from now on.
+    follows = (
+        oldest is not None
+        and new.train_step is not None
+        and home.step == new.train_step
+        and new.staleness == new.train_step - oldest - 1
+    )
+    return (
+        uid,
+        home.id,
+        oldest,
+        None if follows else new.staleness,  # pinned_staleness
+        None,  # pinned_step
+        encoded.mixed,
+        new.priority,
+        0,  # times_sampled
+        new.created_at,
+        encoded.reward,
+        len(encoded.payload),
+        encoded.marks,
+        dump_json(new.tags) if new.tags else None,
+        key,
+        None,  # error
+        keys.get(UNIFORM),
+        keys.get(PRIORITIZED),
+        0,  # deliveries
+        None,  # lease
+        None,  # leased_until
+        now_if_archived(new),
+        ticket,
+        dump_json(list(made_from)) if made_from else None,
+    )
+
+
+def now_if_archived(new: NewGroup) -> float | None:
+    """When a group that is put as ARCHIVED was archived."""
+    return new.created_at if new.status == Status.ARCHIVED else None
+
+
+def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
+    """A new group as a row of `rb_payload`."""
+    return uid, encoded.outline, encoded.prompt, encoded.payload
+
+
+def count_lost(connection: Connection, scope: Scope, name: LaneName, why: Tally) -> None:
+    """Count a put that was not stored."""
+    home = need_lanes(connection, scope, [name])[name]
+    counts: Counts = Counter({(home.id, why): 1})
+    if why == Tally.DROPPED:
+        counts[(home.id, Tally.PUT)] = 1
+    add_counts(connection, counts)

@@ -1,0 +1,99 @@
+"""Groups in whose place others are put: found, checked, removed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, select
+
+from replaybuf.errors import ConflictError, ReplayBufError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.schema.tables import group, lane
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.counts import Counts, add_counts
+from replaybuf.storage.sql.statements.lanes import Scope, need_lanes
+from replaybuf.storage.sql.statements.leaving import remove
+from replaybuf.storage.sql.statements.matching import lock_groups
+from replaybuf.storage.values import NewGroup, check_epoch, lost_to_others
+
+
+def replace_groups(connection: Connection, scope: Scope, condition: ColumnElement[bool], now: float) -> None:
+    """Remove the groups, leased ones too, in whose place others come."""
+    remove_replaced(connection, scope, lock_replaced(connection, scope, condition), now)
+
+
+def replaced_by_place(
+    connection: Connection, scope: Scope, groups: Sequence[NewGroup]
+) -> tuple[dict[int, list[Any]], dict[int, ReplayBufError]]:
+    """What each of these groups replaces, by place, and why it can't. Each stored group is replaced once."""
+    wanted = sorted({uid for new in groups for uid in new.replaces})
+    there = {row.uid: row for row in lock_replaced(connection, scope, uid_in(connection, wanted))} if wanted else {}
+    replaced: dict[int, list[Any]] = {}
+    refused: dict[int, ReplayBufError] = {}
+    for place, new in enumerate(groups):
+        if new.replaces:
+            try:
+                replaced[place] = _check_replaced(scope, new, there)
+            except ReplayBufError as error:
+                refused[place] = error
+            else:
+                for uid in new.replaces:
+                    there.pop(uid, None)
+    return replaced, refused
+
+
+def find_replaced(connection: Connection, scope: Scope, new: NewGroup) -> list[Any]:
+    """The groups that a put names. Raises ConflictError, LeaseLostError and FencedError."""
+    there = {row.uid: row for row in lock_replaced(connection, scope, uid_in(connection, new.replaces))}
+    return _check_replaced(scope, new, there)
+
+
+def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, Any]) -> list[Any]:
+    """Those of the groups that are there which a put names. Raises ConflictError, LeaseLostError and FencedError."""
+    token = None
+    if new.lease is not None:
+        check_epoch(new.lease, scope.epoch)
+        token = new.lease.token
+    found = {uid: there[uid] for uid in new.replaces if uid in there and there[uid].lease == token}
+    missing = [uid for uid in new.replaces if uid not in found]
+    if missing and new.lease is not None:
+        raise lost_to_others(new.lease, len(missing))
+    if missing:
+        raise ConflictError(f"group {missing[0]}, which was to be replaced, is not in the buffer; nothing was stored")
+    return list(found.values())
+
+
+def lock_replaced(connection: Connection, scope: Scope, condition: Any) -> list[Any]:
+    """The stored groups that are to be replaced, leased ones too, with their lanes."""
+    locked = [uid for uid, _ in lock_groups(connection, condition)]
+    found = (
+        select(
+            *(group.c[name] for name in ("uid", "lane", "lease", "leased_until", "deliveries", "made_from")),
+            *(lane.c[name] for name in ("task_name", "status", "leased")),
+        )
+        .select_from(group.join(lane, lane.c.id == group.c.lane))
+        .where(lane.c.buffer == scope.buffer, uid_in(connection, locked))
+    )
+    return list(connection.execute(found)) if locked else []
+
+
+def remove_replaced(connection: Connection, scope: Scope, rows: Sequence[Any], now: float) -> None:
+    if not rows:
+        return
+    homes = need_lanes(connection, scope, {(row.task_name, Status(row.status)) for row in rows})
+    counts: Counts = Counter()
+    for row in rows:
+        home = homes[(row.task_name, Status(row.status))].id
+        counts[(home, Tally.LEASED if row.leased else Tally.SIZE)] -= 1
+        counts[(home, Tally.REPLACED)] += 1
+    uids = [row.uid for row in rows]
+    remove(connection, uids, now)
+    add_counts(connection, counts)
+
+
+def origins(replaced: Iterable[Any]) -> set[int]:
+    """These groups, and all that they were made from."""
+    return {uid for row in replaced for uid in (row.uid, *(row.made_from or ()))}

@@ -1,0 +1,185 @@
+"""Groups as rows: what is written for a group, and the group that is read back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_json
+
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import DecodeError
+from replaybuf.rollouts.marks import Marks
+from replaybuf.rollouts.outline import outline, prompt_preview
+from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.sql.statements.lanes import Lane
+from replaybuf.storage.values import NewGroup, StorageItem
+
+
+@dataclass(slots=True)
+class EncodedGroup:
+    """A group ready to be inserted."""
+
+    group: NewGroup
+    payload: bytes
+    oldest_step: int | None
+    mixed: bool
+    reward: float | None
+    marks: str
+    outline: str
+    prompt: str | None
+
+
+def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
+    """Encode a group's payload and metadata; CPU work without any waiting. Raises EncodeError."""
+    return describe(group, group.rollouts, codec.encode(group.rollouts))
+
+
+def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes) -> EncodedGroup:
+    """The metadata of a group whose rollouts were encoded as `payload`."""
+    marks = Marks.of(rollouts)
+    return EncodedGroup(
+        group=group,
+        payload=payload,
+        oldest_step=marks.oldest_step,
+        mixed=marks.mixed,
+        reward=marks.mean_reward,
+        marks=dump_json(marks.to_json()),
+        outline=dump_json(outline(rollouts)),
+        prompt=prompt_preview(rollouts) if rollouts else None,
+    )
+
+
+def dump_json(value: Any) -> str:
+    """JSON text, as both databases take it."""
+    return to_json(value).decode()
+
+
+@dataclass(slots=True)
+class GroupRow:
+    """A row of `rb_group` with the lane's names and step, and the payload where it was asked for."""
+
+    uid: int
+    lane: int
+    task_name: str
+    status: Status
+    step: int | None
+    columns: dict[str, Any]
+    payload: bytes | None = None
+    verified: bool = False
+    found_in: Lane | None = None
+    probability: float | None = None
+    weight: float | None = None
+
+    @classmethod
+    def of(cls, row: Mapping[Any, Any]) -> GroupRow:
+        columns = dict(row)
+        return cls(
+            uid=columns["uid"],
+            lane=columns["lane"],
+            task_name=columns.pop("task_name"),
+            status=Status(columns.pop("status")),
+            step=columns.pop("step"),
+            payload=columns.pop("data", None),
+            columns=columns,
+        )
+
+    @property
+    def home(self) -> Lane:
+        """The lane that the group was drawn from."""
+        assert self.found_in is not None
+        return self.found_in
+
+    @property
+    def times_sampled(self) -> int:
+        return int(self.columns["times_sampled"])
+
+    @property
+    def ticket(self) -> int:
+        """The number that random draws know the group by."""
+        ticket = self.columns["ticket"]
+        return self.uid if ticket is None else int(ticket)
+
+    @property
+    def staleness(self) -> int:
+        pinned = self.columns["pinned_staleness"]
+        if pinned is not None:
+            return int(pinned)
+        return (self.step or 0) - int(self.columns["oldest_step"]) - 1
+
+    @property
+    def refreshed_to(self) -> int | None:
+        """The train step that the rollouts' staleness was last refreshed to; None: never since put or expiry."""
+        if self.columns["pinned_staleness"] is None:
+            return self.step
+        return self.columns["pinned_step"]  # type: ignore[no-any-return]
+
+    def decode(self, codec: Codec) -> StorageItem:
+        """The stored group with its rollouts. Raises DecodeError."""
+        if self.payload is None:
+            raise DecodeError(f"group {self.uid}: its payload is missing")
+        rollouts = codec.decode(self.payload, verified=self.verified)
+        with _metadata_of(self.uid):
+            marks = Marks.from_json(self.columns["marks"])
+            if len(rollouts) != len(marks.oldest):
+                raise DecodeError(
+                    f"group {self.uid}: {len(rollouts)} rollouts in the payload, {len(marks.oldest)} expected"
+                )
+            marks.apply(rollouts, self.refreshed_to)
+            return self.item(rollouts)
+
+    def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
+        """The group with these rollouts. Raises DecodeError."""
+        with _metadata_of(self.uid):
+            return self._item(rollouts, error)
+
+    def _item(self, rollouts: list[Any], error: str | None) -> StorageItem:
+        columns = self.columns
+        return StorageItem(
+            uid=self.uid,
+            timestamp_id=self.uid,
+            task_name=self.task_name,
+            status=self.status,
+            staleness=self.staleness,
+            priority=columns["priority"],
+            times_sampled=columns["times_sampled"],
+            created_at=columns["created_at"],
+            reward=columns["reward"],
+            tags=columns["tags"],
+            key=key_of(columns["scoped_key"]),
+            error=error or columns["error"],
+            deliveries=columns["deliveries"],
+            item=rollouts,
+            probability=self.probability,
+            weight=self.weight,
+        )
+
+
+@contextlib.contextmanager
+def _metadata_of(uid: int) -> Iterator[None]:
+    """Raise DecodeError where the metadata of a group is not what was written."""
+    try:
+        yield
+    except DecodeError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DecodeError(f"group {uid}: its metadata is damaged ({type(error).__name__}: {error})") from error
+
+
+def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:
+    """A put's key with its task and buffer, as one text: short enough for an index of PostgreSQL (2,700 bytes)."""
+    return None if key is None else json.dumps([task_name, key, buffer], ensure_ascii=False)
+
+
+def rescoped_key(scoped: str, buffer: str | None) -> str:
+    """A scoped key as it is in another buffer."""
+    task_name, key, _ = json.loads(scoped)
+    return json.dumps([task_name, key, buffer], ensure_ascii=False)
+
+
+def key_of(scoped: str | None) -> str | None:
+    """The put's key in a scoped one."""
+    return None if scoped is None else str(json.loads(scoped)[1])

@@ -1,0 +1,177 @@
+"""One take or lease: a transaction, the decoding after it, and the way back."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, cast
+
+from sqlalchemy import Connection
+
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import DecodeError, FencedError, StorageError
+from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
+from replaybuf.storage.sql.engine.thread import DatabaseThread
+from replaybuf.storage.sql.statements import leases as lease
+from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, undo_draw
+from replaybuf.storage.sql.statements.lanes import Scope, find_lanes
+from replaybuf.storage.sql.statements.leaving import by_lane, consume, set_aside, unconsume
+from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.take import draw_groups
+from replaybuf.storage.values import Draw, Leased, StorageItem
+
+
+class Store(Protocol):
+    """What a drawing needs of an open store."""
+
+    thread: DatabaseThread
+
+    scope: Scope
+
+    async def write(
+        self, function: Callable[[Connection, Scope], Any], *, announce: Callable[[], bool] = lambda: True
+    ) -> Any: ...
+
+    async def compute(self, function: Callable[[Any], Any], argument: Any) -> Any: ...
+
+
+@dataclass(slots=True)
+class Taken:
+    """Rows that were drawn, and their groups by task; of a lease, its token and when it ends.
+
+    `epoch` and `checkpoint` are those of the moment when they were drawn.
+    """
+
+    rows: list[GroupRow]
+    items: dict[str, list[StorageItem]]
+    token: int = 0
+    until: float = 0.0
+    epoch: int = 0
+    checkpoint: int = 0
+
+    def lease(self) -> Leased:
+        return Leased(self.token, self.until, self.items, self.epoch)
+
+
+class Drawing:
+    """Draws groups, and consumes them or, given a time in seconds, leases them."""
+
+    def __init__(self, store: Store, codec: Codec, draw: Draw, seconds: float | None = None) -> None:
+        self._store = store
+        self._codec = codec
+        self._draw = replace(draw, sizes={task: size for task, size in draw.sizes.items() if size > 0})
+        self._tasks = list(draw.sizes)
+        self._seconds = seconds
+        self._set_aside: set[int] = set()
+        self._news = False
+
+    async def run(self) -> Taken | None:
+        """Draw, until every group that was drawn could be decoded (database's thread)."""
+        while True:
+            taken = await self._take()
+            if taken is None:
+                return None
+            try:
+                items, failed = await self._store.compute(self._decode, taken.rows)
+            except BaseException:
+                await self._give_back(taken, {})
+                raise
+            if not failed:
+                taken.items = {task: [] for task in self._tasks} | _by_task(items)
+                return taken
+            # Rare: intact, but of another rollout type. Those are set aside, and the draw begins anew.
+            await self._give_back(taken, failed)
+            self._set_aside.update(failed)
+
+    async def _take(self) -> Taken | None:
+        try:
+            taken: Taken | None = await self._store.write(self._transaction, announce=lambda: self._news)
+        except OutcomeUnknownError as error:
+            self._store.thread.keep_trying(partial(self._give_back_if_taken, error))
+            raise
+        return taken
+
+    async def _give_back_if_taken(self, doubt: OutcomeUnknownError) -> None:
+        """Groups that may have been taken by someone who has been told otherwise come back."""
+        if await doubt.was_committed():
+            with contextlib.suppress(StorageError):  # then that is being tried again
+                await self.undo(cast("Taken | None", doubt.result))
+
+    async def undo(self, taken: Taken | None) -> None:
+        """Put everything back as it was: nobody received it (database's thread)."""
+        if taken is not None:
+            await self._give_back(taken, {})
+
+    def _transaction(self, connection: Connection, scope: Scope) -> Taken | None:
+        rows, ended = draw_groups(connection, scope, self._codec, self._draw, self._set_aside)
+        # Of groups that leave, only who waits for room has to hear.
+        self._news = ended or scope.rules.limits.slows_puts
+        if rows is None:
+            return None
+        taken = Taken(rows, {}, epoch=scope.epoch, checkpoint=scope.checkpoint)
+        if self._seconds is None:
+            consume(connection, scope, rows, time.time())
+        else:
+            taken.token, taken.until = lease.begin_lease(connection, self._seconds)
+            lease.hold(connection, scope, rows, taken.token, taken.until)
+        return taken
+
+    async def _give_back(self, taken: Taken, failed: dict[int, str]) -> None:
+        def transaction(connection: Connection, scope: Scope) -> None:
+            if scope.epoch != taken.epoch:  # a restore has decided what becomes of them
+                return
+            if self._seconds is None:
+                _unconsume(connection, scope, taken)
+            else:
+                uids = [row.uid for row in taken.rows]
+                lease.unhold(connection, scope, taken.lease(), uids)
+            _fail(connection, scope, [row for row in taken.rows if row.uid in failed], failed)
+
+        work = Insistent(lambda: self._store.write(transaction))
+        try:
+            await work()
+        except FencedError:  # as above
+            return
+        except StorageError:
+            # Locked for too long, or out of reach: until it works, the groups are only here.
+            self._store.thread.keep_trying(work)
+            raise
+
+    def _decode(self, rows: Sequence[GroupRow]) -> tuple[list[StorageItem], dict[int, str]]:
+        items: list[StorageItem] = []
+        failed: dict[int, str] = {}
+        for row in rows:
+            try:
+                item = row.decode(self._codec)
+            except DecodeError as error:
+                failed[row.uid] = str(error)
+                continue
+            item.times_sampled += 1
+            item.deliveries += self._seconds is not None
+            items.append(item)
+        return items, failed
+
+
+def _unconsume(connection: Connection, scope: Scope, taken: Taken) -> None:
+    keep_sweeps_away(connection)  # and a checkpoint that is being made: it has to be there, to be put right
+    counts = unconsume(connection, scope, taken.rows)
+    drawn = {row.uid: row.times_sampled for row in taken.rows}
+    undo_draw(connection, scope, taken.checkpoint, drawn, counts)
+
+
+def _fail(connection: Connection, scope: Scope, rows: Sequence[GroupRow], reasons: dict[int, str]) -> None:
+    """Set groups aside that turned out not to be decodable."""
+    lanes = find_lanes(connection, scope, {row.home.name for row in rows}) if rows else {}
+    for members in by_lane(rows).values():
+        here = {row.uid: reasons[row.uid] for row in members}
+        set_aside(connection, scope, lanes[members[0].home.name], here)
+
+
+def _by_task(items: Sequence[StorageItem]) -> dict[str, list[StorageItem]]:
+    result: dict[str, list[StorageItem]] = {}
+    for item in items:
+        result.setdefault(item.task_name, []).append(item)
+    return result

@@ -1,0 +1,224 @@
+"""Group commit: puts that wait at the same time are committed in one transaction.
+
+Each put returns only after its own commit, a lone put waits for nobody, and a put that can't be stored fails alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import exc
+
+from replaybuf.errors import ClosedError, ReplayBufError, UnreachableError
+from replaybuf.storage.sql.engine.thread import DatabaseThread
+from replaybuf.storage.sql.statements.rows import EncodedGroup
+from replaybuf.storage.values import NewGroup
+
+MAX_GROUPS = 512
+MAX_BYTES = 16 * 1024 * 1024
+
+Outcome = int | BaseException
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    group: NewGroup
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[int]
+    cancelled: bool = False
+    encoded: EncodedGroup | None = None
+    finished: bool = False
+    settled: asyncio.Future[None] | None = None
+
+
+class GroupCommit:
+    """The queue of puts, and the task that commits them."""
+
+    def __init__(
+        self,
+        thread: DatabaseThread,
+        encode: Callable[[NewGroup], EncodedGroup],
+        commit: Callable[[Sequence[EncodedGroup]], Awaitable[Sequence[Outcome]]],
+        compute: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._thread = thread
+        self._encode = encode
+        self._commit = commit
+        self._compute = compute
+        self._lock = threading.Lock()
+        self._queue: deque[_Waiting] = deque()
+        self._flushing: asyncio.Task[None] | None = None
+        self._scheduled = False
+        self._closed = False
+
+    async def put(self, group: NewGroup) -> int:
+        """Commit a group together with what else waits; its uid. Cancelled, it is committed wholly or not at all."""
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(group, loop, loop.create_future())
+        with self._lock:
+            if self._closed:
+                raise ClosedError
+            self._queue.append(waiting)
+            wake, self._scheduled = not self._scheduled, True
+        try:
+            if wake:
+                self._thread.post(self._start)
+            return await waiting.future
+        except BaseException:
+            if not waiting.future.done() or waiting.future.cancelled():
+                waiting.cancelled = True
+                with contextlib.suppress(ClosedError):  # then it has been committed, or never will be
+                    self._thread.post(self._hold, waiting)
+            raise
+
+    async def close(self) -> None:
+        """Accept no more, and wait until nothing waits to be committed (database's thread)."""
+        with self._lock:
+            self._closed = True
+        while self._flushing is not None or self._queue:
+            self._start()
+            if self._flushing is not None:
+                await asyncio.wait([self._flushing])
+
+    def _start(self) -> None:
+        if self._flushing is None:
+            self._flushing = self._thread.loop.create_task(self._flush())
+
+    def _hold(self, waiting: _Waiting) -> None:
+        """The caller has gone: later operations wait until its put is committed or dropped."""
+        if not waiting.finished:
+            waiting.settled = self._thread.loop.create_future()
+            self._thread.hold(waiting.settled)
+
+    async def _flush(self) -> None:
+        """Commit batch after batch until the queue is empty; the next is encoded while one is being committed."""
+        committing: asyncio.Task[None] | None = None
+        while True:
+            batch = self._next_batch()
+            encoded = await self._encode_batch(batch) if batch else []
+            if committing is not None:
+                try:
+                    await committing
+                except BaseException as error:
+                    self._fail(encoded, error)
+                    raise
+                committing = None
+            if encoded:
+                committing = self._thread.loop.create_task(self._commit_batch(encoded))
+            elif not batch and self._stop_if_empty():
+                return
+
+    def _stop_if_empty(self) -> bool:
+        with self._lock:
+            if self._queue:
+                return False
+            self._scheduled = False
+            self._flushing = None
+            return True
+
+    def _next_batch(self) -> list[_Waiting]:
+        with self._lock:
+            batch = [self._queue.popleft() for _ in range(min(MAX_GROUPS, len(self._queue)))]
+        return self._still_wanted(batch)
+
+    def _still_wanted(self, batch: list[_Waiting]) -> list[_Waiting]:
+        for waiting in batch:
+            if waiting.cancelled:
+                _finish(waiting)
+        return [waiting for waiting in batch if not waiting.cancelled]
+
+    async def _encode_batch(self, batch: list[_Waiting]) -> list[_Waiting]:
+        try:
+            self._answer(await self._compute(self._encode_all, batch))
+        except BaseException as error:
+            self._fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
+        return [waiting for waiting in batch if waiting.encoded is not None]
+
+    def _encode_all(self, batch: list[_Waiting]) -> list[tuple[_Waiting, Outcome]]:
+        failed: list[tuple[_Waiting, Outcome]] = []
+        size = 0
+        for place, waiting in enumerate(batch):
+            if size > MAX_BYTES:
+                # The rest goes back to the head of the queue, for the next transaction.
+                with self._lock:
+                    self._queue.extendleft(reversed(batch[place:]))
+                break
+            try:
+                waiting.encoded = self._encode(waiting.group)
+                size += len(waiting.encoded.payload)
+            except Exception as error:
+                failed.append((waiting, error))
+        return failed
+
+    async def _commit_batch(self, batch: list[_Waiting]) -> None:
+        wanted = self._still_wanted(batch)
+        try:
+            if wanted:
+                self._answer(await self._commit_or_split(wanted))
+        except BaseException as error:
+            self._fail(wanted, error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _fail(self, batch: list[_Waiting], error: BaseException) -> None:
+        """Answer a batch that was interrupted: no put waits for ever."""
+        problem = ClosedError() if isinstance(error, asyncio.CancelledError) else error
+        self._answer([(waiting, problem) for waiting in batch if not waiting.finished])
+
+    async def _commit_or_split(self, batch: list[_Waiting]) -> list[tuple[_Waiting, Outcome]]:
+        """Commit a batch. When the database refuses it, try its groups one by one, so that only the bad ones fail."""
+        try:
+            outcomes = await self._commit([waiting.encoded for waiting in batch if waiting.encoded is not None])
+        except Exception as error:
+            if len(batch) == 1 or not is_refusal(error):
+                return [(waiting, error) for waiting in batch]
+            return [result for waiting in batch for result in await self._commit_or_split([waiting])]
+        return list(zip(batch, outcomes, strict=True))
+
+    def _answer(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Waiting, Outcome]]] = {}
+        for waiting, outcome in results:
+            _finish(waiting)
+            by_loop.setdefault(waiting.loop, []).append((waiting, outcome))
+        for loop, answers in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_resolve, answers)
+            except RuntimeError:  # that loop was closed: nobody waits any more
+                continue
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the database or its driver refused a row, as opposed to being out of reach, locked or full."""
+    refusals = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError)
+    cause = error.__cause__
+    if isinstance(error, UnreachableError):  # one by one might store them twice
+        return False
+    return (
+        not isinstance(error, ReplayBufError)
+        or isinstance(cause, refusals)
+        or type(cause) in (exc.StatementError, exc.DBAPIError)
+    )
+
+
+def _finish(waiting: _Waiting) -> None:
+    waiting.finished = True
+    if waiting.settled is not None and not waiting.settled.done():
+        waiting.settled.set_result(None)
+
+
+def _resolve(answers: Sequence[tuple[_Waiting, Outcome]]) -> None:
+    for waiting, outcome in answers:
+        if waiting.future.done():
+            continue
+        if isinstance(outcome, BaseException):
+            waiting.future.set_exception(outcome)
+        else:
+            waiting.future.set_result(outcome)
