@@ -27,13 +27,13 @@ async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
     opened = buffer.storage._state()  # type: ignore[attr-defined]
 
     async def work() -> tuple[int, ...]:
-        while await opened.database.write(lambda connection: sweep_forgotten(connection, 4, 0.0)):
+        while await opened.engine.write(lambda tx: sweep_forgotten(tx, 4, 0.0)):
             pass
-        while await opened.database.write(lambda connection: sweep(connection, ALWAYS, 100)):
+        while await opened.engine.write(lambda tx: sweep(tx, ALWAYS, 100)):
             pass
-        return await opened.database.read(
-            lambda connection: tuple(
-                connection.execute(select(func.count()).select_from(table)).scalar_one()
+        return await opened.engine.read(
+            lambda tx: tuple(
+                tx.execute(select(func.count()).select_from(table)).scalar_one()
                 for table in (payload, garbage, checkpoint_group)
             )
         )

@@ -135,7 +135,7 @@ async def test_a_password_is_never_shown(secret: str, place: str) -> None:
         with pytest.raises(UnreachableError) as caught:
             await buffer.put(group(1), TASK)
         texts += shown(caught.value)
-        texts += [repr(storage._state().database.engine), repr(storage._state().database.engine.pool)]
+        texts += [repr(storage._state().engine.pool), repr(storage._state().engine.pool.pool)]
         await buffer.close()
     assert leaks(secret, texts + lines) == []
 
