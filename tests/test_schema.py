@@ -17,7 +17,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Column, Connection, MetaData, Table, inspect, make_url, text
 
-from replaybuf import ReplayBufferConfig, SchemaError
+from replaybuf import ReplayBufferConfig
+from replaybuf.errors import SchemaError
 from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url

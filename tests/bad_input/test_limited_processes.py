@@ -19,8 +19,7 @@ def run_limited(script: str, *arguments: object) -> None:
         """
         import asyncio, os, resource, signal, sys
         import pytest
-        import replaybuf
-        from replaybuf import *
+        from replaybuf.errors import AccessError, DiskFullError
         from tests.stores import *
         """
     ) + textwrap.dedent(script)

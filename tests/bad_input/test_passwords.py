@@ -15,13 +15,8 @@ from urllib.parse import quote
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf import (
-    AccessError,
-    ConfigError,
-    MissingDriverError,
-    ReplayBufferConfig,
-    UnreachableError,
-)
+from replaybuf import ConfigError, ReplayBufferConfig, UnreachableError
+from replaybuf.errors import AccessError, MissingDriverError
 from replaybuf.storage.sql.engine.urls import redact
 from tests.bad_input.calls import refused
 from tests.postgres import running_server

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBufferConfig, Status, Tally
+from replaybuf import ReplayBufferConfig, Status
 from replaybuf.buffer.metrics import RATES
 from replaybuf.cli import output
 from replaybuf.produce import Sampler, TrainState, publish
+from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.schema.create import HEAD
 from tests.cli.conftest import run, run_json
 from tests.cli.example import fill_busy
