@@ -13,10 +13,9 @@ from typing import Any
 
 import msgpack
 import numpy as np
-
-from replaybuf.codec import Codec
-from replaybuf.rollout import RolloutState, Status
-from replaybuf.rollout_type import RolloutType
+from replaybuf.codec.payload import Codec
+from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.rollouts.rollout_type import RolloutType
 
 STATES = RolloutType(RolloutState)
 CODEC = Codec(STATES)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from replaybuf.rollouts.rollout import group_status
+from replaybuf.rollouts.staleness import ExpiryRule, find_expired, group_staleness, refresh_group, reset_response
+
 from replaybuf import Status
-from replaybuf.rollout import group_status
-from replaybuf.staleness import ExpiryRule, find_expired, group_staleness, refresh_group, reset_response
 
 
 class MemoryBuffer:

@@ -1,8 +1,9 @@
 """A durable, shared, queryable replay buffer for LLM reinforcement learning, on SQLite and PostgreSQL."""
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.lease import Lease
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.chunks import Chunk, ChunkBuffer, ChunkBufferConfig, OldestVersionPolicy, Selection
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.config import AsyncReplayBufferConfig, ReplayBufferConfig, SyncReplayBufferConfig
 from replaybuf.errors import (
     AccessError,
@@ -37,16 +38,6 @@ from replaybuf.errors import (
     StorageError,
     UnreachableError,
 )
-from replaybuf.lease import Lease
-from replaybuf.policy import (
-    FIFOPolicy,
-    LIFOPolicy,
-    OrderTerm,
-    PrioritizedPolicy,
-    ReplayPolicy,
-    StalenessPolicy,
-    UniformPolicy,
-)
 from replaybuf.produce import (
     AgentLoop,
     AsyncProduceStrategy,
@@ -67,22 +58,22 @@ from replaybuf.produce import (
 )
 from replaybuf.progress import Progress
 from replaybuf.prompts import Prompt, PromptLedger
-from replaybuf.rollout import RolloutState, Status, group_status
-from replaybuf.rollout_type import RolloutType
-from replaybuf.rules import Limits, Rules
-from replaybuf.staleness import ExpiryRule
-from replaybuf.storage.base import (
-    Changes,
-    Checkpoint,
-    Cursor,
-    Draw,
-    Leased,
-    NewGroup,
-    Refresh,
-    StorageBackend,
-    StorageItem,
+from replaybuf.rollouts.rollout import RolloutState, Status, group_status
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.rules.limits import Limits, Rules
+from replaybuf.rules.policies import (
+    FIFOPolicy,
+    LIFOPolicy,
+    OrderTerm,
+    PrioritizedPolicy,
+    ReplayPolicy,
+    StalenessPolicy,
+    UniformPolicy,
 )
-from replaybuf.tally import Tally
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 
 __version__ = "0.1.0"
 

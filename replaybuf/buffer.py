@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from replaybuf.buffer.lease import Lease, Leasing, to_its_end
+from replaybuf.buffer.reader import KEEP_CHECKPOINTS, BufferReader
 from replaybuf.checks import (
     check_by_task,
     check_exponent,
@@ -27,15 +29,14 @@ from replaybuf.checks import (
 from replaybuf.errors import (
     InputError,
 )
-from replaybuf.lease import Lease, Leasing, to_its_end
-from replaybuf.normalise import as_group, normalise
 from replaybuf.query import Query, parse
-from replaybuf.reader import KEEP_CHECKPOINTS, BufferReader
-from replaybuf.rollout import Status
-from replaybuf.rollout_type import RolloutType
-from replaybuf.staleness import EXPIRING_STATUSES, ExpiryRule
-from replaybuf.storage.base import UNSET, Changes, Draw, NewGroup, Refresh, StorageBackend, StorageItem, Tags, Unset
-from replaybuf.tally import Tally
+from replaybuf.rollouts.normalise import as_group, normalise
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.values import UNSET, Changes, Draw, NewGroup, Refresh, StorageItem, Tags, Unset
 
 #: Seconds that a put waits for room, unless told otherwise.
 PUT_TIMEOUT = 600.0

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replaybuf.errors import InputError
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 
 if TYPE_CHECKING:
-    from replaybuf.storage.base import Tags
+    from replaybuf.storage.values import Tags
 
 _MAX_NAME = 200
 _INT64 = 2**63

@@ -19,11 +19,11 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Literal
 
-from replaybuf.codec_pack import enum_name, explain, pack
-from replaybuf.codec_unpack import Unpacking
+from replaybuf.codec.pack import enum_name, explain, pack
+from replaybuf.codec.unpack import Unpacking
 from replaybuf.errors import ConfigError, DecodeError, EncodeError, MissingDriverError
-from replaybuf.rollout import Status
-from replaybuf.rollout_type import RolloutType
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import RolloutType
 
 Compression = Literal["none", "zstd"]
 Buffer = bytes | bytearray | memoryview

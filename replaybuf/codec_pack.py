@@ -21,7 +21,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 from pydantic import BaseModel
 
-from replaybuf import codec_arrays as arrays
+from replaybuf.codec import arrays
 from replaybuf.errors import EncodeError
 
 # The types of the marks are part of the format: never give one another meaning.

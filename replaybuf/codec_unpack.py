@@ -18,8 +18,8 @@ from zoneinfo import ZoneInfo
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from replaybuf import codec_arrays as arrays
-from replaybuf import codec_pack as marks
+from replaybuf.codec import arrays
+from replaybuf.codec import pack as marks
 
 
 class _Mark:

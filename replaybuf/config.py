@@ -7,18 +7,18 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ImportString
 
-from replaybuf.buffer import PUT_TIMEOUT, ReplayBuffer
+from replaybuf.buffer.reader import KEEP_CHECKPOINTS
+from replaybuf.buffer.replay_buffer import PUT_TIMEOUT, ReplayBuffer
 from replaybuf.checks import check_seconds, check_task_name
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, InputError, MissingDriverError
-from replaybuf.policy import ReplayPolicy, resolve_policy
 from replaybuf.readable_config import ReadableConfig
-from replaybuf.reader import KEEP_CHECKPOINTS
-from replaybuf.rollout import RolloutState
-from replaybuf.rollout_type import RolloutType
-from replaybuf.rules import Limits, OnFull, Rules
-from replaybuf.storage.base import StorageBackend
-from replaybuf.storage.memory import MemoryStorage
+from replaybuf.rollouts.rollout import RolloutState
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rules.limits import Limits, OnFull, Rules
+from replaybuf.rules.policies import ReplayPolicy, resolve_policy
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.storage.sql.backend import SQLStorage
 
 
@@ -107,7 +107,7 @@ class ReplayBufferConfig(ReadableConfig):
             return MemoryStorage(codec, rules)
         if self.url.startswith("pandas:"):
             try:
-                from replaybuf.storage.pandas import PandasStorage
+                from replaybuf.storage.memory.pandas import PandasStorage
             except ImportError as error:
                 raise MissingDriverError(
                     "pandas:// needs pandas, which is not installed: pip install 'replaybuf[pandas]'"

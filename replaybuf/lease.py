@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 
 from replaybuf.checks import check_reason, check_seconds, check_uids
 from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, ReplayBufError
-from replaybuf.storage.base import Leased, StorageBackend, StorageItem
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.values import Leased, StorageItem
 
 T = TypeVar("T")
 
 _BEATS = 3
 
-_logger = logging.getLogger("replaybuf.lease")
+_logger = logging.getLogger("replaybuf.buffer.lease")
 
 
 class Lease:

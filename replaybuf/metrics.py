@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from replaybuf.rollout import Status
-from replaybuf.storage.base import StorageBackend
-from replaybuf.tally import LaneName, Tallies, Tally
-from replaybuf.waits import Waited, Waits
+from replaybuf.buffer.waits import Waited, Waits
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import LaneName, Tallies, Tally
+from replaybuf.storage.contract import StorageBackend
 
 _LEVELS = (Tally.SIZE, Tally.LEASED)
 #: What metrics give for each task: totals since the beginning, whoever caused them.

@@ -8,9 +8,9 @@ from typing import Any
 
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
-from replaybuf.rollout import Status, group_status
-from replaybuf.rollout_type import RolloutType, get_field, set_field
-from replaybuf.staleness import (
+from replaybuf.rollouts.rollout import Status, group_status
+from replaybuf.rollouts.rollout_type import RolloutType, get_field, set_field
+from replaybuf.rollouts.staleness import (
     EXPIRING_STATUSES,
     ExpiryRule,
     fill_model_steps,
@@ -19,7 +19,7 @@ from replaybuf.staleness import (
     refresh_group,
     reset_response,
 )
-from replaybuf.storage.base import NewGroup
+from replaybuf.storage.values import NewGroup
 
 # Lists of more tokens than this are looked through in another thread, to keep the event loop free.
 _MANY_TOKENS = 10_000

@@ -7,7 +7,7 @@ A policy is data: a name and an ORDER BY. Backends compile the order (`storage.s
         name = "best_first"
         order = (OrderTerm("reward", descending=True), OrderTerm("timestamp_id"))
 
-Random policies order by the key of a race (`replaybuf.race`): `uniform_key` or `prioritized_key`.
+Random policies order by the key of a race (`replaybuf.rules.race`): `uniform_key` or `prioritized_key`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, ClassVar, TypeVar
 from replaybuf.checks import whole
 from replaybuf.errors import ConfigError, QueryError
 from replaybuf.query import FIELDS
-from replaybuf.race import KEYS, PRIORITIZED, UNIFORM
+from replaybuf.rules.race import KEYS, PRIORITIZED, UNIFORM
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from replaybuf.buffer.metrics import Meter
+from replaybuf.buffer.waits import Waits, sizes_of
 from replaybuf.checks import (
     check_folder,
     check_keep,
@@ -25,14 +27,13 @@ from replaybuf.errors import (
     SnapshotError,
     SnapshotMismatchError,
 )
-from replaybuf.metrics import Meter
-from replaybuf.policy import OrderTerm, ReplayPolicy, parse_order
 from replaybuf.progress import OnProgress
 from replaybuf.query import Query, parse
-from replaybuf.rollout import Status
-from replaybuf.storage.base import Checkpoint, StorageBackend, StorageItem
-from replaybuf.tally import Tally
-from replaybuf.waits import Waits, sizes_of
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.values import Checkpoint, StorageItem
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
 
@@ -120,7 +121,7 @@ class BufferReader:
         return sum(n for (name, _, tally), n in tallies.items() if name == task and tally == Tally.DROPPED)
 
     async def metrics(self, *, distributions: bool = True) -> dict[str, Any]:
-        """What goes in and out, as a plain dict with stable names (`replaybuf.metrics.flatten` makes it a flat one).
+        """What goes in and out, as a plain dict with stable names (`replaybuf.buffer.metrics.flatten` makes it a flat one).
 
         `tasks[task]` has `buffered` by status, `leased` and `archived` (groups now); totals since the beginning,
         whichever process caused them: `put`, `sampled_new`, `sampled_again`, `taken`, `evicted`, `expired`, `dropped`,

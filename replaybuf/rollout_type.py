@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
-from replaybuf.rollout_fields import (
+from replaybuf.rollouts.fields import (
     Defaults,
     Field,
     Fields,

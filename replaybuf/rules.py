@@ -13,9 +13,9 @@ from fractions import Fraction
 from typing import Literal
 
 from replaybuf.errors import ConfigError
-from replaybuf.policy import FIFOPolicy, ReplayPolicy
-from replaybuf.race import KEYS
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.policies import FIFOPolicy, ReplayPolicy
+from replaybuf.rules.race import KEYS
 
 OnFull = Literal["evict", "block", "reject"]
 

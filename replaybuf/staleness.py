@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from replaybuf.checks import check_threshold
-from replaybuf.rollout import Status
-from replaybuf.rollout_type import get_field, has_field, set_field
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import get_field, has_field, set_field
 
 #: Only groups of these statuses expire, and only these are refreshed unless the caller says otherwise.
 EXPIRING_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)

@@ -14,15 +14,9 @@ from typing import Any
 
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import RolloutError
-from replaybuf.rollout import Status
-from replaybuf.rollout_type import get_field, set_field
-from replaybuf.staleness import (
-    ExpiryRule,
-    newest_trainable_steps,
-    oldest_step,
-    reset_response,
-    staleness_of,
-)
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import get_field, set_field
+from replaybuf.rollouts.staleness import ExpiryRule, newest_trainable_steps, oldest_step, reset_response, staleness_of
 
 PREVIEW_CHARS = 200
 

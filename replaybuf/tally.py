@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from replaybuf.rollout import Status
-from replaybuf.rules import Level
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Level
 
 
 class Tally(StrEnum):

@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from replaybuf.errors import FullError, InputError, NotReadyError
 from replaybuf.query import LogicNode, ScalarNode
-from replaybuf.rollout import Status
-from replaybuf.rules import Limits
-from replaybuf.storage.base import Draw, NewGroup, StorageBackend
-from replaybuf.tally import LaneName, Tallies, Tally, levels
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Limits
+from replaybuf.rules.tallies import LaneName, Tallies, Tally, levels
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.values import Draw, NewGroup
 
 T = TypeVar("T")
 

@@ -17,15 +17,15 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import replaybuf.buffer.replay_buffer
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from replaybuf.buffer.lease import Lease
+from replaybuf.storage.memory.backend import MemoryStorage
+from replaybuf.storage.values import StorageItem
 
-import replaybuf.buffer
 from replaybuf import NewGroup, ReplayBuffer, Rules, Status
 from replaybuf.errors import NotEmptyError, ReplayBufError
-from replaybuf.lease import Lease
-from replaybuf.storage.base import StorageItem
-from replaybuf.storage.memory import MemoryStorage
 from replaybuf.testing.harness import CODEC, plain
 from tests.drawn import (
     TASKS,
@@ -77,14 +77,14 @@ class SideBySide(RuleBasedStateMachine):
 
     def both(self, operation: Callable[[ReplayBuffer], Awaitable[Any]]) -> Any:
         """Run an operation on both buffers; its result, or error, which has to be the same."""
-        replaybuf.buffer.time.now += 1
+        replaybuf.buffer.replay_buffer.time.now += 1
         expected, got = (self.runner.run(_outcome(operation, one)) for one in (self.reference, self.other))
         assert got == expected
         return got
 
     def each(self, operation: Callable[[ReplayBuffer], Awaitable[Any]]) -> tuple[Any, Any]:
         """Run an operation on both buffers; what it gives, or the error, for either."""
-        replaybuf.buffer.time.now += 1
+        replaybuf.buffer.replay_buffer.time.now += 1
         expected, got = (self.runner.run(_caught(operation, one)) for one in (self.reference, self.other))
         return expected, got
 

@@ -296,8 +296,8 @@ async def test_a_resume_leaves_what_the_other_has_in_hand(buffers: Buffers, tmp_
 
 
 async def _take_and_undo(ours: ReplayBuffer, theirs: ReplayBuffer, copy: Path) -> list[int]:
-    from replaybuf.storage.base import Draw
-    from replaybuf.storage.sql.drawing import Drawing
+    from replaybuf.storage.sql.tasks.delivery import Drawing
+    from replaybuf.storage.values import Draw
 
     state: Any = ours.storage._state()  # type: ignore[attr-defined]
     drawing = Drawing(state, ours.storage.codec, Draw({TASK: 2}))

@@ -20,13 +20,13 @@ from typing import Any
 import asyncpg
 import pytest
 import sqlalchemy
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.statements.sweep import sweep
+from replaybuf.storage.sql.tasks.delivery import Drawing
+from replaybuf.storage.values import Draw
 
 from replaybuf import ClosedError, NotReadyError, ReplayBuffer, Status
-from replaybuf.storage.base import Draw
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.drawing import Drawing
-from replaybuf.storage.sql.sweep import sweep
 from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
 
@@ -319,7 +319,7 @@ async def test_groups_that_come_back_after_their_payloads_were_swept_are_whole(b
 async def test_groups_come_back_even_when_the_database_is_locked_at_first(
     shared_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replaybuf.storage.sql.thread._RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("replaybuf.storage.sql.engine.thread._RETRY_SECONDS", 0.05)
     async with build(shared_url, lock_timeout=0.2) as buffer:
         await fill(buffer, 3)
         release = threading.Event()

@@ -26,13 +26,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pydantic import BaseModel
+from replaybuf.codec.payload import Codec
+from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.rollouts.rollout_type import RolloutType
 
-from replaybuf import codec as codec_module
-from replaybuf import codec_pack as marks
-from replaybuf.codec import Codec
+from replaybuf.codec import pack as marks
+from replaybuf.codec import payload as codec_module
 from replaybuf.errors import ConfigError, DecodeError, EncodeError, MissingDriverError
-from replaybuf.rollout import RolloutState, Status
-from replaybuf.rollout_type import RolloutType
 
 
 class Color(Enum):
@@ -326,7 +326,7 @@ def test_an_unknown_enum_comes_back_as_its_value() -> None:
 
 def test_a_value_that_is_no_member_any_more_is_a_decode_error() -> None:
     with pytest.raises(DecodeError, match="not a valid Status"):
-        DICTS.decode(hostile_field({MARK[marks.ENUM]: ["replaybuf.rollout.Status", "gone"]}))
+        DICTS.decode(hostile_field({MARK[marks.ENUM]: ["replaybuf.rollouts.rollout.Status", "gone"]}))
 
 
 def test_an_enum_name_is_never_looked_up_among_modules() -> None:
@@ -501,7 +501,7 @@ wire = st.recursive(
     | st.text()
     | st.binary()
     | st.sampled_from(
-        ["C", "F", "<i8", "|V0", "|O", "<U3", "replaybuf.rollout.Status", "Europe/Berlin", "../etc/passwd"]
+        ["C", "F", "<i8", "|V0", "|O", "<U3", "replaybuf.rollouts.rollout.Status", "Europe/Berlin", "../etc/passwd"]
     )
     | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=3)),
     lambda inner: (

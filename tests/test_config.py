@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
+from replaybuf.storage.sql.engine import urls as driver
+from replaybuf.storage.sql.engine.urls import parse_url, public_url, redact
 
 from replaybuf import (
     AsyncReplayBufferConfig,
@@ -22,8 +24,6 @@ from replaybuf import (
     SyncProduceStrategy,
     SyncReplayBufferConfig,
 )
-from replaybuf.storage.sql import driver
-from replaybuf.storage.sql.driver import parse_url, public_url, redact
 from tests.cli.test_help import commands
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from replaybuf.buffer.lease import _Heart
 
 from replaybuf import (
     AsyncReplayBufferConfig,
@@ -27,7 +28,6 @@ from replaybuf import (
     StorageError,
     SyncReplayBufferConfig,
 )
-from replaybuf.lease import _Heart
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
 
 

@@ -15,12 +15,9 @@ import asyncpg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Column, Connection, MetaData, Table, inspect, make_url, text
-
-from replaybuf import ReplayBufferConfig, SchemaError
-from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.driver import parse_url
-from replaybuf.storage.sql.schema import (
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.schema.create import (
     HEAD,
     REVISIONS,
     VERSION_TABLE,
@@ -29,8 +26,11 @@ from replaybuf.storage.sql.schema import (
     migrations_folder,
     upgrade,
 )
-from replaybuf.storage.sql.tables import group, lane, metadata, payload
-from replaybuf.storage.sql.uids import raise_uid
+from replaybuf.storage.sql.schema.tables import group, lane, metadata, payload
+from replaybuf.storage.sql.statements.uids import raise_uid
+from sqlalchemy import Column, Connection, MetaData, Table, inspect, make_url, text
+
+from replaybuf import ReplayBufferConfig, SchemaError
 from replaybuf.testing.harness import plain
 from tests.stores import build
 from tests.stores import group as new_group

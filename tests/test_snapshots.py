@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replaybuf.buffer.reader import SNAPSHOT_FILE
+from replaybuf.storage.sql.copies.facts import DIGEST
 
 from replaybuf import Progress, ReplayBuffer, RolloutState, SnapshotError, SnapshotMismatchError, Status
-from replaybuf.reader import SNAPSHOT_FILE
-from replaybuf.storage.sql.contents import DIGEST
 from replaybuf.testing.harness import plain
 from tests.stores import build, fill, group
 
@@ -139,7 +139,7 @@ async def test_a_partial_file_is_refused_under_the_right_name(
         copies.append(progress)
 
     monkeypatch.setattr("replaybuf.progress._SECONDS", 0)
-    monkeypatch.setattr("replaybuf.storage.sql.snapshot._BATCH_GROUPS", 10)
+    monkeypatch.setattr("replaybuf.storage.sql.copies.snapshot._BATCH_GROUPS", 10)
     async with build(shared_url) as buffer:
         await fill(buffer, 50)
         await buffer.save(folder, progress=copy)
@@ -191,7 +191,7 @@ async def test_progress_of_other_storages_reaches_the_end(url: str, tmp_path: Pa
 
 
 async def test_progress_is_told_of_a_few_times_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replaybuf.storage.sql.snapshot._BATCH_GROUPS", 1)
+    monkeypatch.setattr("replaybuf.storage.sql.copies.snapshot._BATCH_GROUPS", 1)
     monkeypatch.setattr("replaybuf.progress.time.monotonic", lambda: 5.0)
     seen: list[Progress] = []
     async with build("sqlite:///:memory:") as buffer:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_seconds, check_task_name, check_timeout
 from replaybuf.chunks.data import Chunk, Fragment, Problem, Selection, check_number, fragment_error
 from replaybuf.chunks.ledger import Ledger, State
 from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 
 OnProblem = Literal["error", "drop"]
 

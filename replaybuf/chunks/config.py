@@ -8,8 +8,8 @@ from pydantic import Field
 
 from replaybuf.chunks.buffer import ChunkBuffer
 from replaybuf.config import ReplayBufferConfig
-from replaybuf.policy import OrderTerm, ReplayPolicy
 from replaybuf.readable_config import ReadableConfig
+from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 
 
 class OldestVersionPolicy(ReplayPolicy):

@@ -28,11 +28,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.chunks.data import DROPPED, Fragment, chunk_rollouts
 from replaybuf.errors import ConflictError
-from replaybuf.rollout import Status
-from replaybuf.storage.base import StorageItem, Tags
+from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.values import StorageItem, Tags
 
 # Every conflict, and every read that was disturbed, means that somebody else got on.
 _ATTEMPTS = 1000

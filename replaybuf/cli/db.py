@@ -10,10 +10,10 @@ from sqlalchemy import Connection, inspect
 from replaybuf.cli.options import Url, listing
 from replaybuf.cli.output import Column, Output
 from replaybuf.errors import NotADatabaseError, SchemaError
-from replaybuf.storage.sql.driver import public_url
-from replaybuf.storage.sql.filesystem import refuse_network_filesystem
-from replaybuf.storage.sql.reading import open_reader, read_url
-from replaybuf.storage.sql.schema import HEAD, REVISIONS, check_schema, create_schema, current_revision, upgrade
+from replaybuf.storage.sql.engine.filesystem import refuse_network_filesystem
+from replaybuf.storage.sql.engine.urls import public_url
+from replaybuf.storage.sql.inspection import open_reader, read_url
+from replaybuf.storage.sql.schema.create import HEAD, REVISIONS, check_schema, create_schema, current_revision, upgrade
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -83,7 +83,7 @@ def upgrade_command(url: Url, output: Output) -> None:
         refuse_network_filesystem(str(parsed.database))
 
     async def run() -> tuple[str | None, str | None]:
-        from replaybuf.storage.sql.database import Database
+        from replaybuf.storage.sql.engine.database import Database
 
         database = Database(parsed, durability="full", lock_timeout=_LOCK_TIMEOUT)
         try:

@@ -14,7 +14,7 @@ from replaybuf.cli.escape import escape
 from replaybuf.cli.options import Url, listing, option
 from replaybuf.cli.output import Column, Output, console
 from replaybuf.errors import InputError
-from replaybuf.storage.sql.reading import Reader, open_reader
+from replaybuf.storage.sql.inspection import Reader, open_reader
 
 if TYPE_CHECKING:
     from replaybuf.doctor import Finding

@@ -13,13 +13,13 @@ from sqlalchemy import ColumnElement, Connection, column, select, table, true
 
 from replaybuf import units
 from replaybuf.errors import InputError
-from replaybuf.policy import Order
 from replaybuf.query import Node
-from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.lease import store_clock
-from replaybuf.storage.sql.select import find_uids
-from replaybuf.storage.sql.tables import group, lane
+from replaybuf.rules.policies import Order
+from replaybuf.storage.sql.schema.tables import group, lane
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.storage.sql.statements.leases import store_clock
+from replaybuf.storage.sql.statements.matching import find_uids
 
 GROUPS = table(
     "groups",

@@ -23,11 +23,11 @@ from replaybuf.cli.groups import (
 )
 from replaybuf.cli.options import Buffer, Url, listing, option
 from replaybuf.cli.output import Column, Output
-from replaybuf.policy import parse_order
 from replaybuf.query import LogicNode, Node, parse
-from replaybuf.storage.sql.reading import read
-from replaybuf.storage.sql.select import count_groups
-from replaybuf.storage.sql.tables import lane
+from replaybuf.rules.policies import parse_order
+from replaybuf.storage.sql.inspection import read
+from replaybuf.storage.sql.schema.tables import lane
+from replaybuf.storage.sql.statements.matching import count_groups
 
 _TASKS_NAMED = 10
 

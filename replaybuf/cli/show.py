@@ -27,9 +27,9 @@ from replaybuf.cli.options import Url, listing, option, url_and
 from replaybuf.cli.output import Column, Output, console, iso, print_table, write
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.query import LogicNode, ScalarNode
-from replaybuf.storage.sql.reading import open_reader, read
-from replaybuf.storage.sql.rows import GroupRow
-from replaybuf.storage.sql.select import read_groups
+from replaybuf.storage.sql.inspection import open_reader, read
+from replaybuf.storage.sql.statements.matching import read_groups
+from replaybuf.storage.sql.statements.rows import GroupRow
 
 
 @listing
@@ -106,8 +106,8 @@ def _read_uid(text: str) -> int:
 
 def _decode(stored: GroupRow) -> list[Any]:
     """The rollouts as dicts, whatever class they were put as."""
-    from replaybuf.codec import Codec
-    from replaybuf.rollout_type import RolloutType
+    from replaybuf.codec.payload import Codec
+    from replaybuf.rollouts.rollout_type import RolloutType
 
     try:
         return stored.decode(Codec(RolloutType(dict))).item

@@ -18,11 +18,11 @@ from replaybuf.cli.groups import buffers_of, look_at
 from replaybuf.cli.options import Buffer, Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output, iso
 from replaybuf.errors import ConfigError, InputError
-from replaybuf.storage.sql.driver import parse_url, public_url
-from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.reading import LOCK_TIMEOUT, read, read_url
-from replaybuf.storage.sql.sqlite import is_memory, is_wal
-from replaybuf.storage.sql.tables import checkpoint
+from replaybuf.storage.sql.engine.sqlite import is_memory, is_wal
+from replaybuf.storage.sql.engine.urls import parse_url, public_url
+from replaybuf.storage.sql.inspection import LOCK_TIMEOUT, read, read_url
+from replaybuf.storage.sql.schema.tables import checkpoint
+from replaybuf.storage.sql.statements.lanes import Scope
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -82,7 +82,7 @@ def resume(url: Url, output: Output, folder: Folder = None, buffer: _Loaded = No
       replaybuf resume new.db backup
       replaybuf resume postgresql://rl@db/run8 backup --buffer train
     """
-    from replaybuf.storage.sql.snapshot_file import read_snapshot_facts
+    from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
 
     url, folder = url_and(url, folder, "FOLDER")
     parsed, name = _target_url(url), buffer or _DEFAULT
@@ -135,9 +135,9 @@ def _with_bar(what: str, work: Callable[[OnProgress], Coroutine[Any, Any, None]]
 
 
 async def _save(url: URL, name: str, file: str, about: dict[str, str], tell: OnProgress) -> None:
-    from replaybuf.storage.sql.database import Database
-    from replaybuf.storage.sql.fence import join
-    from replaybuf.storage.sql.snapshot import copy_to
+    from replaybuf.storage.sql.copies.snapshot import copy_to
+    from replaybuf.storage.sql.engine.database import Database
+    from replaybuf.storage.sql.statements.fence import join
 
     database = Database(url, durability="normal", lock_timeout=LOCK_TIMEOUT, read_only=not _has_log(url))
     try:
@@ -164,9 +164,9 @@ async def _resume(storage: SQLStorage, file: str, tell: OnProgress) -> None:
 
 
 def _storage(url: URL, name: str, policy: Any) -> SQLStorage:
-    from replaybuf.codec import Codec
-    from replaybuf.rollout_type import RolloutType
-    from replaybuf.rules import Rules
+    from replaybuf.codec.payload import Codec
+    from replaybuf.rollouts.rollout_type import RolloutType
+    from replaybuf.rules.limits import Rules
     from replaybuf.storage.sql.backend import SQLStorage
 
     rules = Rules(policy) if policy is not None else Rules()
@@ -174,7 +174,7 @@ def _storage(url: URL, name: str, policy: Any) -> SQLStorage:
 
 
 def _policy(name: str) -> Any:
-    from replaybuf.policy import resolve_policy
+    from replaybuf.rules.policies import resolve_policy
 
     return resolve_policy(name)
 
@@ -188,8 +188,8 @@ def _known_policy(name: str | None) -> Any:
 
 
 def _file_in(folder: Path, *, make: bool = False) -> Path:
+    from replaybuf.buffer.reader import SNAPSHOT_FILE, missing_snapshot
     from replaybuf.errors import SnapshotError
-    from replaybuf.reader import SNAPSHOT_FILE, missing_snapshot
 
     file = folder / SNAPSHOT_FILE
     if make:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from replaybuf.cli.options import Url, listing, option, url_and
 from replaybuf.cli.output import Column, Output, Row, encode, iso
 from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
-from replaybuf.storage.sql.reading import open_reader
+from replaybuf.storage.sql.inspection import open_reader
 
 _LONGEST = 600.0
 _WRITES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO

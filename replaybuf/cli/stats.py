@@ -12,22 +12,22 @@ from sqlalchemy import Connection, func, select, table, text
 from sqlalchemy.sql.expression import column
 
 from replaybuf import units
+from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
 from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import GROUPS, age_of, buffers_of, look_at, now_of, status_style, tidy
 from replaybuf.cli.options import Buffer, Url, listing
 from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.errors import InputError
-from replaybuf.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
 from replaybuf.produce.train_state import TRAINER, TrainState
-from replaybuf.rollout import Status
-from replaybuf.storage.sql.cursors import read_cursors
-from replaybuf.storage.sql.driver import public_url
-from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.reading import read, read_url
-from replaybuf.storage.sql.schema import current_revision
-from replaybuf.storage.sql.select import read_histogram
-from replaybuf.storage.sql.tables import checkpoint, garbage
-from replaybuf.storage.sql.tally import read_tallies
+from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.sql.engine.urls import public_url
+from replaybuf.storage.sql.inspection import read, read_url
+from replaybuf.storage.sql.schema.create import current_revision
+from replaybuf.storage.sql.schema.tables import checkpoint, garbage
+from replaybuf.storage.sql.statements.counts import read_tallies
+from replaybuf.storage.sql.statements.cursors import read_cursors
+from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.storage.sql.statements.matching import read_histogram
 
 _TOTAL = "total"
 _STATUSES = [*map(str, Status)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.demo.engine import Engine
 from replaybuf.demo.mode import Mode
 from replaybuf.demo.settings import BATCH_GROUPS, async_strategy, sampler_of, sync_strategy

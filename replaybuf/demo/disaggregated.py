@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.demo.processes import WorkerProcesses
 from replaybuf.demo.settings import BATCH_GROUPS, TASK, worker_strategy
 from replaybuf.demo.weights import Saved

@@ -18,7 +18,7 @@ from rich.text import Text
 from replaybuf.demo.figures import Figures
 from replaybuf.demo.mode import Mode
 from replaybuf.demo.settings import STALE_THRESHOLD
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _SPARKLINE_WIDTH = 40

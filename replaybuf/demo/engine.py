@@ -21,7 +21,7 @@ import numpy as np
 from replaybuf.demo.arithmetic import MAX_RESPONSE_TOKENS
 from replaybuf.demo.generation import Answers
 from replaybuf.demo.policy import FloatArray, Policy
-from replaybuf.rollout import RolloutState, Status
+from replaybuf.rollouts.rollout import RolloutState, Status
 
 #: Seconds that a token takes: the median of all prompts, and the spread (sigma) of its logarithm.
 TOKEN_SECONDS, TOKEN_SPREAD = 0.003, 1.0

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from replaybuf.demo.mode import Mode
 from replaybuf.demo.settings import TASK
 from replaybuf.produce import ProduceSummary
-from replaybuf.rollout import RolloutState, Status
-from replaybuf.staleness import group_staleness
-from replaybuf.tally import Tallies, Tally
+from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.rollouts.staleness import group_staleness
+from replaybuf.rules.tallies import Tallies, Tally
 
 _WINDOW_SECONDS = 4.0
 SMOOTHING_STEPS = 20

@@ -21,7 +21,7 @@ from replaybuf.demo.arithmetic import (
     verify,
 )
 from replaybuf.demo.policy import FloatArray, Policy, log_softmax, prompt_contexts
-from replaybuf.rollout import RolloutState, Status
+from replaybuf.rollouts.rollout import RolloutState, Status
 
 GROUP_SIZE = 8
 

@@ -21,7 +21,7 @@ import numpy as np
 from replaybuf.demo.adam import Adam, clip_by_norm
 from replaybuf.demo.arithmetic import RIGHT_REWARD, IntArray
 from replaybuf.demo.policy import FloatArray, Policy, answer_contexts, log_softmax
-from replaybuf.rollout import RolloutState
+from replaybuf.rollouts.rollout import RolloutState
 
 
 @dataclass(frozen=True)

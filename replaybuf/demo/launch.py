@@ -15,8 +15,8 @@ from replaybuf.demo.mode import Mode
 from replaybuf.demo.summary import summary, where
 from replaybuf.demo.trainer import Options, run
 from replaybuf.errors import ConfigError
-from replaybuf.storage.sql.driver import parse_url
-from replaybuf.storage.sql.sqlite import is_memory
+from replaybuf.storage.sql.engine.sqlite import is_memory
+from replaybuf.storage.sql.engine.urls import parse_url
 
 
 def launch(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.demo.generation import GROUP_SIZE, Prompts, prompt_of
 from replaybuf.produce import (
@@ -17,7 +17,7 @@ from replaybuf.produce import (
     SamplerWithReplayBuffer,
     SyncProduceStrategy,
 )
-from replaybuf.storage.base import Tags
+from replaybuf.storage.values import Tags
 
 TASK = "arithmetic"
 

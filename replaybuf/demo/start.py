@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.demo.folder import RunFolder
 from replaybuf.demo.grpo import Trainer
 from replaybuf.demo.settings import TASK, sampler_of
 from replaybuf.demo.weights import Saved
 from replaybuf.errors import CheckpointError, ReplayBufError
-from replaybuf.rollout import Status
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
 
 _THERE = (Tally.SIZE, Tally.LEASED)
 

@@ -14,7 +14,7 @@ from replaybuf.demo.display import times
 from replaybuf.demo.figures import Figures
 from replaybuf.demo.mode import Mode
 from replaybuf.demo.settings import BATCH_GROUPS
-from replaybuf.storage.sql.driver import parse_url
+from replaybuf.storage.sql.engine.urls import parse_url
 
 WORKERS = "how stale the groups of each worker were"
 QUERIES = {

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Connection, exists, func, select
 
 from replaybuf.doctor.finding import Check, Finding, Look, fine, number_of, problem, some
-from replaybuf.storage.sql.checkpoint import forgotten
-from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, payload
+from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, payload
+from replaybuf.storage.sql.statements.checkpoints import forgotten
 
 _NAME = "checkpoints"
 

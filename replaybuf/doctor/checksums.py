@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from sqlalchemy import Connection, select, union
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.doctor.finding import Finding, Look, fine, groups, problem, repairable, some, warning
 from replaybuf.doctor.groups import put_aside
 from replaybuf.errors import DecodeError, StorageError
-from replaybuf.rollout_type import RolloutType
-from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.reading import Reader
-from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, group, payload
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.storage.sql.inspection import Reader
+from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, group, payload
+from replaybuf.storage.sql.statements.columns import uid_in
 
 NAME = "checksums"
 

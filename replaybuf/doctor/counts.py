@@ -9,14 +9,14 @@ from typing import Any
 from sqlalchemy import Connection, delete, exists, func, insert, select, union_all
 
 from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, groups, number_of, repairable, some, warning
-from replaybuf.rollout import Status
-from replaybuf.rules import Limits, Rules
-from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.lease import end_leases, store_clock
-from replaybuf.storage.sql.tables import checkpoint_group, counter, garbage, group, lane, payload, tally
-from replaybuf.storage.sql.tally import add_counts
-from replaybuf.storage.sql.uids import last_uid, raise_uid
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Limits, Rules
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.schema.tables import checkpoint_group, counter, garbage, group, lane, payload, tally
+from replaybuf.storage.sql.statements.counts import add_counts
+from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.storage.sql.statements.leases import end_leases, store_clock
+from replaybuf.storage.sql.statements.uids import last_uid, raise_uid
 
 COUNTS, _TOTALS, _UIDS, _LEASES, _DELIVERIES = "counts", "totals", "uids", "leases", "deliveries"
 

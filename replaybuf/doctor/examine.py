@@ -12,9 +12,9 @@ from sqlalchemy import Connection
 from replaybuf.doctor import checkpoints, checksums, counts, files, groups, schema, server, texts
 from replaybuf.doctor.finding import Check, Finding, Level, Look, problem
 from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
-from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.driver import translated
-from replaybuf.storage.sql.reading import Reader, SqliteReader
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.inspection import Reader, SqliteReader
 
 _LOCK_TIMEOUT = 30.0
 _LOG_TIMEOUT_MS = 2000

@@ -23,16 +23,16 @@ from sqlalchemy import (
 )
 
 from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, groups, number_of, repairable, some, warning
-from replaybuf.rollout import Status
-from replaybuf.storage.sql.checkpoint import with_groups
-from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.lanes import Lane, Scope, need_lane
-from replaybuf.storage.sql.lease import store_clock
-from replaybuf.storage.sql.leaving import FREE, set_aside
-from replaybuf.storage.sql.races import enter_races
-from replaybuf.storage.sql.tables import checkpoint_group, garbage, group, lane, payload
-from replaybuf.storage.sql.tally import add_counts
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, group, lane, payload
+from replaybuf.storage.sql.statements.checkpoints import with_groups
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.counts import add_counts
+from replaybuf.storage.sql.statements.lanes import Lane, Scope, need_lane
+from replaybuf.storage.sql.statements.leases import store_clock
+from replaybuf.storage.sql.statements.leaving import FREE, set_aside
+from replaybuf.storage.sql.statements.race_keys import enter_races
 
 _LANES, _LEASED, _PAYLOADS, _LEAKED, _GARBAGE = "lanes", "leased groups", "payloads", "leaked payloads", "garbage"
 
@@ -206,7 +206,8 @@ _SWEPT_AT_ONCE = 10_000
 
 def repair_garbage(connection: Connection, look: Look) -> Sequence[str]:
     """Take what is there off the list, and sweep what has waited long enough."""
-    from replaybuf.storage.sql.sweep import GRACE_SECONDS, sweep
+    from replaybuf.storage.sql.statements.sweep import sweep
+    from replaybuf.storage.sql.tasks.sweeper import GRACE_SECONDS
 
     wanted = _uids(connection, _wanted_garbage)
     if wanted:

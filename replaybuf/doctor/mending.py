@@ -7,14 +7,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.doctor.salvage import ERRORS, Salvage
 from replaybuf.errors import ReplayBufError
-from replaybuf.rollout import Status
-from replaybuf.rollout_type import RolloutType, get_field
-from replaybuf.storage.sql.rows import rescoped_key
-from replaybuf.storage.sql.tables import group, lane
-from replaybuf.summary import Marks
+from replaybuf.rollouts.marks import Marks
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import RolloutType, get_field
+from replaybuf.storage.sql.schema.tables import group, lane
+from replaybuf.storage.sql.statements.rows import rescoped_key
 
 Row = dict[str, Any]
 

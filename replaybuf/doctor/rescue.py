@@ -12,23 +12,23 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, insert
 
+from replaybuf.buffer.reader import SNAPSHOT_FILE
 from replaybuf.doctor.groups import LOST
 from replaybuf.doctor.mending import Row, marked_by, mended_group, mended_lane, payload_of
 from replaybuf.doctor.salvage import ERRORS, Salvage, opened
 from replaybuf.errors import NotADatabaseError, SnapshotError
-from replaybuf.reader import SNAPSHOT_FILE
-from replaybuf.rollout import Status
-from replaybuf.storage.base import Cursor
-from replaybuf.storage.sql.contents import payloads_digest, write_facts
-from replaybuf.storage.sql.cursors import write_cursors
-from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.lease import return_all
-from replaybuf.storage.sql.schema import create_schema
-from replaybuf.storage.sql.snapshot import write_lanes, write_tallies
-from replaybuf.storage.sql.snapshot_file import close_file, file_database, partial_file, publish
-from replaybuf.storage.sql.tables import cursor, group, lane, payload
-from replaybuf.storage.sql.uids import raise_uid
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.copies.facts import payloads_digest, write_facts
+from replaybuf.storage.sql.copies.snapshot import write_lanes, write_tallies
+from replaybuf.storage.sql.copies.snapshot_file import close_file, file_database, partial_file, publish
+from replaybuf.storage.sql.schema.create import create_schema
+from replaybuf.storage.sql.schema.tables import cursor, group, lane, payload
+from replaybuf.storage.sql.statements.cursors import write_cursors
+from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.storage.sql.statements.leases import return_all
+from replaybuf.storage.sql.statements.uids import raise_uid
+from replaybuf.storage.values import Cursor
 
 _TARGET = Scope()
 _DEFAULT = "default"

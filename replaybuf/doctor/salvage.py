@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from replaybuf.errors import NotADatabaseError
-from replaybuf.storage.sql.sqlite import PAGE_SIZE, quote_path
+from replaybuf.storage.sql.engine.sqlite import PAGE_SIZE, quote_path
 
 #: What reading damaged pages raises. (OverflowError and ValueError: what can't be a value.)
 ERRORS = (sqlite3.Error, OverflowError, ValueError)
@@ -73,7 +73,7 @@ def _copy_with_new_beginning(path: Path, copy: Path, new: Path) -> None:
     """Tables are where they are in every database that this version of replaybuf makes."""
     from sqlalchemy import create_engine
 
-    from replaybuf.storage.sql.schema import create_schema
+    from replaybuf.storage.sql.schema.create import create_schema
 
     engine = create_engine(f"sqlite:///{new}")
     with engine.connect() as connection:

@@ -8,9 +8,9 @@ from sqlalchemy import Connection, Index, inspect, text
 from sqlalchemy.engine import Inspector
 
 from replaybuf.doctor.finding import Check, Finding, Look, fine, problem, repairable, some
-from replaybuf.storage.sql.schema import HEAD, REVISIONS, create_views, current_revision, drop_views
-from replaybuf.storage.sql.tables import metadata
-from replaybuf.storage.sql.views import VIEWS
+from replaybuf.storage.sql.schema.create import HEAD, REVISIONS, create_views, current_revision, drop_views
+from replaybuf.storage.sql.schema.tables import metadata
+from replaybuf.storage.sql.schema.views import VIEWS
 
 _REVISION, _TABLES, _INDEXES, _VIEWS = "revision", "tables", "indexes", "views"
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 
 from replaybuf import units
 from replaybuf.doctor.finding import Check, Finding, Look, fine, problem, some, warning
-from replaybuf.storage.sql.tables import metadata, uid_sequence
+from replaybuf.storage.sql.schema.tables import metadata, uid_sequence
 
 _ACCESS, _SETTINGS, _CONNECTIONS, _HELD, _INTEGRITY, _SPACE = (
     "access",

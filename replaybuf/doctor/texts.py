@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select, text, update
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.doctor.finding import Check, Finding, Look, fine, groups, repairable, some
 from replaybuf.doctor.groups import put_aside
 from replaybuf.doctor.mending import marks_anew
 from replaybuf.errors import DecodeError
-from replaybuf.rollout_type import RolloutType
-from replaybuf.storage.sql.tables import group, lane, payload
-from replaybuf.summary import outline, prompt_preview
+from replaybuf.rollouts.marks import outline, prompt_preview
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.storage.sql.schema.tables import group, lane, payload
 
 _TEXTS = "texts"
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from replaybuf.errors import InputError, NotReadyError
-from replaybuf.rollout import Status
-from replaybuf.rollout_type import get_field
-from replaybuf.summary import reward_value
+from replaybuf.rollouts.marks import reward_value
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import get_field
 
 
 @runtime_checkable

@@ -6,14 +6,14 @@ import math
 
 from pydantic import Field
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ProduceError
 from replaybuf.produce.outcome import INTERRUPTED
 from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.strategy import Batch, ProduceStrategy
 from replaybuf.prompts.ledger import Again
-from replaybuf.rollout import Status
-from replaybuf.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
 
 #: What of the buffer is generated again.
 WAITING = (Status.ABORTED, Status.EXPIRED)

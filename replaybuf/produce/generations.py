@@ -9,10 +9,9 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+from replaybuf.buffer.lease import to_its_end
 from replaybuf.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufError, RolloutError
-from replaybuf.lease import to_its_end
-from replaybuf.normalise import as_group
 from replaybuf.produce.agent_loop import AgentLoop, Generated, NoCoroutineError, awaitable
 from replaybuf.produce.outcome import (
     INTERRUPTED,
@@ -30,8 +29,9 @@ from replaybuf.produce.terms import Terms
 from replaybuf.produce.trouble import Trouble
 from replaybuf.prompts import Prompt
 from replaybuf.prompts.ledger import Again
-from replaybuf.rollout import Status, group_status
-from replaybuf.rollout_type import get_field, set_field
+from replaybuf.rollouts.normalise import as_group
+from replaybuf.rollouts.rollout import Status, group_status
+from replaybuf.rollouts.rollout_type import get_field, set_field
 
 _ROOM_SECONDS = 1.0
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from replaybuf.errors import RolloutError
-from replaybuf.rollout import RolloutState
+from replaybuf.rollouts.rollout import RolloutState
 
 _UNDERSTOOD = (
     'understood are {"message": [...]} with the fields of RolloutState, {"messages": [...]} (OpenAI), '

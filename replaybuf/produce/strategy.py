@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ImportString, field_validator
 
 from replaybuf.bar import progress_bar
+from replaybuf.buffer.waits import check_possible
 from replaybuf.checks import check_step, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError, PromptsExhaustedError
 from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
@@ -20,12 +21,11 @@ from replaybuf.produce.summary import ProduceSummary
 from replaybuf.produce.terms import Terms
 from replaybuf.prompts.ledger import Again
 from replaybuf.readable_config import ReadableConfig
-from replaybuf.rollout import Status
-from replaybuf.rules import Level, Limits
-from replaybuf.staleness import ExpiryRule
-from replaybuf.storage.base import Draw
-from replaybuf.tally import levels
-from replaybuf.waits import check_possible
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.rules.limits import Level, Limits
+from replaybuf.rules.tallies import levels
+from replaybuf.storage.values import Draw
 
 #: Seconds that the production of a batch may take, unless told otherwise.
 PRODUCE_TIMEOUT = 3600.0

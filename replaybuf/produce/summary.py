@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 from replaybuf.units import number, short
 
 _NAMES = {Status.COMPLETED: "produced", Status.ABORTED: "interrupted", Status.INIT: "retried"}

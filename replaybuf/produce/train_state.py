@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_step, check_timeout
 from replaybuf.errors import InputError, NotReadyError
 

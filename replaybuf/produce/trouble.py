@@ -9,7 +9,7 @@ from collections import Counter
 from replaybuf.produce.agent_loop import Generated
 from replaybuf.produce.outcome import text_of
 from replaybuf.prompts import Prompt
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 
 _logger = logging.getLogger("replaybuf.produce")
 

@@ -17,9 +17,9 @@ from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.strategy import PRODUCE_TIMEOUT, check_size
 from replaybuf.produce.summary import ProduceSummary
 from replaybuf.produce.train_state import TrainState, published, wait_published
-from replaybuf.rollout import Status
-from replaybuf.rules import Level
-from replaybuf.tally import Tally, levels
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Level
+from replaybuf.rules.tallies import Tally, levels
 
 #: Loads the weights of a state that the trainer has published; the model step of what it has loaded, if it is another.
 LoadWeights = Callable[[TrainState], Awaitable[int | None]]

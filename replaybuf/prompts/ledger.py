@@ -17,18 +17,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.lease import Lease, to_its_end
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_list, check_seconds, check_status, check_task_name, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
-from replaybuf.lease import Lease, to_its_end
-from replaybuf.normalise import as_group
 from replaybuf.prompts.source import Source
 from replaybuf.query import Query
-from replaybuf.rollout import Status
-from replaybuf.rollout_type import get_field, set_field
-from replaybuf.staleness import reset_response
-from replaybuf.storage.base import Cursor, NewGroup, StorageItem, Tags
-from replaybuf.tally import Tally
+from replaybuf.rollouts.normalise import as_group
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import get_field, set_field
+from replaybuf.rollouts.staleness import reset_response
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.values import Cursor, NewGroup, StorageItem, Tags
 
 #: Prompts that are handed out again: those whose worker is gone, interrupted ones, and expired ones.
 AGAIN = (Status.ABORTED, Status.EXPIRED, Status.INIT)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.prompts.place import START, of_another
 from replaybuf.prompts.tensors import with_arrays, with_tensors
-from replaybuf.rollout_type import RolloutType
+from replaybuf.rollouts.rollout_type import RolloutType
 
 _CODEC = Codec(RolloutType(dict))
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from replaybuf.errors import QueryError
 from replaybuf.query.nodes import FieldType, Kind, Value, is_number
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 
 MAX_VALUES = 1_000_000
 

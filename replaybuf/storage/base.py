@@ -2,7 +2,7 @@
 
 A backend keeps groups, and answers for their metadata, by the rules that it was made with (`replaybuf.rules`). It knows
 nothing of how a group gets its status or of how long anyone waits: `ReplayBuffer` does that. Queries arrive parsed
-(`replaybuf.query`), orders as `replaybuf.policy` terms. `replaybuf.testing.contract` is the test suite that every
+(`replaybuf.query`), orders as `replaybuf.rules.policies` terms. `replaybuf.testing.contract` is the test suite that every
 backend passes, third-party ones included.
 """
 
@@ -14,15 +14,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
-from replaybuf.policy import Order
 from replaybuf.progress import OnProgress
 from replaybuf.query import Node
-from replaybuf.rollout import Status
-from replaybuf.rules import Rules
-from replaybuf.staleness import ExpiryRule
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.rules.limits import Rules
+from replaybuf.rules.policies import Order
+from replaybuf.rules.tallies import Tally
 
 Tags = dict[str, str | int | float | bool | None]
 
@@ -387,7 +387,7 @@ class StorageBackend(ABC):
         `about` is kept in the snapshot; `resume` compares it. `progress` is called now and then, in any thread. This
         version goes through `state_dict`.
         """
-        from replaybuf.storage.sql.snapshot import write_state
+        from replaybuf.storage.sql.copies.snapshot import write_state
 
         await asyncio.to_thread(write_state, path, self.state_dict(), about, self.codec, progress)
 
@@ -398,6 +398,6 @@ class StorageBackend(ABC):
         `expected`, and SnapshotError when it isn't whole. `progress` is called now and then, in any thread. This
         version goes through `load_state_dict`.
         """
-        from replaybuf.storage.sql.snapshot import load_file_state
+        from replaybuf.storage.sql.copies.snapshot import load_file_state
 
         self.load_state_dict(await asyncio.to_thread(load_file_state, path, expected, self.codec, progress))

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from replaybuf.errors import ConflictError, FullError
-from replaybuf.policy import Order
 from replaybuf.query import LogicNode, ScalarNode, SetNode
-from replaybuf.race import KEYS
-from replaybuf.rollout import Status
-from replaybuf.rules import Level, Rules
-from replaybuf.storage.base import NewGroup, StorageItem
-from replaybuf.storage.items import Items, Races, in_lane
-from replaybuf.tally import LaneName, Tally, levels
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Level, Rules
+from replaybuf.rules.policies import Order
+from replaybuf.rules.race import KEYS
+from replaybuf.rules.tallies import LaneName, Tally, levels
+from replaybuf.storage.memory.items import Items, Races, in_lane
+from replaybuf.storage.values import NewGroup, StorageItem
 
 _ALL = LogicNode("$and", ())
 

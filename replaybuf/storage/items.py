@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from replaybuf.policy import Order, OrderTerm, in_order
 from replaybuf.query import LogicNode, Node, ScalarNode, predicate
-from replaybuf.race import IDLE, KEYS, Clock, draw_keys, weight_of
-from replaybuf.rollout import Status
-from replaybuf.rules import Rules
-from replaybuf.storage.base import StorageItem
-from replaybuf.tally import LaneName
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Rules
+from replaybuf.rules.policies import Order, OrderTerm, in_order
+from replaybuf.rules.race import IDLE, KEYS, Clock, draw_keys, weight_of
+from replaybuf.rules.tallies import LaneName
+from replaybuf.storage.values import StorageItem
 
 Key = Callable[[int, str], float]
 IN_ORDER: Order = (OrderTerm("timestamp_id"),)

@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from replaybuf.query import LogicNode
-from replaybuf.rollout import Status
-from replaybuf.storage.base import Checkpoint, Cursor, StorageItem, missing_checkpoint
-from replaybuf.storage.groups import Groups
-from replaybuf.storage.loans import Loans
-from replaybuf.storage.state import State, StoredGroup
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.memory.groups import Groups
+from replaybuf.storage.memory.leased import Loans
+from replaybuf.storage.portable import State, StoredGroup
+from replaybuf.storage.values import Checkpoint, Cursor, StorageItem, missing_checkpoint
 
 _ALL = LogicNode("$and", ())
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from replaybuf.rollout import Status
-from replaybuf.storage.base import Leased, NewGroup, StorageItem, lost_to_others
-from replaybuf.storage.groups import Groups
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.memory.groups import Groups
+from replaybuf.storage.values import Leased, NewGroup, StorageItem, lost_to_others
 
 
 @dataclass(slots=True)

@@ -14,16 +14,24 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
-from replaybuf.policy import Order
 from replaybuf.query import LogicNode, Node, SetNode, predicate
 from replaybuf.query.python import Predicate
-from replaybuf.race import PRIORITIZED, share
-from replaybuf.rollout import Status
-from replaybuf.rules import Rules
-from replaybuf.staleness import find_expired, group_staleness, refresh_group, reset_response
-from replaybuf.storage.base import (
+from replaybuf.rollouts.marks import Marks
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.staleness import find_expired, group_staleness, refresh_group, reset_response
+from replaybuf.rules.limits import Rules
+from replaybuf.rules.policies import Order
+from replaybuf.rules.race import PRIORITIZED, share
+from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.memory.copies import Checkpoints, World, add_new, load, state_of
+from replaybuf.storage.memory.groups import Groups
+from replaybuf.storage.memory.items import Items, in_lane
+from replaybuf.storage.memory.leased import Loans
+from replaybuf.storage.portable import check_empty, pack_state, unpack_state
+from replaybuf.storage.values import (
     Changes,
     Checkpoint,
     Cursor,
@@ -31,19 +39,11 @@ from replaybuf.storage.base import (
     Leased,
     NewGroup,
     Refresh,
-    StorageBackend,
     StorageItem,
     Unset,
     check_epoch,
 )
-from replaybuf.storage.groups import Groups
-from replaybuf.storage.items import Items, in_lane
-from replaybuf.storage.kept import Checkpoints, World, add_new, load, state_of
-from replaybuf.storage.loans import Loans
-from replaybuf.storage.state import check_empty, pack_state, unpack_state
 from replaybuf.storage.wakes import Wakes
-from replaybuf.summary import Marks
-from replaybuf.tally import LaneName, Tally
 
 Drawn = dict[str, list[StorageItem]]
 

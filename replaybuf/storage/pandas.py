@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from replaybuf.policy import Order
 from replaybuf.query import BetweenNode, LogicNode, Node, NotNode, ScalarNode, SetNode, predicate
 from replaybuf.query.nodes import tag_name
-from replaybuf.race import KEYS
-from replaybuf.storage.base import StorageItem
-from replaybuf.storage.items import IN_ORDER, Items, Key
-from replaybuf.storage.memory import MemoryStorage
+from replaybuf.rules.policies import Order
+from replaybuf.rules.race import KEYS
+from replaybuf.storage.memory.backend import MemoryStorage
+from replaybuf.storage.memory.items import IN_ORDER, Items, Key
+from replaybuf.storage.values import StorageItem
 
 Mask = NDArray[np.bool_]
 

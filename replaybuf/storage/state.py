@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from replaybuf.errors import NotEmptyError, SnapshotMismatchError
-from replaybuf.race import KEYS, Clock
-from replaybuf.rollout import Status
-from replaybuf.storage.base import Cursor, StorageItem
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.race import KEYS, Clock
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.values import Cursor, StorageItem
 
 FORMAT = "replaybuf-state-3"
 

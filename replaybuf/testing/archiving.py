@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replaybuf.errors import InputError
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 from replaybuf.testing.harness import Harness, OpenBuffer, drawn, eventually, fill, found, group, ids, only, total
 
 MANY = 1000

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import CheckpointError, FencedError, InputError, NotEmptyError
-from replaybuf.rollout import Status
-from replaybuf.storage.base import Cursor
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.values import Cursor
 from replaybuf.testing.harness import SOON, Harness, OpenBuffer, found, group, ids, plain
 from replaybuf.testing.leasing import LONG
 from replaybuf.testing.persistence import everything, fill

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FullError, InputError, LeaseLostError
-from replaybuf.rollout import Status
-from replaybuf.storage.base import Cursor, NewGroup
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.values import Cursor, NewGroup
 from replaybuf.testing.harness import Harness, OpenBuffer, found, group, ids
 from replaybuf.testing.leasing import LONG
 

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import NotReadyError
-from replaybuf.rollout import Status
-from replaybuf.storage.base import NewGroup, StorageBackend
+from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.values import NewGroup
 from replaybuf.testing.harness import (
     CODEC,
     OTHER_CODEC,

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
-from replaybuf.codec import Codec
-from replaybuf.rollout import Status
-from replaybuf.storage.base import NewGroup, StorageBackend
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.codec.payload import Codec
+from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.values import NewGroup
 from replaybuf.testing.harness import (
     CODEC,
     OTHER_CODEC,

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import LeaseLostError
-from replaybuf.storage.base import StorageBackend
-from replaybuf.tally import Tally
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.contract import StorageBackend
 from replaybuf.testing.durable import SamePlace
 from replaybuf.testing.harness import (
     CODEC,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
-from replaybuf.rollout import Status
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.rollouts.rollout import Status
 from replaybuf.testing.harness import Harness, found, group, only, plain, rollout
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FencedError
-from replaybuf.storage.base import Cursor
+from replaybuf.storage.values import Cursor
 from replaybuf.testing.checkpointing import state_of
 from replaybuf.testing.durable import SamePlace
 from replaybuf.testing.harness import CODEC, SOON, Harness, OpenBuffer, found, group, ids

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ClosedError, FullError, InputError, NotReadyError
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 from replaybuf.testing.harness import (
     CODEC,
     SOON,

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from replaybuf.buffer import PUT_TIMEOUT, ReplayBuffer
-from replaybuf.codec import Codec
-from replaybuf.policy import ReplayPolicy, resolve_policy
+from replaybuf.buffer.replay_buffer import PUT_TIMEOUT, ReplayBuffer
+from replaybuf.codec.payload import Codec
 from replaybuf.query import parse
-from replaybuf.rollout import RolloutState, Status
-from replaybuf.rollout_type import RolloutType
-from replaybuf.rules import Limits, Rules
-from replaybuf.storage.base import NewGroup, StorageBackend, StorageItem
-from replaybuf.storage.state import unpack_state
+from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rules.limits import Limits, Rules
+from replaybuf.rules.policies import ReplayPolicy, resolve_policy
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.portable import unpack_state
+from replaybuf.storage.values import NewGroup, StorageItem
 
 NewStorage = Callable[[Codec, Rules], StorageBackend]
 Open = Callable[..., Awaitable[StorageBackend]]

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import LeaseLostError
 from replaybuf.testing.harness import SOON, Harness, OpenBuffer, drawn, eventually, fill, found, ids, only, total
 from replaybuf.testing.leasing import LONG, lease_of

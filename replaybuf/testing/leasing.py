@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.lease import Lease
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError, NotReadyError
-from replaybuf.lease import Lease
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 from replaybuf.testing.harness import (
     SOON,
     Harness,

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FullError, InputError, NotReadyError
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 from replaybuf.testing.filling import waits_for_room
 from replaybuf.testing.harness import SOON, Harness, OpenBuffer, drawn, fill, found, group
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.reader import SNAPSHOT_FILE
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import MissingSnapshotError, NotEmptyError, SchemaError, SnapshotError, SnapshotMismatchError
-from replaybuf.reader import SNAPSHOT_FILE
-from replaybuf.rollout import Status
-from replaybuf.storage.memory import MemoryStorage
+from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.testing.harness import CODEC, Harness, Open, OpenBuffer, found, group, plain, rollout
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
 from replaybuf.testing.harness import Harness, OpenBuffer, chi_square, drawn, fill, found, group, ids
 

@@ -9,10 +9,11 @@ import time
 import numpy as np
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import EncodeError, InputError, RolloutError
-from replaybuf.rollout import RolloutState, Status
-from replaybuf.storage.base import StorageBackend, Tags
+from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.values import Tags
 from replaybuf.testing.harness import OTHER_CODEC, Harness, OpenBuffer, found, group, new_group, only, plain, rollout
 
 

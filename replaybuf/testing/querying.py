@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ClosedError, InputError, QueryError
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 from replaybuf.testing.harness import Harness, found, group, matching, only, plain
 
 #: Queries over the four groups of `four`, with the places of those that match.

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
-from replaybuf.rollout import RolloutState, Status
-from replaybuf.staleness import ExpiryRule, find_expired, refresh_group, reset_response
+from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.rollouts.staleness import ExpiryRule, find_expired, refresh_group, reset_response
 from replaybuf.testing.harness import Harness, found, group, only, plain, rollout
 
 

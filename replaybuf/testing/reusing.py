@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.rollout import Status
+from replaybuf.rollouts.rollout import Status
 from replaybuf.testing.harness import Harness, OpenBuffer, drawn, fill, found, group, only, total
 
 EVERY_POLICY = pytest.mark.parametrize("policy", ["fifo", "lifo", "staleness", "uniform", "prioritized"])

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError, NotReadyError, QueryError
-from replaybuf.policy import OrderTerm, ReplayPolicy
-from replaybuf.rollout import Status
-from replaybuf.storage.base import Draw, StorageBackend
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.policies import OrderTerm, ReplayPolicy
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.values import Draw
 from replaybuf.testing.harness import SOON, Harness, OpenBuffer, found, group, ids, new_group
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.metrics import flatten
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FullError
-from replaybuf.metrics import flatten
-from replaybuf.rollout import Status
-from replaybuf.storage.base import StorageBackend
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.contract import StorageBackend
 from replaybuf.testing.harness import Harness, OpenBuffer, drawn, fill, found, group, total
 
 TASKS = ("math", "code")

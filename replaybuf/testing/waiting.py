@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ClosedError, InputError, NotReadyError
-from replaybuf.rollout import Status
-from replaybuf.storage.base import StorageBackend
+from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.contract import StorageBackend
 from replaybuf.testing.harness import CODEC, SOON, Harness, Open, group, ids, new_group
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf.buffer import ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
-from replaybuf.storage.base import StorageItem
+from replaybuf.storage.values import StorageItem
 from replaybuf.testing.harness import Harness, OpenBuffer, fill, ids
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from replaybuf.buffer.lease import Leasing
 
 from replaybuf import (
     Lease,
@@ -13,7 +14,6 @@ from replaybuf import (
     ReplayBuffer,
     RolloutState,
 )
-from replaybuf.lease import Leasing
 from tests.stores import TASK, build, group
 
 

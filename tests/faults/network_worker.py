@@ -6,7 +6,8 @@ import asyncio
 import logging
 import sys
 
-from replaybuf.storage.sql import postgres
+from replaybuf.storage.sql.engine import postgres
+
 from tests.stores import TASK, build, group, numbers_of
 
 

@@ -6,8 +6,9 @@ import asyncio
 import os
 import time
 
+from replaybuf.storage.sql.tasks.sweeper import Sweeper
+
 from replaybuf import ReplayBuffer
-from replaybuf.storage.sql.sweep import Sweeper
 from tests.faults.ledger import Ledger
 from tests.stores import TASK, build, group, numbers_of
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, select
 
-from replaybuf.rollout import Status
-from replaybuf.storage.sql.lanes import Lane, Scope
-from replaybuf.storage.sql.leaving import remove
-from replaybuf.storage.sql.tables import group, lane
-from replaybuf.storage.sql.tally import Counts, add_counts, read_sizes
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.schema.tables import group, lane
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, read_sizes
+from replaybuf.storage.sql.statements.lanes import Lane, Scope
+from replaybuf.storage.sql.statements.leaving import remove
 
 
 def any_to_prune(connection: Connection, scope: Scope, now: float) -> bool:

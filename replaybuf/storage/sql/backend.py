@@ -12,41 +12,32 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError, DecodeError, StorageError
-from replaybuf.policy import Order
 from replaybuf.progress import OnProgress
 from replaybuf.query import Node
-from replaybuf.rollout import Status
-from replaybuf.rules import Rules
-from replaybuf.storage.base import (
-    Changes,
-    Checkpoint,
-    Cursor,
-    Draw,
-    Leased,
-    NewGroup,
-    Refresh,
-    StorageBackend,
-    StorageItem,
-)
-from replaybuf.storage.sql import lease as leasing
-from replaybuf.storage.sql import put, refresh
-from replaybuf.storage.sql import select as selecting
-from replaybuf.storage.sql.checkpoint import drop_checkpoint, make_checkpoint, read_checkpoints
-from replaybuf.storage.sql.claiming import Claiming
-from replaybuf.storage.sql.cursors import read_cursor
-from replaybuf.storage.sql.drawing import Drawing
-from replaybuf.storage.sql.driver import parse_url, public_url
-from replaybuf.storage.sql.fence import check_fence
-from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.opened import Opened, Options
-from replaybuf.storage.sql.rows import GroupRow
-from replaybuf.storage.sql.snapshot import copy_from, copy_to
-from replaybuf.storage.sql.sqlite import is_memory
-from replaybuf.storage.sql.states import load_state, read_state
-from replaybuf.storage.sql.tally import read_tallies
-from replaybuf.tally import LaneName, Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Rules
+from replaybuf.rules.policies import Order
+from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
+from replaybuf.storage.sql.copies.state_dict import load_state, read_state
+from replaybuf.storage.sql.engine.sqlite import is_memory
+from replaybuf.storage.sql.engine.urls import parse_url, public_url
+from replaybuf.storage.sql.statements import leases as leasing
+from replaybuf.storage.sql.statements import matching as selecting
+from replaybuf.storage.sql.statements import put, refresh
+from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, make_checkpoint, read_checkpoints
+from replaybuf.storage.sql.statements.counts import read_tallies
+from replaybuf.storage.sql.statements.cursors import read_cursor
+from replaybuf.storage.sql.statements.fence import check_fence
+from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.store import Opened, Options
+from replaybuf.storage.sql.tasks.claims import Claiming
+from replaybuf.storage.sql.tasks.delivery import Drawing
+from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 
 S = TypeVar("S")
 T = TypeVar("T")

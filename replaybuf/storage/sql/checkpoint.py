@@ -14,14 +14,14 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, literal, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from replaybuf.storage.base import Checkpoint, missing_checkpoint
-from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.fence import check_fence
-from replaybuf.storage.sql.lanes import Scope, all_lanes
-from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, cursor, garbage, group
-from replaybuf.storage.sql.tally import read_lane_tallies
-from replaybuf.storage.sql.uids import last_uid
-from replaybuf.tally import Tally
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, cursor, garbage, group
+from replaybuf.storage.sql.statements.counts import read_lane_tallies
+from replaybuf.storage.sql.statements.fence import check_fence
+from replaybuf.storage.sql.statements.lanes import Scope, all_lanes
+from replaybuf.storage.sql.statements.uids import last_uid
+from replaybuf.storage.values import Checkpoint, missing_checkpoint
 
 _SWEEP_LOCK = 0x5EB11
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from replaybuf.codec import Codec
-from replaybuf.storage.base import Cursor, NewGroup, StorageItem
-from replaybuf.storage.sql.cursors import claim
-from replaybuf.storage.sql.drawing import Store, Taken
-from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.lease import unhold
-from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, encode_group
+from replaybuf.codec.payload import Codec
+from replaybuf.storage.sql.statements.cursors import claim
+from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.storage.sql.statements.leases import unhold
+from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, encode_group
+from replaybuf.storage.sql.tasks.delivery import Store, Taken
+from replaybuf.storage.values import Cursor, NewGroup, StorageItem
 
 
 class Claiming:

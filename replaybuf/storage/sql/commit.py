@@ -16,9 +16,9 @@ from typing import Any
 from sqlalchemy import exc
 
 from replaybuf.errors import ClosedError, ReplayBufError, UnreachableError
-from replaybuf.storage.base import NewGroup
-from replaybuf.storage.sql.rows import EncodedGroup
-from replaybuf.storage.sql.thread import DatabaseThread
+from replaybuf.storage.sql.engine.thread import DatabaseThread
+from replaybuf.storage.sql.statements.rows import EncodedGroup
+from replaybuf.storage.values import NewGroup
 
 MAX_GROUPS = 512
 MAX_BYTES = 16 * 1024 * 1024

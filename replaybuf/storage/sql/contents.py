@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from replaybuf.errors import NotADatabaseError, SnapshotError, StorageError
-from replaybuf.storage.sql.put import set_info
-from replaybuf.storage.sql.tables import buffer, counter, cursor, group, info, lane, tally
+from replaybuf.storage.sql.copies.facts import set_info
+from replaybuf.storage.sql.schema.tables import buffer, counter, cursor, group, info, lane, tally
 
 GROUPS, BYTES, DIGEST = "groups", "bytes", "digest"
 

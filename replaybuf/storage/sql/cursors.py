@@ -9,13 +9,13 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from replaybuf.storage.base import Cursor
-from replaybuf.storage.sql.fence import join
-from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.lease import begin_lease, hold, rows_of
-from replaybuf.storage.sql.put import store
-from replaybuf.storage.sql.rows import EncodedGroup, GroupRow
-from replaybuf.storage.sql.tables import cursor
+from replaybuf.storage.sql.schema.tables import cursor
+from replaybuf.storage.sql.statements.fence import join
+from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
+from replaybuf.storage.sql.statements.put import store
+from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow
+from replaybuf.storage.values import Cursor
 
 
 def read_cursors(connection: Connection, scope: Scope) -> list[Cursor]:

@@ -21,12 +21,14 @@ from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.sql import identity as identities
-from replaybuf.storage.sql.driver import create_engine, is_transient, public_url, translated
-from replaybuf.storage.sql.identity import Identity
-from replaybuf.storage.sql.postgres import forget_writing, has_written, is_lost
-from replaybuf.storage.sql.repeat import Outage, OutcomeUnknownError, Patience
-from replaybuf.storage.sql.sqlite import is_memory, run_transaction
+from replaybuf.storage.sql.engine import identity as identities
+from replaybuf.storage.sql.engine.database import create_engine
+from replaybuf.storage.sql.engine.errors import is_lost, is_transient, translated
+from replaybuf.storage.sql.engine.identity import Identity
+from replaybuf.storage.sql.engine.outage import Outage, OutcomeUnknownError, Patience
+from replaybuf.storage.sql.engine.postgres import forget_writing, has_written
+from replaybuf.storage.sql.engine.sqlite import is_memory, run_transaction
+from replaybuf.storage.sql.engine.urls import public_url
 
 T = TypeVar("T")
 

@@ -11,17 +11,17 @@ from typing import Any, Protocol, cast
 
 from sqlalchemy import Connection
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, FencedError, StorageError
-from replaybuf.storage.base import Draw, Leased, StorageItem
-from replaybuf.storage.sql import lease
-from replaybuf.storage.sql.checkpoint import keep_sweeps_away, undo_draw
-from replaybuf.storage.sql.lanes import Scope, find_lanes
-from replaybuf.storage.sql.leaving import by_lane, consume, set_aside, unconsume
-from replaybuf.storage.sql.repeat import Insistent, OutcomeUnknownError
-from replaybuf.storage.sql.rows import GroupRow
-from replaybuf.storage.sql.take import draw_groups
-from replaybuf.storage.sql.thread import DatabaseThread
+from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
+from replaybuf.storage.sql.engine.thread import DatabaseThread
+from replaybuf.storage.sql.statements import leases as lease
+from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, undo_draw
+from replaybuf.storage.sql.statements.lanes import Scope, find_lanes
+from replaybuf.storage.sql.statements.leaving import by_lane, consume, set_aside, unconsume
+from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.take import draw_groups
+from replaybuf.storage.values import Draw, Leased, StorageItem
 
 
 class Store(Protocol):

@@ -24,9 +24,9 @@ from replaybuf.errors import (
     StorageError,
     UnreachableError,
 )
-from replaybuf.storage.sql.postgres import is_lost, postgres_engine
-from replaybuf.storage.sql.sqlite import sqlite_engine
-from replaybuf.storage.sql.sqlite_files import translate_sqlite
+from replaybuf.storage.sql.engine.errors import is_lost, translate_sqlite
+from replaybuf.storage.sql.engine.postgres import postgres_engine
+from replaybuf.storage.sql.engine.sqlite import sqlite_engine
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}

@@ -8,16 +8,16 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
 
-from replaybuf.policy import in_order
-from replaybuf.race import IDLE, KEYS
-from replaybuf.rollout import Status
-from replaybuf.storage.sql.lanes import Lane, Scope
-from replaybuf.storage.sql.leaving import remove
-from replaybuf.storage.sql.races import check_races, pass_time
-from replaybuf.storage.sql.source import Source
-from replaybuf.storage.sql.tables import lane, tally
-from replaybuf.storage.sql.tally import Counts
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.policies import in_order
+from replaybuf.rules.race import IDLE, KEYS
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.schema.tables import lane, tally
+from replaybuf.storage.sql.statements.counts import Counts
+from replaybuf.storage.sql.statements.lanes import Lane, Scope
+from replaybuf.storage.sql.statements.leaving import remove
+from replaybuf.storage.sql.statements.ordering import Source
+from replaybuf.storage.sql.statements.race_keys import check_races, pass_time
 
 
 @dataclass(slots=True)

@@ -14,9 +14,9 @@ from sqlalchemy import Column, ColumnElement, Connection, bindparam, func, selec
 from sqlalchemy.dialects import postgresql, sqlite
 
 from replaybuf.errors import FencedError
-from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.tables import buffer, checkpoint
-from replaybuf.storage.sql.uids import last_uid
+from replaybuf.storage.sql.schema.tables import buffer, checkpoint
+from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.storage.sql.statements.uids import last_uid
 
 
 def join(connection: Connection, scope: Scope) -> Scope:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection
 
 from replaybuf.query import SetNode, compile_sql
-from replaybuf.storage.sql.tables import group, lane, staleness
+from replaybuf.storage.sql.schema.tables import group, lane, staleness
 
 #: They need `group` joined to `lane`.
 FIELDS: dict[str, ColumnElement[Any]] = {

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, select, text
 
-from replaybuf.storage.sql.tables import counter
+from replaybuf.storage.sql.schema.tables import counter
 
 _PREFIX = "connection "
 #: Longer than anyone asks for an outcome.

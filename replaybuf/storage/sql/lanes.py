@@ -9,11 +9,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, false, select, true, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from replaybuf.race import KEYS, PRIORITIZED, UNIFORM, Clock
-from replaybuf.rollout import Status
-from replaybuf.rules import Rules
-from replaybuf.storage.sql.tables import lane
-from replaybuf.tally import LaneName
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Rules
+from replaybuf.rules.race import KEYS, PRIORITIZED, UNIFORM, Clock
+from replaybuf.rules.tallies import LaneName
+from replaybuf.storage.sql.schema.tables import lane
 
 #: The column with the clock of each race.
 CLOCKS = {UNIFORM: lane.c.uniform_clock, PRIORITIZED: lane.c.prioritized_clock}

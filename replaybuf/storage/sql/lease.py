@@ -10,17 +10,17 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
-from replaybuf.rollout import Status
-from replaybuf.storage.base import Leased, check_epoch, lost_to_others
-from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.lanes import Lane, Scope, find_lanes, need_lane
-from replaybuf.storage.sql.leaving import FREE, by_lane, finish, pinned, sampled
-from replaybuf.storage.sql.races import enter_races
-from replaybuf.storage.sql.rows import GroupRow
-from replaybuf.storage.sql.tables import group, lane
-from replaybuf.storage.sql.tally import Counts, add_counts
-from replaybuf.storage.sql.uids import reserve_uids
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.schema.tables import group, lane
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.counts import Counts, add_counts
+from replaybuf.storage.sql.statements.lanes import Lane, Scope, find_lanes, need_lane
+from replaybuf.storage.sql.statements.leaving import FREE, by_lane, finish, pinned, sampled
+from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.uids import reserve_uids
+from replaybuf.storage.values import Leased, check_epoch, lost_to_others
 
 
 def store_clock(connection: Connection) -> float:

@@ -9,16 +9,16 @@ from typing import Any
 from sqlalchemy import Connection, any_, case, delete, insert, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from replaybuf.race import KEYS
-from replaybuf.rollout import Status
-from replaybuf.storage.sql.bulk import insert_rows
-from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.lanes import Lane, Scope, need_lane
-from replaybuf.storage.sql.races import enter_races
-from replaybuf.storage.sql.rows import GroupRow
-from replaybuf.storage.sql.tables import garbage, group, payload
-from replaybuf.storage.sql.tally import Counts, add_counts
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.race import KEYS
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.schema.tables import garbage, group, payload
+from replaybuf.storage.sql.statements.bulk import insert_rows
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.counts import Counts, add_counts
+from replaybuf.storage.sql.statements.lanes import Lane, Scope, need_lane
+from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.sql.statements.rows import GroupRow
 
 
 def consume(connection: Connection, scope: Scope, rows: Sequence[GroupRow], now: float) -> None:

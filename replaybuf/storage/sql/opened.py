@@ -15,24 +15,24 @@ from typing import TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError, FencedError
-from replaybuf.storage.base import Checkpoint, NewGroup
-from replaybuf.storage.sql import put
-from replaybuf.storage.sql.commit import GroupCommit
-from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.driver import public_url
-from replaybuf.storage.sql.fence import check_fence, join
-from replaybuf.storage.sql.filesystem import refuse_network_filesystem
-from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.races import RaceNotRunError, begin_races
-from replaybuf.storage.sql.restore import restore
-from replaybuf.storage.sql.rows import EncodedGroup, encode_group
-from replaybuf.storage.sql.schema import check_schema, create_schema
-from replaybuf.storage.sql.sqlite import is_memory
-from replaybuf.storage.sql.sweep import Sweeper
-from replaybuf.storage.sql.thread import DatabaseThread
-from replaybuf.storage.sql.watch import Watch
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.filesystem import refuse_network_filesystem
+from replaybuf.storage.sql.engine.sqlite import is_memory
+from replaybuf.storage.sql.engine.thread import DatabaseThread
+from replaybuf.storage.sql.engine.urls import public_url
+from replaybuf.storage.sql.schema.create import check_schema, create_schema
+from replaybuf.storage.sql.statements import put
+from replaybuf.storage.sql.statements.fence import check_fence, join
+from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.storage.sql.statements.race_keys import RaceNotRunError, begin_races
+from replaybuf.storage.sql.statements.restore import restore
+from replaybuf.storage.sql.statements.rows import EncodedGroup, encode_group
+from replaybuf.storage.sql.tasks.group_commit import GroupCommit
+from replaybuf.storage.sql.tasks.sweeper import Sweeper
+from replaybuf.storage.sql.tasks.watch import Watch
+from replaybuf.storage.values import Checkpoint, NewGroup
 
 S = TypeVar("S")
 T = TypeVar("T")

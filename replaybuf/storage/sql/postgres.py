@@ -15,7 +15,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.sql.sqlite import JSON_OPTIONS
+from replaybuf.storage.sql.engine.sqlite import JSON_OPTIONS
 
 #: For how long the other side may be silent when it should answer, before a TCP connection is given up.
 SILENCE_SECONDS = 20

@@ -9,15 +9,17 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, text
 
 from replaybuf.errors import FullError, ReplayBufError
-from replaybuf.race import PRIORITIZED, UNIFORM
-from replaybuf.rollout import Status
-from replaybuf.storage.base import NewGroup
-from replaybuf.storage.sql.bulk import insert_rows
-from replaybuf.storage.sql.evict import evict
-from replaybuf.storage.sql.lanes import Lane, Scope, need_lanes, start_steps
-from replaybuf.storage.sql.lease import hold, rows_of
-from replaybuf.storage.sql.races import new_keys
-from replaybuf.storage.sql.replacing import (
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.race import PRIORITIZED, UNIFORM
+from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.storage.sql.schema.tables import group, info, payload
+from replaybuf.storage.sql.statements.bulk import insert_rows
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, lock_tasks, read_levels
+from replaybuf.storage.sql.statements.eviction import evict
+from replaybuf.storage.sql.statements.lanes import Lane, Scope, need_lanes, start_steps
+from replaybuf.storage.sql.statements.leases import hold, rows_of
+from replaybuf.storage.sql.statements.race_keys import new_keys
+from replaybuf.storage.sql.statements.replacing import (
     find_replaced,
     lock_replaced,
     origins,
@@ -25,11 +27,9 @@ from replaybuf.storage.sql.replacing import (
     replace_groups,
     replaced_by_place,
 )
-from replaybuf.storage.sql.rows import EncodedGroup, dump_json, scoped_key
-from replaybuf.storage.sql.tables import group, info, payload
-from replaybuf.storage.sql.tally import Counts, add_counts, lock_tasks, read_levels
-from replaybuf.storage.sql.uids import reserve_uids, uids_in_checkpoints
-from replaybuf.tally import LaneName, Tally
+from replaybuf.storage.sql.statements.rows import EncodedGroup, dump_json, scoped_key
+from replaybuf.storage.sql.statements.uids import reserve_uids, uids_in_checkpoints
+from replaybuf.storage.values import NewGroup
 
 Outcome = int | ReplayBufError
 

@@ -1,4 +1,4 @@
-"""The races of random policies in SQL: the keys of groups, and the clocks of lanes (`replaybuf.race`).
+"""The races of random policies in SQL: the keys of groups, and the clocks of lanes (`replaybuf.rules.race`).
 
 A lane whose clock is NULL runs no race, and keys there mean nothing. Once it has one, every group in it has a key:
 whoever puts a group into the lane reads the lane's row first, and gives it one.
@@ -12,12 +12,12 @@ from typing import Any
 from sqlalchemy import BigInteger, ColumnElement, Connection, and_, bindparam, case, func, or_, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
 
-from replaybuf.policy import Order
-from replaybuf.race import IDLE, KEYS, PRIORITIZED, Clock, draw_keys, weight_of
-from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.lanes import CLOCKS, Lane, Scope, find_lanes
-from replaybuf.storage.sql.tables import group, lane
-from replaybuf.tally import LaneName
+from replaybuf.rules.policies import Order
+from replaybuf.rules.race import IDLE, KEYS, PRIORITIZED, Clock, draw_keys, weight_of
+from replaybuf.rules.tallies import LaneName
+from replaybuf.storage.sql.schema.tables import group, lane
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, Scope, find_lanes
 
 #: A group in a race: its uid, its ticket, its priority.
 Member = tuple[int, int, float]

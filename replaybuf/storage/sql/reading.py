@@ -18,9 +18,10 @@ from sqlalchemy import Connection, NullPool, create_engine, event, text
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import AccessError, ConfigError, LockedError, NotADatabaseError, UnreachableError
-from replaybuf.storage.sql.driver import parse_url, public_url, translated
-from replaybuf.storage.sql.schema import check_schema
-from replaybuf.storage.sql.sqlite import is_memory, quote_path
+from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.sqlite import is_memory, quote_path
+from replaybuf.storage.sql.engine.urls import parse_url, public_url
+from replaybuf.storage.sql.schema.create import check_schema
 
 T = TypeVar("T")
 
@@ -182,7 +183,7 @@ class PostgresReader(Reader):
         return asyncio.run(self._read(function, timeout))
 
     async def _read(self, function: Callable[[Connection], T], timeout: float | None) -> T:
-        from replaybuf.storage.sql.database import Database
+        from replaybuf.storage.sql.engine.database import Database
 
         def limited(connection: Connection) -> T:
             if timeout is not None:

@@ -12,17 +12,17 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, case, or_, select, update
 
-from replaybuf.rollout import Status
-from replaybuf.staleness import ExpiryRule
-from replaybuf.storage.base import Refresh
-from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.lanes import Lane, Scope, find_lanes, need_lane
-from replaybuf.storage.sql.leaving import remove
-from replaybuf.storage.sql.races import enter_races
-from replaybuf.storage.sql.tables import group, lane, unsettled
-from replaybuf.storage.sql.tally import Counts, add_counts
-from replaybuf.summary import Marks
-from replaybuf.tally import Tally
+from replaybuf.rollouts.marks import Marks
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.schema.tables import group, lane, unsettled
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.counts import Counts, add_counts
+from replaybuf.storage.sql.statements.lanes import Lane, Scope, find_lanes, need_lane
+from replaybuf.storage.sql.statements.leaving import remove
+from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.values import Refresh
 
 _CHUNK = 5_000
 _FEW = 8

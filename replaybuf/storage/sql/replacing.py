@@ -9,15 +9,15 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, select
 
 from replaybuf.errors import ConflictError, ReplayBufError
-from replaybuf.rollout import Status
-from replaybuf.storage.base import NewGroup, check_epoch, lost_to_others
-from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.lanes import Scope, need_lanes
-from replaybuf.storage.sql.leaving import remove
-from replaybuf.storage.sql.select import lock_groups
-from replaybuf.storage.sql.tables import group, lane
-from replaybuf.storage.sql.tally import Counts, add_counts
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.schema.tables import group, lane
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.counts import Counts, add_counts
+from replaybuf.storage.sql.statements.lanes import Scope, need_lanes
+from replaybuf.storage.sql.statements.leaving import remove
+from replaybuf.storage.sql.statements.matching import lock_groups
+from replaybuf.storage.values import NewGroup, check_epoch, lost_to_others
 
 
 def replace_groups(connection: Connection, scope: Scope, condition: ColumnElement[bool], now: float) -> None:

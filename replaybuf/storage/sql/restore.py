@@ -12,20 +12,20 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, exists, insert, literal, select, update
 
-from replaybuf.rollout import Status
-from replaybuf.storage.base import Checkpoint
-from replaybuf.storage.sql.checkpoint import find_checkpoint, keep_sweeps_away
-from replaybuf.storage.sql.fence import begin_epoch
-from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.lanes import Lane, Scope, all_lanes, need_lanes, new_clocks
-from replaybuf.storage.sql.lease import return_all
-from replaybuf.storage.sql.leaving import pinned
-from replaybuf.storage.sql.races import enter_races
-from replaybuf.storage.sql.replacing import replace_groups
-from replaybuf.storage.sql.tables import checkpoint_group, cursor, garbage, group, lane, tally
-from replaybuf.storage.sql.tally import Counts, add_counts
-from replaybuf.storage.sql.uids import last_uid
-from replaybuf.tally import LaneName, Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.storage.sql.schema.tables import checkpoint_group, cursor, garbage, group, lane, tally
+from replaybuf.storage.sql.statements.checkpoints import find_checkpoint, keep_sweeps_away
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.counts import Counts, add_counts
+from replaybuf.storage.sql.statements.fence import begin_epoch
+from replaybuf.storage.sql.statements.lanes import Lane, Scope, all_lanes, need_lanes, new_clocks
+from replaybuf.storage.sql.statements.leases import return_all
+from replaybuf.storage.sql.statements.leaving import pinned
+from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.sql.statements.replacing import replace_groups
+from replaybuf.storage.sql.statements.uids import last_uid
+from replaybuf.storage.values import Checkpoint
 
 
 def restore(connection: Connection, scope: Scope, step: int, now: float, *, keep_new: bool) -> tuple[Checkpoint, Scope]:

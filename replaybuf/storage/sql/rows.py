@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
-from replaybuf.rollout import Status
-from replaybuf.storage.base import NewGroup, StorageItem
-from replaybuf.storage.sql.lanes import Lane
-from replaybuf.summary import Marks, outline, prompt_preview
+from replaybuf.rollouts.marks import Marks, outline, prompt_preview
+from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.sql.statements.lanes import Lane
+from replaybuf.storage.values import NewGroup, StorageItem
 
 
 @dataclass(slots=True)

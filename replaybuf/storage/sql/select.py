@@ -8,18 +8,18 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, bindparam, func, select, update
 
-from replaybuf.policy import Order
 from replaybuf.query import Node, compile_sql
-from replaybuf.rollout import Status
-from replaybuf.storage.base import Changes, Unset
-from replaybuf.storage.sql.fields import FIELDS, uid_in
-from replaybuf.storage.sql.lanes import Lane, Scope, need_lane
-from replaybuf.storage.sql.leaving import pinned, remove
-from replaybuf.storage.sql.races import enter_races
-from replaybuf.storage.sql.rows import GroupRow
-from replaybuf.storage.sql.tables import group, lane, payload
-from replaybuf.storage.sql.tally import Counts, add_counts
-from replaybuf.tally import LaneName, Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.policies import Order
+from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.storage.sql.schema.tables import group, lane, payload
+from replaybuf.storage.sql.statements.columns import FIELDS, uid_in
+from replaybuf.storage.sql.statements.counts import Counts, add_counts
+from replaybuf.storage.sql.statements.lanes import Lane, Scope, need_lane
+from replaybuf.storage.sql.statements.leaving import pinned, remove
+from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.values import Changes, Unset
 
 _CHUNK = 10_000
 

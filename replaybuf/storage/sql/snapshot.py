@@ -14,25 +14,32 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Table, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import SnapshotError
 from replaybuf.progress import OnProgress, Teller
-from replaybuf.rollout import Status
-from replaybuf.storage.sql.contents import check_facts, damaged, is_damage, payloads_digest, write_facts
-from replaybuf.storage.sql.cursors import read_cursors, write_cursors
-from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.driver import translated
-from replaybuf.storage.sql.fence import check_fence, join, set_next_ticket
-from replaybuf.storage.sql.lanes import CLOCKS, Scope, all_lanes
-from replaybuf.storage.sql.lease import return_all
-from replaybuf.storage.sql.rows import rescoped_key
-from replaybuf.storage.sql.schema import create_schema
-from replaybuf.storage.sql.snapshot_file import close_file, file_database, open_file, partial_file, publish, same_file
-from replaybuf.storage.sql.states import load_state, read_state
-from replaybuf.storage.sql.tables import group, lane, payload, tally
-from replaybuf.storage.sql.tally import read_lane_tallies
-from replaybuf.storage.sql.uids import free_shift, last_uid, make_room, raise_uid
-from replaybuf.tally import Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.copies.facts import check_facts, damaged, is_damage, payloads_digest, write_facts
+from replaybuf.storage.sql.copies.snapshot_file import (
+    close_file,
+    file_database,
+    open_file,
+    partial_file,
+    publish,
+    same_file,
+)
+from replaybuf.storage.sql.copies.state_dict import load_state, read_state
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.schema.create import create_schema
+from replaybuf.storage.sql.schema.tables import group, lane, payload, tally
+from replaybuf.storage.sql.statements.counts import read_lane_tallies
+from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
+from replaybuf.storage.sql.statements.fence import check_fence, join, set_next_ticket
+from replaybuf.storage.sql.statements.lanes import CLOCKS, Scope, all_lanes
+from replaybuf.storage.sql.statements.leases import return_all
+from replaybuf.storage.sql.statements.rows import rescoped_key
+from replaybuf.storage.sql.statements.uids import free_shift, last_uid, make_room, raise_uid
 
 _BATCH_BYTES = 16 * 1024 * 1024
 _BATCH_GROUPS = 1000

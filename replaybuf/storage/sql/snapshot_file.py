@@ -14,10 +14,11 @@ from typing import Any
 from sqlalchemy import Connection
 
 from replaybuf.errors import SnapshotMismatchError
-from replaybuf.storage.sql.contents import GROUPS, damaged, is_damage, read_facts
-from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.driver import parse_url, translated
-from replaybuf.storage.sql.schema import check_schema
+from replaybuf.storage.sql.copies.facts import GROUPS, damaged, is_damage, read_facts
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.schema.create import check_schema
 
 
 def file_database(path: str, *, read_only: bool = False) -> Database:

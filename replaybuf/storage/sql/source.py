@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Select, String, func, literal, select
 
-from replaybuf.policy import Order, OrderTerm, in_order
 from replaybuf.query import Node, compile_sql
-from replaybuf.race import KEYS
-from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.lanes import Lane
-from replaybuf.storage.sql.tables import group
+from replaybuf.rules.policies import Order, OrderTerm, in_order
+from replaybuf.rules.race import KEYS
+from replaybuf.storage.sql.schema.tables import group
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.lanes import Lane
 
 
 class Ordered(NamedTuple):

@@ -21,7 +21,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
 
-from replaybuf.storage.sql.sqlite_files import OpenFiles
+from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
 
 T = TypeVar("T")
 

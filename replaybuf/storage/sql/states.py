@@ -1,4 +1,4 @@
-"""Portable states of a buffer in a database, read and loaded (`replaybuf.storage.state`)."""
+"""Portable states of a buffer in a database, read and loaded (`replaybuf.storage.portable`)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 from sqlalchemy import Connection, select, update
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
-from replaybuf.race import KEYS, PRIORITIZED, UNIFORM, Clock
-from replaybuf.rollout import Status
-from replaybuf.storage.base import NewGroup
-from replaybuf.storage.sql.bulk import insert_rows
-from replaybuf.storage.sql.cursors import read_cursors, write_cursors
-from replaybuf.storage.sql.fence import check_fence, join, set_next_ticket
-from replaybuf.storage.sql.lanes import CLOCKS, Lane, Scope, need_lanes
-from replaybuf.storage.sql.put import group_row, payload_row
-from replaybuf.storage.sql.races import new_keys
-from replaybuf.storage.sql.rows import EncodedGroup, GroupRow, describe, scoped_key
-from replaybuf.storage.sql.tables import group, lane, payload
-from replaybuf.storage.sql.tally import add_counts, read_tallies
-from replaybuf.storage.sql.uids import free_shift, last_uid, make_room, raise_uid
-from replaybuf.storage.state import State, StoredGroup, pack_state, unpack_state
-from replaybuf.tally import LaneName, Tally
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.race import KEYS, PRIORITIZED, UNIFORM, Clock
+from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.storage.portable import State, StoredGroup, pack_state, unpack_state
+from replaybuf.storage.sql.schema.tables import group, lane, payload
+from replaybuf.storage.sql.statements.bulk import insert_rows
+from replaybuf.storage.sql.statements.counts import add_counts, read_tallies
+from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
+from replaybuf.storage.sql.statements.fence import check_fence, join, set_next_ticket
+from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, Scope, need_lanes
+from replaybuf.storage.sql.statements.put import group_row, payload_row
+from replaybuf.storage.sql.statements.race_keys import new_keys
+from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, describe, scoped_key
+from replaybuf.storage.sql.statements.uids import free_shift, last_uid, make_room, raise_uid
+from replaybuf.storage.values import NewGroup
 
 
 def read_state(connection: Connection, scope: Scope, codec: Codec) -> dict[str, Any]:

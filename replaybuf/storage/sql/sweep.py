@@ -16,15 +16,15 @@ from collections.abc import Callable
 from sqlalchemy import Connection, delete, select
 
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.sql.archive import any_to_prune, prune
-from replaybuf.storage.sql.checkpoint import forgotten, may_sweep, sweep_forgotten
-from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.identity import forget_old
-from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.lease import any_overdue, end_leases
-from replaybuf.storage.sql.tables import checkpoint, checkpoint_group, garbage, group, payload
-from replaybuf.storage.sql.tally import merge_shards
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.identity import forget_old
+from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, garbage, group, payload
+from replaybuf.storage.sql.statements.archive import any_to_prune, prune
+from replaybuf.storage.sql.statements.checkpoints import forgotten, may_sweep, sweep_forgotten
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.counts import merge_shards
+from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 
 GRACE_SECONDS = 2.0
 _LONGEST_SECONDS = 0.02

@@ -9,20 +9,20 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Connection, case, func, literal, select
 
-from replaybuf.codec import Codec
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
-from replaybuf.race import PRIORITIZED, SLOWEST, UNIT, share
-from replaybuf.rollout import Status
-from replaybuf.storage.base import Draw
-from replaybuf.storage.sql.fields import uid_in
-from replaybuf.storage.sql.lanes import Lane, Scope, find_lanes
-from replaybuf.storage.sql.lease import end_leases
-from replaybuf.storage.sql.leaving import by_lane, set_aside
-from replaybuf.storage.sql.races import advance, check_races, skip_arrived
-from replaybuf.storage.sql.rows import GroupRow
-from replaybuf.storage.sql.source import Source
-from replaybuf.storage.sql.tables import group, payload
-from replaybuf.storage.sql.tally import lock_tasks, read_levels
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.race import PRIORITIZED, SLOWEST, UNIT, share
+from replaybuf.storage.sql.schema.tables import group, payload
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.counts import lock_tasks, read_levels
+from replaybuf.storage.sql.statements.lanes import Lane, Scope, find_lanes
+from replaybuf.storage.sql.statements.leases import end_leases
+from replaybuf.storage.sql.statements.leaving import by_lane, set_aside
+from replaybuf.storage.sql.statements.ordering import Source
+from replaybuf.storage.sql.statements.race_keys import advance, check_races, skip_arrived
+from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.values import Draw
 
 # Without these a group that was taken could not be given back.
 _NEEDED = [column.name for column in group.columns if not column.nullable]

@@ -13,11 +13,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, delete, func, literal, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
-from replaybuf.rollout import Status
-from replaybuf.rules import Level
-from replaybuf.storage.sql.lanes import Lane, Scope
-from replaybuf.storage.sql.tables import lane, tally
-from replaybuf.tally import Tally, levels
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Level
+from replaybuf.rules.tallies import Tally, levels
+from replaybuf.storage.sql.schema.tables import lane, tally
+from replaybuf.storage.sql.statements.lanes import Lane, Scope
 
 #: What a transaction adds: by lane and name.
 Counts = Counter[tuple[int, Tally]]

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from sqlalchemy import Connection, delete, exists, func, or_, select, text, update
 
-from replaybuf.storage.sql.lanes import Scope
-from replaybuf.storage.sql.tables import (
+from replaybuf.storage.portable import check_empty
+from replaybuf.storage.sql.schema.tables import (
     checkpoint,
     checkpoint_group,
     counter,
@@ -19,7 +19,7 @@ from replaybuf.storage.sql.tables import (
     tally,
     uid_sequence,
 )
-from replaybuf.storage.state import check_empty
+from replaybuf.storage.sql.statements.lanes import Scope
 
 
 def reserve_uids(connection: Connection, count: int) -> list[int]:

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.sql.database import Database
-from replaybuf.storage.sql.thread import DatabaseThread
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.wakes import Wakes
 
 POLL_SECONDS = {"sqlite": 0.02, "postgresql": 0.5}
