@@ -13,6 +13,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+
 from replaybuf.codec.payload import Codec
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.rollouts.rollout_type import RolloutType

@@ -6,11 +6,11 @@ import itertools
 from typing import Any
 
 import numpy as np
+
+from replaybuf import RolloutState, Status
 from replaybuf.codec.payload import Codec
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import fill_model_steps
-
-from replaybuf import RolloutState, Status
 
 CODEC = Codec(RolloutType(RolloutState))
 

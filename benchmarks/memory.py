@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from replaybuf import Status
 from replaybuf.rollouts.rollout import group_status
 from replaybuf.rollouts.staleness import ExpiryRule, find_expired, group_staleness, refresh_group, reset_response
-
-from replaybuf import Status
 
 
 class MemoryBuffer:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from replaybuf.storage.sql.schema.tables import group as group_table
-from replaybuf.storage.sql.schema.tables import payload as payload_table
 from sqlalchemy import text
 
 from benchmarks import groups
 from benchmarks.databases import TASK, engine_of, open_buffer, put_all
+from replaybuf.storage.sql.schema.tables import group as group_table
+from replaybuf.storage.sql.schema.tables import payload as payload_table
 
 SEED = 10_000
 THRESHOLD = groups.TRAIN_STEP

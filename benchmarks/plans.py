@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from replaybuf.storage.sql.statements.sweep import sweep
 from sqlalchemy import Engine, event, text
 
 from benchmarks.databases import TASK, engine_of, new_database, open_buffer, put_all, stop_sweeping
@@ -22,6 +21,7 @@ from benchmarks.groups import TRAIN_STEP, small
 from benchmarks.million import fill_many, refresh
 from benchmarks.table import Settings
 from replaybuf import ReplayBuffer
+from replaybuf.storage.sql.statements.sweep import sweep
 
 #: Tables that grow; those of a few rows may be read whole.
 LARGE = ("rb_group", "rb_payload", "rb_garbage")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import AsyncIterator
 
-from replaybuf.rollouts.staleness import ExpiryRule, refresh_group
-
 from benchmarks import groups
 from benchmarks.databases import TASK, new_database, open_buffer
 from benchmarks.memory import MemoryBuffer
 from benchmarks.million import fill_many, refresh
 from benchmarks.table import Row, Settings, in_turn, milliseconds, number, seconds, spread
 from replaybuf import ReplayBuffer
+from replaybuf.rollouts.staleness import ExpiryRule, refresh_group
 
 BATCH = 64
 ORDERS = ("fifo", "lifo", "staleness")

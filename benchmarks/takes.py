@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgpack
-from replaybuf.storage.sql.tasks.sweeper import GRACE_SECONDS
 from sqlalchemy import text
 
 from benchmarks import groups
@@ -25,6 +24,7 @@ from benchmarks.databases import (
 from benchmarks.floor import PostgresFloor, SqliteFloor
 from benchmarks.table import Row, Settings, in_turn, number
 from replaybuf import ReplayBuffer
+from replaybuf.storage.sql.tasks.sweeper import GRACE_SECONDS
 
 BATCH = 64
 

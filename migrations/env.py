@@ -6,11 +6,12 @@ import asyncio
 import os
 
 from alembic import context
+from sqlalchemy import Connection
+
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import HEAD, VERSION_TABLE, create_views, current_revision, drop_views
 from replaybuf.storage.sql.schema.tables import metadata
-from sqlalchemy import Connection
 
 
 def migrate(connection: Connection) -> None:

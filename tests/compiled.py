@@ -1,4 +1,4 @@
-"""Statements are compiled once a process, as in a run, and not again by each of the thousands of stores of the tests."""
+"""Statements are compiled once a process, as in a run, and not again by each of the thousands of stores of tests."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from replaybuf.rules.policies import FIFOPolicy, LIFOPolicy, PrioritizedPolicy, StalenessPolicy, UniformPolicy
 
 from replaybuf import Limits, OrderTerm, ReplayPolicy, RolloutState, Rules, Status
 from replaybuf.errors import ConfigError
+from replaybuf.rules.policies import FIFOPolicy, LIFOPolicy, PrioritizedPolicy, StalenessPolicy, UniformPolicy
 from tests.query.strategies import queries
 
 TASKS = ("a", "b")

@@ -10,10 +10,10 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import asyncpg
+
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.memory.pandas import PandasStorage
-
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.testing.harness import CODEC
 from tests.postgres import Databases

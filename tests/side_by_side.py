@@ -17,15 +17,15 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import replaybuf.buffer.replay_buffer
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import replaybuf.buffer.replay_buffer
+from replaybuf import NewGroup, ReplayBuffer, Rules, Status
 from replaybuf.buffer.lease import Lease
+from replaybuf.errors import NotEmptyError, ReplayBufError
 from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.storage.values import StorageItem
-
-from replaybuf import NewGroup, ReplayBuffer, Rules, Status
-from replaybuf.errors import NotEmptyError, ReplayBufError
 from replaybuf.testing.harness import CODEC, plain
 from tests.drawn import (
     TASKS,
@@ -56,7 +56,7 @@ class SideBySide(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.folder = Path(tempfile.mkdtemp(prefix="rb-side-"))
-        self.clock = patch.object(replaybuf.buffer, "time", _Clock())
+        self.clock = patch.object(replaybuf.buffer.replay_buffer, "time", _Clock())
         self.clock.start()
 
     @initialize(rules=rules, first=st.lists(puts, min_size=4, max_size=8))

@@ -20,13 +20,13 @@ from typing import Any
 import asyncpg
 import pytest
 import sqlalchemy
+
+from replaybuf import ClosedError, NotReadyError, ReplayBuffer, Status
+from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.statements.sweep import sweep
 from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.storage.values import Draw
-
-from replaybuf import ClosedError, NotReadyError, ReplayBuffer, Status
-from replaybuf.storage.sql.backend import SQLStorage
 from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
 

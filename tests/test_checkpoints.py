@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, payload
-from replaybuf.storage.sql.statements.checkpoints import sweep_forgotten
-from replaybuf.storage.sql.statements.sweep import sweep
-from replaybuf.storage.sql.tasks.delivery import Drawing
 from sqlalchemy import func, select
 
 from replaybuf import Draw, NewGroup, ReplayBuffer, Status
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, payload
+from replaybuf.storage.sql.statements.checkpoints import sweep_forgotten
+from replaybuf.storage.sql.statements.sweep import sweep
+from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.testing.checkpointing import state_of
 from replaybuf.testing.harness import CODEC
 from tests.stores import TASK, build, fill, group, numbers_of, take_all

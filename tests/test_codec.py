@@ -26,13 +26,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pydantic import BaseModel
-from replaybuf.codec.payload import Codec
-from replaybuf.rollouts.rollout import RolloutState, Status
-from replaybuf.rollouts.rollout_type import RolloutType
 
 from replaybuf.codec import pack as marks
 from replaybuf.codec import payload as codec_module
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, DecodeError, EncodeError, MissingDriverError
+from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.rollouts.rollout_type import RolloutType
 
 
 class Color(Enum):

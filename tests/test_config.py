@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
-from replaybuf.storage.sql.engine import urls as driver
-from replaybuf.storage.sql.engine.urls import parse_url, public_url, redact
 
 from replaybuf import (
     AsyncReplayBufferConfig,
@@ -24,6 +22,8 @@ from replaybuf import (
     SyncProduceStrategy,
     SyncReplayBufferConfig,
 )
+from replaybuf.storage.sql.engine import urls as driver
+from replaybuf.storage.sql.engine.urls import parse_url, public_url, redact
 from tests.cli.test_help import commands
 
 

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from replaybuf.buffer.metrics import TOTALS
-from replaybuf.rules.policies import POLICIES
 
 from replaybuf import ConfigError, InputError, ReplayBufferConfig
+from replaybuf.buffer.metrics import TOTALS
+from replaybuf.rules.policies import POLICIES
 from tests.pages import Page
 
 PAGE = Page("guide.md", "## Policies and reuse")

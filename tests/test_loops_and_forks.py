@@ -17,7 +17,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from replaybuf.buffer.lease import _Heart
 
 from replaybuf import (
     AsyncReplayBufferConfig,
@@ -28,6 +27,7 @@ from replaybuf import (
     StorageError,
     SyncReplayBufferConfig,
 )
+from replaybuf.buffer.lease import _Heart
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replaybuf.storage.memory.backend import MemoryStorage
 
 import replaybuf
 import replaybuf.testing
 from replaybuf.query import parse
+from replaybuf.storage.memory.backend import MemoryStorage
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from replaybuf.storage.sql.engine.urls import parse_url, redact
 
 from replaybuf.errors import ConfigError
+from replaybuf.storage.sql.engine.urls import parse_url, redact
 
 
 @pytest.mark.parametrize("password", ["secret", "sec@ret", "@secret@", "sec/ret", "sec:ret", "se?c#ret", "sec\nret"])

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import pydantic
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
-from replaybuf.rollouts.rollout import RolloutState, Status
-from replaybuf.rollouts.rollout_type import RolloutType, get_field, has_field, set_field
 
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
+from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.rollouts.rollout_type import RolloutType, get_field, has_field, set_field
 
 
 class Color(Enum):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
+from replaybuf import ConfigError, InputError, Limits, Status
 from replaybuf.buffer.waits import check_possible
 from replaybuf.rules.limits import Level
 from replaybuf.storage.values import Draw
-
-from replaybuf import ConfigError, InputError, Limits, Status
 
 COMPLETED = Status.COMPLETED
 MORE_THAN_EVER = 50

@@ -15,6 +15,9 @@ import asyncpg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import Column, Connection, MetaData, Table, inspect, make_url, text
+
+from replaybuf import ReplayBufferConfig, SchemaError
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import (
@@ -28,9 +31,6 @@ from replaybuf.storage.sql.schema.create import (
 )
 from replaybuf.storage.sql.schema.tables import group, lane, metadata, payload
 from replaybuf.storage.sql.statements.uids import raise_uid
-from sqlalchemy import Column, Connection, MetaData, Table, inspect, make_url, text
-
-from replaybuf import ReplayBufferConfig, SchemaError
 from replaybuf.testing.harness import plain
 from tests.stores import build
 from tests.stores import group as new_group

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replaybuf.buffer.reader import SNAPSHOT_FILE
-from replaybuf.storage.sql.copies.facts import DIGEST
 
 from replaybuf import Progress, ReplayBuffer, RolloutState, SnapshotError, SnapshotMismatchError, Status
+from replaybuf.buffer.reader import SNAPSHOT_FILE
+from replaybuf.storage.sql.copies.facts import DIGEST
 from replaybuf.testing.harness import plain
 from tests.stores import build, fill, group
 

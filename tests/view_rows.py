@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from replaybuf.rollouts.marks import preview, reward_value
+from replaybuf.rollouts.marks import reward_value
+from replaybuf.rollouts.outline import preview
 from replaybuf.storage.values import StorageItem
 
 Rows = list[dict[str, Any]]

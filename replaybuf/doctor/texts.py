@@ -16,7 +16,7 @@ from replaybuf.doctor.finding import Check, Finding, Look, fine, groups, repaira
 from replaybuf.doctor.groups import put_aside
 from replaybuf.doctor.mending import marks_anew
 from replaybuf.errors import DecodeError
-from replaybuf.rollouts.marks import outline, prompt_preview
+from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 

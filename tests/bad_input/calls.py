@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from replaybuf.buffer.lease import Leasing
 
 from replaybuf import (
     Lease,
@@ -14,6 +13,7 @@ from replaybuf import (
     ReplayBuffer,
     RolloutState,
 )
+from replaybuf.buffer.lease import Leasing
 from tests.stores import TASK, build, group
 
 

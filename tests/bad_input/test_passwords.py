@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from replaybuf.storage.sql.engine.urls import redact
 from sqlalchemy import make_url
 
 from replaybuf import (
@@ -23,6 +22,7 @@ from replaybuf import (
     ReplayBufferConfig,
     UnreachableError,
 )
+from replaybuf.storage.sql.engine.urls import redact
 from tests.bad_input.calls import refused
 from tests.postgres import running_server
 from tests.stores import TASK, build, group

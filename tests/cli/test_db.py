@@ -7,11 +7,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, text
+
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import HEAD, upgrade
-from sqlalchemy import Connection, text
-
 from tests.cli.conftest import run, run_json
 
 

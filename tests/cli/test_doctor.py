@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replaybuf.storage.sql.schema.create import REVISIONS
 from sqlalchemy import Connection, text
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.doctor import counts, groups
+from replaybuf.storage.sql.schema.create import REVISIONS
 from replaybuf.testing.harness import group
 from tests.cli.conftest import BACKENDS, _new_url, run
 from tests.cli.example import fill_busy

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replaybuf.storage.sql.engine.sqlite import PAGE_SIZE
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.storage.sql.engine.sqlite import PAGE_SIZE
 from tests.cli.conftest import run, run_json
 from tests.cli.test_doctor import examine, wrong
 

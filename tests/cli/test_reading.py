@@ -11,10 +11,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from replaybuf.storage.sql.inspection import open_reader
 from sqlalchemy import text
 
 from replaybuf.errors import AccessError
+from replaybuf.storage.sql.inspection import open_reader
 from tests.cli.conftest import run, run_json
 
 COMMANDS = [("stats",), ("ls",), ("show", "15"), ("show", "15", "--full"), ("sql", "SELECT 1"), ("db", "current")]

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from replaybuf.buffer.metrics import RATES
-from replaybuf.storage.sql.schema.create import HEAD
 
 from replaybuf import ReplayBufferConfig, Status, Tally
+from replaybuf.buffer.metrics import RATES
 from replaybuf.cli import output
 from replaybuf.produce import Sampler, TrainState, publish
+from replaybuf.storage.sql.schema.create import HEAD
 from tests.cli.conftest import run, run_json
 from tests.cli.example import fill_busy
 

@@ -1,8 +1,8 @@
 """The contract, kept by the memory backend."""
 
 import pytest
-from replaybuf.storage.memory.backend import MemoryStorage
 
+from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.testing import StorageContract
 
 

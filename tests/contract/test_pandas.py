@@ -1,8 +1,8 @@
 """The contract, kept by the pandas backend."""
 
 import pytest
-from replaybuf.storage.memory.pandas import PandasStorage
 
+from replaybuf.storage.memory.pandas import PandasStorage
 from replaybuf.testing import StorageContract
 
 

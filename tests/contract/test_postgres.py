@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from replaybuf.codec.payload import Codec
 
+from replaybuf.codec.payload import Codec
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.testing import DurableContract, StorageContract
 from replaybuf.testing.durable import SamePlace

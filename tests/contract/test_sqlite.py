@@ -4,8 +4,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from replaybuf.codec.payload import Codec
 
+from replaybuf.codec.payload import Codec
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.testing import DurableContract, StorageContract
 from replaybuf.testing.durable import SamePlace

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-
 from replaybuf.demo.__main__ import app
 from replaybuf.demo.folder import RunFolder
 from replaybuf.demo.grpo import Trainer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from replaybuf.rollouts.rollout import RolloutState
 
 from replaybuf.demo.arithmetic import MAX_RESPONSE_TOKENS, IntArray, Prompt
 from replaybuf.demo.generation import GROUP_SIZE, Answers
 from replaybuf.demo.policy import Policy
+from replaybuf.rollouts.rollout import RolloutState
 
 
 def new_group(prompt: Prompt, size: int = GROUP_SIZE, number: int = 0) -> list[RolloutState]:

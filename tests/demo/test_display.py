@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from replaybuf.rules.tallies import Tally
 from rich.console import Console
 
 from replaybuf import Status
@@ -17,6 +16,7 @@ from replaybuf.demo.policy import Policy
 from replaybuf.demo.settings import BATCH_GROUPS, TASK
 from replaybuf.demo.summary import WORKERS, has_password, queries, shell_url, summary, verdict, where
 from replaybuf.produce import ProduceSummary
+from replaybuf.rules.tallies import Tally
 from tests.demo.made import generate_group
 
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from replaybuf.rollouts.rollout import Status
 
 from replaybuf.demo.arithmetic import END, MAX_RESPONSE_TOKENS, PROMPTS, VOCABULARY_SIZE, Prompt, decode, verify
 from replaybuf.demo.generation import Answers, Prompts, prompt_of
 from replaybuf.demo.policy import Policy, answer_contexts, log_softmax
+from replaybuf.rollouts.rollout import Status
 from tests.demo.made import generate_group, new_group, sample, tokens_of
 
 PROMPT = Prompt("14-9=")

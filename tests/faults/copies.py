@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.urls import parse_url
 from sqlalchemy import Connection, inspect, make_url, text
 
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.urls import parse_url
 from tests.postgres import execute, new_database
 
 # What differs from one run of the same operation to the next; shards are summed up.

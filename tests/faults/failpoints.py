@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from replaybuf.storage.sql.tasks.sweeper import Sweeper
-from replaybuf.storage.sql.tasks.watch import Watch
 from sqlalchemy import Engine, event
 from sqlalchemy.engine.default import DefaultDialect
 
+from replaybuf.storage.sql.tasks.sweeper import Sweeper
+from replaybuf.storage.sql.tasks.watch import Watch
 from tests.faults.ledger import Ledger
 
 

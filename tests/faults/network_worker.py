@@ -7,7 +7,6 @@ import logging
 import sys
 
 from replaybuf.storage.sql.engine import postgres
-
 from tests.stores import TASK, build, group, numbers_of
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replaybuf.storage.sql.statements.leases import end_leases
-from replaybuf.storage.sql.statements.sweep import sweep
 from sqlalchemy import Connection
 
 from replaybuf import Lease, Prompt, PromptLedger, ReplayBuffer, Status
+from replaybuf.storage.sql.statements.leases import end_leases
+from replaybuf.storage.sql.statements.sweep import sweep
 from tests.faults.copies import transact
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from replaybuf.storage.sql.schema.create import create_schema, upgrade
-from replaybuf.storage.sql.statements.rows import encode_group
-from replaybuf.storage.values import NewGroup
 from sqlalchemy import Connection, text
 
 from replaybuf import Status
+from replaybuf.storage.sql.schema.create import create_schema, upgrade
+from replaybuf.storage.sql.statements.rows import encode_group
+from replaybuf.storage.values import NewGroup
 from replaybuf.testing.harness import CODEC
 from tests.stores import TASK, group
 

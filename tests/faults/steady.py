@@ -6,9 +6,8 @@ import asyncio
 import os
 import time
 
-from replaybuf.storage.sql.tasks.sweeper import Sweeper
-
 from replaybuf import ReplayBuffer
+from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from tests.faults.ledger import Ledger
 from tests.stores import TASK, build, group, numbers_of
 

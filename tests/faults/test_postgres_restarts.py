@@ -11,9 +11,9 @@ from typing import Any
 
 import asyncpg
 import pytest
-from replaybuf.storage.sql.tasks import delivery as drawing
 
 from replaybuf import ClosedError, ReplayBuffer, Status, UnreachableError
+from replaybuf.storage.sql.tasks import delivery as drawing
 from tests.faults.figures import Figures
 from tests.faults.proxy import Link, once, proxied
 from tests.faults.test_postgres_connections import (

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from replaybuf.storage.sql.engine import filesystem
-from replaybuf.storage.sql.engine.filesystem import filesystem_type, is_network, refuse_network_filesystem
 
 from replaybuf import NetworkFilesystemError, ReplayBufferConfig
+from replaybuf.storage.sql.engine import filesystem
+from replaybuf.storage.sql.engine.filesystem import filesystem_type, is_network, refuse_network_filesystem
 from tests.cli.conftest import run
 from tests.stores import TASK, build, group
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy
+
 from replaybuf.storage.sql.engine.sqlite import _patiently
 from replaybuf.storage.sql.engine.urls import parse_url
-
 from tests.stores import TASK, build, fill, group, numbers_of, opened, take_all, until
 
 Process = subprocess.Popen[bytes]

@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replaybuf.rollouts.rollout import Status
 
 from replaybuf.errors import QueryError
 from replaybuf.query import FIELDS, BetweenNode, LogicNode, NotNode, Query, ScalarNode, SetNode, parse
+from replaybuf.rollouts.rollout import Status
 from tests.query.strategies import queries
 
 

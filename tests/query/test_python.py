@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from replaybuf.rollouts.rollout import Status
 
 from replaybuf.query import Query, parse, predicate
+from replaybuf.rollouts.rollout import Status
 from tests.query.stores import Group
 from tests.query.strategies import groups, queries
 

@@ -121,7 +121,7 @@ class BufferReader:
         return sum(n for (name, _, tally), n in tallies.items() if name == task and tally == Tally.DROPPED)
 
     async def metrics(self, *, distributions: bool = True) -> dict[str, Any]:
-        """What goes in and out, as a plain dict with stable names (`replaybuf.buffer.metrics.flatten` makes it a flat one).
+        """What goes in and out, as a plain dict with stable names (`replaybuf.buffer.metrics` can flatten it).
 
         `tasks[task]` has `buffered` by status, `leased` and `archived` (groups now); totals since the beginning,
         whichever process caused them: `put`, `sampled_new`, `sampled_again`, `taken`, `evicted`, `expired`, `dropped`,

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _BEATS = 3
 
-_logger = logging.getLogger("replaybuf.buffer.lease")
+_logger = logging.getLogger("replaybuf.lease")
 
 
 class Lease:

@@ -18,17 +18,16 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, exc, text
 from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine import identity as identities
-from replaybuf.storage.sql.engine.database import create_engine
 from replaybuf.storage.sql.engine.errors import is_lost, is_transient, translated
 from replaybuf.storage.sql.engine.identity import Identity
 from replaybuf.storage.sql.engine.outage import Outage, OutcomeUnknownError, Patience
-from replaybuf.storage.sql.engine.postgres import forget_writing, has_written
-from replaybuf.storage.sql.engine.sqlite import is_memory, run_transaction
-from replaybuf.storage.sql.engine.urls import public_url
+from replaybuf.storage.sql.engine.postgres import forget_writing, has_written, postgres_engine
+from replaybuf.storage.sql.engine.sqlite import is_memory, run_transaction, sqlite_engine
+from replaybuf.storage.sql.engine.urls import driver_options, public_url
 
 T = TypeVar("T")
 
@@ -52,6 +51,14 @@ class _Attempt(Generic[T]):
     identity: Identity | None = None
     committing: bool = False
     result: Any = None
+
+
+def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: bool = False) -> AsyncEngine:
+    """The async engine for a URL from `parse_url`. Connects to nothing yet."""
+    if url.get_backend_name() == "sqlite":
+        return sqlite_engine(url, durability=durability, lock_timeout=lock_timeout, read_only=read_only)
+    bare, options = driver_options(url)
+    return postgres_engine(bare, options, lock_timeout=lock_timeout, read_only=read_only)
 
 
 class Database:

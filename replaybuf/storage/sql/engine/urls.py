@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import re
-import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from replaybuf.errors import (
-    AccessError,
     ConfigError,
-    DiskFullError,
-    LockedError,
     MissingDriverError,
-    ReplayBufError,
-    StorageError,
-    UnreachableError,
 )
-from replaybuf.storage.sql.engine.errors import is_lost, translate_sqlite
-from replaybuf.storage.sql.engine.postgres import postgres_engine
-from replaybuf.storage.sql.engine.sqlite import sqlite_engine
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
@@ -131,81 +118,8 @@ def _checked_postgres(url: URL) -> URL:
     return url.set(query=options)
 
 
-def create_engine(url: URL, *, durability: str, lock_timeout: float, read_only: bool = False) -> AsyncEngine:
-    """The async engine for a URL from `parse_url`. Connects to nothing yet."""
-    if url.get_backend_name() == "sqlite":
-        return sqlite_engine(url, durability=durability, lock_timeout=lock_timeout, read_only=read_only)
-    # Those whose value is no text, or that asyncpg wants elsewhere, go past the URL.
+def driver_options(url: URL) -> tuple[URL, dict[str, Any]]:
+    """A PostgreSQL URL without the options whose value is no text, or that asyncpg wants elsewhere; and those."""
     own = {name: read(url.query[name]) for name, read in _POSTGRES_OPTIONS.items() if name in url.query}  # type: ignore[arg-type]
-    url = url.set(query={name: url.query[name] for name in ("host", "port") if own.pop(name, None) is not None})
-    return postgres_engine(url, own, lock_timeout=lock_timeout, read_only=read_only)
-
-
-@contextmanager
-def translated(url: URL, lock_timeout: float) -> Iterator[None]:
-    """Raise what drivers and SQLAlchemy raise as errors of replaybuf that say what to do."""
-    try:
-        yield
-    except ReplayBufError:
-        raise
-    except (exc.SQLAlchemyError, sqlite3.Error, OSError, TimeoutError) as error:
-        raise _translate(error, url, lock_timeout) from error
-    except Exception as error:
-        if type(error).__module__.startswith("asyncpg"):
-            raise _translate(error, url, lock_timeout) from error
-        raise
-
-
-def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBufError:
-    where = public_url(url)
-    cause = _driver_error(error)
-    if url.get_backend_name() == "sqlite":
-        return translate_sqlite(cause, where, str(url.database), lock_timeout)
-    if isinstance(error, exc.TimeoutError) or is_lost(error, connected=False):
-        return _unreachable(cause, where)
-    return _translate_postgres(cause, where, lock_timeout)
-
-
-def _driver_error(error: BaseException) -> BaseException:
-    """The driver's own exception below SQLAlchemy's wrappers."""
-    seen = error
-    while True:
-        inner = getattr(seen, "orig", None) or getattr(seen, "__cause__", None)
-        if inner is None or inner is seen or isinstance(inner, asyncio.CancelledError):  # of a timeout
-            return seen
-        seen = inner
-
-
-# What PostgreSQL's error codes mean for the user: https://www.postgresql.org/docs/current/errcodes-appendix.html
-_DISK_FULL = {"53100"}
-_LOCKED = {"55P03", "57014"}
-_ACCESS = {"28000", "28P01", "42501", "25006"}
-
-
-def _translate_postgres(error: BaseException, where: str, lock_timeout: float) -> ReplayBufError:
-    code = getattr(error, "sqlstate", None)
-    text = str(error) or type(error).__name__
-    if code in _ACCESS:
-        return AccessError(f"{where} refused access: {text}")
-    if code == "3D000":
-        return UnreachableError(f"{where}: {text}; create the database first (createdb)")
-    if code in _LOCKED:
-        return LockedError(f"{where}: waited more than {lock_timeout:g} s for a lock: {text}")
-    if code in _DISK_FULL:
-        return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
-    return StorageError(f"{where}: {text}")
-
-
-def _unreachable(error: BaseException, where: str) -> UnreachableError:
-    text = str(error) or type(error).__name__
-    if getattr(error, "sqlstate", None) == "53300":
-        return UnreachableError(f"{where}: {text}; raise its max_connections, or open fewer buffers at once")
-    return UnreachableError(f"can't reach {where}: {text}; is the server running, and are host and port right?")
-
-
-def is_transient(error: BaseException) -> bool:
-    """Whether PostgreSQL rolled a transaction back for another's sake, so that it can be run again.
-
-    (Of two that insert the same key, the second finds the first one's group when it looks again.)
-    """
-    return getattr(_driver_error(error), "sqlstate", None) in {"40001", "40P01", "23505"}
+    kept = {name: url.query[name] for name in ("host", "port") if own.pop(name, None) is not None}
+    return url.set(query=kept), own

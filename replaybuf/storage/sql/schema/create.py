@@ -107,7 +107,7 @@ def finish_tables(connection: Connection) -> None:
 
 def migrations_folder() -> Path:
     """The alembic scripts: inside the package when installed from a wheel, beside it in a checkout."""
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[3]
     for folder in (package / "_migrations", package.parent / "migrations"):
         if (folder / "env.py").is_file():
             return folder

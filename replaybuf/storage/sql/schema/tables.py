@@ -3,7 +3,8 @@
 Payloads are immutable and apart; all that changes is narrow metadata:
 
     rb_lane     a task's groups of one status in one buffer, the train step that their staleness was last refreshed to,
-                and the clocks of the races that are run among them (`replaybuf.rules.race`); leased groups have lanes apart
+                and the clocks of the races that are run among them (`replaybuf.rules.race`); leased groups have
+                lanes of their own
     rb_group    one narrow row a group: its lane, staleness, priority, tags, marks, keys in races, lease
     rb_payload  one wide row a group, written once: the encoded rollouts, their outline and previews for people
     rb_garbage  groups that were taken or deleted and whose payloads wait to be swept

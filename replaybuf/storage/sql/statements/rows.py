@@ -12,7 +12,8 @@ from pydantic_core import to_json
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
-from replaybuf.rollouts.marks import Marks, outline, prompt_preview
+from replaybuf.rollouts.marks import Marks
+from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup, StorageItem

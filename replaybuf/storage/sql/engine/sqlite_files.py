@@ -13,27 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replaybuf.errors import (
-    AccessError,
-    DiskFullError,
-    LockedError,
     NotADatabaseError,
     ReplayBufError,
-    StorageError,
 )
 
 _Identity = tuple[int, int] | None
 
 _LOOK_AGAIN_SECONDS = 0.05
-
-# What goes wrong in writing, by SQLite's names: a quota and a limit of the file's size are told like that, too.
-_WRITING = {
-    "SQLITE_IOERR_WRITE",
-    "SQLITE_IOERR_FSYNC",
-    "SQLITE_IOERR_DIR_FSYNC",
-    "SQLITE_IOERR_TRUNCATE",
-    "SQLITE_IOERR_SHMSIZE",
-    "SQLITE_IOERR_DELETE",
-}
 
 
 class OpenFiles:
@@ -119,41 +105,3 @@ def _identity(path: str) -> _Identity:
 
 def _exists(path: str) -> bool:
     return _identity(path) is not None
-
-
-def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: float) -> ReplayBufError:
-    """An error of the `sqlite3` module as one of replaybuf's that says what to do."""
-    text, name = str(error), getattr(error, "sqlite_errorname", "")
-    if "locked" in text:
-        return LockedError(
-            f"another process held the write lock of {where} for more than {lock_timeout:g} s: look for a long "
-            "transaction (a shell with BEGIN open?), or raise lock_timeout"
-        )
-    if "disk is full" in text:
-        return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
-    if name in _WRITING:
-        return DiskFullError(
-            f"{where}: {text} in writing: the disk is full or failing, or a quota or a limit of the file's size is "
-            "reached; free some space (what was committed before is safe)"
-        )
-    if "disk I/O error" in text:
-        return NotADatabaseError(
-            f"{where}: {text}: the file or its log (-wal) can't be read; it was truncated, deleted or damaged, or the "
-            "disk fails"
-        )
-    if "readonly" in text or "read-only" in text:
-        return AccessError(f"{where} is read-only: check the permissions of the file and of its folder")
-    if "malformed" in text:
-        return NotADatabaseError(
-            f"{where}: {text}: the file is damaged; replaybuf doctor says how far, and --rescue saves what can be read"
-        )
-    if "not a database" in text or "encrypted" in text:
-        return NotADatabaseError(f"{where}: {text}; give the path of a replaybuf database, or of a file to create")
-    if "unable to open" in text:
-        folder = Path(path).absolute().parent
-        if Path(path).is_dir():
-            return AccessError(f"{where} is a folder; give a database file in it")
-        permissions = "can't be opened or created: check the permissions of the file and of its folder"
-        reason = permissions if folder.is_dir() else f"can't be created: there is no folder {folder}"
-        return AccessError(f"{where} {reason}")
-    return StorageError(f"{where}: {text}")

@@ -10,10 +10,9 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, delete, func, insert, select
 
 from replaybuf.errors import NotADatabaseError, SnapshotError, StorageError
-from replaybuf.storage.sql.copies.facts import set_info
 from replaybuf.storage.sql.schema.tables import buffer, counter, cursor, group, info, lane, tally
 
 GROUPS, BYTES, DIGEST = "groups", "bytes", "digest"
@@ -100,3 +99,10 @@ def _sizes(connection: Connection) -> tuple[int, int]:
 
 def _text(digest: int) -> str:
     return f"{digest & _BITS:016x}"
+
+
+def set_info(connection: Connection, facts: Mapping[str, str]) -> None:
+    """Write facts about the store, over what they were before."""
+    connection.execute(delete(info).where(info.c.name.in_(list(facts))))
+    if facts:
+        connection.execute(insert(info), [{"name": name, "value": value} for name, value in facts.items()])

@@ -13,18 +13,17 @@ import logging
 import time
 from collections.abc import Callable
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection
 
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.identity import forget_old
-from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, garbage, group, payload
 from replaybuf.storage.sql.statements.archive import any_to_prune, prune
-from replaybuf.storage.sql.statements.checkpoints import forgotten, may_sweep, sweep_forgotten
-from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.checkpoints import forgotten, sweep_forgotten
 from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.lanes import Scope
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
+from replaybuf.storage.sql.statements.sweep import any_due, sweep
 
 GRACE_SECONDS = 2.0
 _LONGEST_SECONDS = 0.02
@@ -36,29 +35,6 @@ _IDLE_SECONDS = 0.5
 _MERGE_SECONDS = 30.0
 
 _logger = logging.getLogger("replaybuf.sweep")
-
-
-def sweep(connection: Connection, removed_before: float, limit: int) -> int:
-    """Delete up to `limit` payloads of groups that were removed before a time; how many were looked at."""
-    if not may_sweep(connection):
-        return 0
-    due = (
-        select(garbage.c.uid).where(garbage.c.removed_at <= removed_before).order_by(garbage.c.removed_at).limit(limit)
-    )
-    if connection.dialect.name == "postgresql":
-        due = due.with_for_update(skip_locked=True)
-    uids = list(connection.execute(due).scalars())
-    if uids:
-        chosen = uid_in(connection, uids)
-        needed = set(connection.execute(select(group.c.uid).where(chosen)).scalars())
-        in_checkpoints = select(checkpoint_group.c.uid).where(
-            checkpoint_group.c.checkpoint.in_(select(checkpoint.c.id)), checkpoint_group.c.uid.in_(uids)
-        )
-        needed.update(connection.execute(in_checkpoints).scalars())  # they are garbage again when it is dropped
-        gone = [uid for uid in uids if uid not in needed]
-        connection.execute(delete(payload).where(payload.c.uid.in_(gone)))
-        connection.execute(delete(garbage).where(garbage.c.uid.in_(uids)))
-    return len(uids)
 
 
 class Sweeper:
@@ -119,7 +95,7 @@ class Sweeper:
         """One small sweep; whether more is waiting."""
         now = time.time()
         cutoff = now - self._grace
-        due, left = await self._database.read(lambda c: (_any_due(c, cutoff), bool(forgotten(c))))
+        due, left = await self._database.read(lambda c: (any_due(c, cutoff), bool(forgotten(c))))
         full = False
         if due:
             full = await self._sweep(lambda c, limit: sweep(c, cutoff, limit))
@@ -134,8 +110,3 @@ class Sweeper:
         elapsed = time.monotonic() - started
         self._limit = max(_FEWEST, limit // 2) if elapsed > _LONGEST_SECONDS else min(512, limit * 2)
         return swept == limit
-
-
-def _any_due(connection: Connection, removed_before: float) -> bool:
-    due = select(garbage.c.uid).where(garbage.c.removed_at <= removed_before).limit(1)
-    return connection.execute(due).first() is not None

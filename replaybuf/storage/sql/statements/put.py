@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, text
+from sqlalchemy import Connection, text
 
 from replaybuf.errors import FullError, ReplayBufError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.race import PRIORITIZED, UNIFORM
 from replaybuf.rules.tallies import LaneName, Tally
-from replaybuf.storage.sql.schema.tables import group, info, payload
+from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.bulk import insert_rows
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, lock_tasks, read_levels
 from replaybuf.storage.sql.statements.eviction import evict
@@ -279,10 +279,3 @@ def count_lost(connection: Connection, scope: Scope, name: LaneName, why: Tally)
     if why == Tally.DROPPED:
         counts[(home.id, Tally.PUT)] = 1
     add_counts(connection, counts)
-
-
-def set_info(connection: Connection, facts: Mapping[str, str]) -> None:
-    """Write facts about the store, over what they were before."""
-    connection.execute(delete(info).where(info.c.name.in_(list(facts))))
-    if facts:
-        connection.execute(insert(info), [{"name": name, "value": value} for name, value in facts.items()])

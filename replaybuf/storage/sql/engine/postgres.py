@@ -7,14 +7,13 @@ so that neither waits for an answer that will never come, nor holds locks for a 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, event, exc
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.sqlite import JSON_OPTIONS
 
 #: For how long the other side may be silent when it should answer, before a TCP connection is given up.
@@ -100,46 +99,3 @@ def forget_writing(connection: Connection) -> None:
 def has_written(connection: Connection) -> bool:
     """Whether anything but plain SELECTs was sent since `forget_writing`."""
     return bool(connection.info.get(_WROTE, True))
-
-
-# https://www.postgresql.org/docs/current/errcodes-appendix.html
-_LOST = {
-    "57P01",  # ended by an administrator
-    "57P02",  # another process of the server crashed
-    "57P03",  # starting, stopping or recovering
-    "25P03",  # _IDLE_SECONDS were over
-    "53300",  # no connection left
-}
-_FINAL = {"28000", "28P01", "3D000", "42501", "25006", "53100"}
-
-
-def is_lost(error: BaseException, *, connected: bool) -> bool:
-    """Whether a connection was lost or, before it was there, could not be had for the moment.
-
-    Never so for what another attempt would not change: a refused user, an unknown database, a full disk.
-    """
-    causes = list(_causes(error))
-    if any(getattr(cause, "sqlstate", None) in _FINAL for cause in causes):
-        return False
-    return any(_says_lost(cause, connected) for cause in causes)
-
-
-def _says_lost(cause: BaseException, connected: bool) -> bool:
-    code = getattr(cause, "sqlstate", None)
-    if isinstance(code, str):
-        return code in _LOST or code.startswith("08")
-    if isinstance(cause, exc.DBAPIError) and cause.connection_invalidated:
-        return True
-    if isinstance(cause, TimeoutError) and cause.errno is None:  # not the network's, but asyncio's
-        return not connected
-    # The last one: of a server that is just becoming the primary.
-    return isinstance(cause, OSError) or type(cause).__name__ == "TargetServerAttributeNotMatched"
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """What drivers raised, up to this error."""
-    seen = error.__cause__ if isinstance(error, ReplayBufError) else error
-    while seen is not None:
-        yield seen
-        inner = getattr(seen, "orig", None) or seen.__cause__
-        seen = inner if inner is not seen else None

@@ -1,0 +1,1 @@
+"""Payloads: groups of rollouts as bytes, and back."""

@@ -1,0 +1,59 @@
+"""What people ask of a group's rollouts, in plain values: written once, beside the payload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import get_field
+
+PREVIEW_CHARS = 200
+
+
+def outline(rollouts: Sequence[Any]) -> list[dict[str, Any]]:
+    """What people ask of the rollouts of a group, one record a rollout, as they were put."""
+    return [
+        {
+            "id": _plain_id(get_field(rollout, "rollout_id")),
+            "status": str(Status(get_field(rollout, "status"))),
+            "staleness": int(get_field(rollout, "seq_staleness", 0) or 0),
+            "prompt_tokens": _length(get_field(rollout, "prompt_ids")),
+            "response_tokens": _length(get_field(rollout, "response_ids")),
+            "finish_reason": preview(get_field(rollout, "finish_reason")),
+            "response": preview(get_field(rollout, "response")),
+        }
+        for rollout in rollouts
+    ]
+
+
+def prompt_preview(rollouts: Sequence[Any]) -> str | None:
+    """The beginning of the last message of the prompt, or None."""
+    message = get_field(rollouts[0], "message")
+    if not isinstance(message, (list, tuple)) or not message:
+        return preview(message if isinstance(message, str) else get_field(rollouts[0], "prompt"))
+    last = message[-1]
+    content = last.get("content") if isinstance(last, dict) else last
+    if isinstance(content, list):
+        content = " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return preview(content)
+
+
+def preview(text: Any) -> str | None:
+    """The beginning of a text, as both databases can hold it: no NUL, no lone surrogates."""
+    if not isinstance(text, str):
+        return None
+    short = text[:PREVIEW_CHARS]
+    if short.isascii() and "\x00" not in short:
+        return short
+    return short.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+
+
+def _length(values: Any) -> int:
+    return len(values) if hasattr(values, "__len__") else 0
+
+
+def _plain_id(value: Any) -> int | str | None:
+    if value is None or (isinstance(value, int) and abs(value) < 2**53):
+        return value if value is None else int(value)
+    return preview(str(value))

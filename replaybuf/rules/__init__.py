@@ -1,0 +1,1 @@
+"""What is drawn, evicted, counted and allowed: pure functions and values that all backends share."""

@@ -1,0 +1,1 @@
+"""Whole copies of a buffer: snapshots and portable states."""

@@ -1,0 +1,1 @@
+"""One way to each database: connections, transactions, locks, errors, the thread."""

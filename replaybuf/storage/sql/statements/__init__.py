@@ -1,0 +1,1 @@
+"""What is said to the database inside of transactions."""

@@ -1,0 +1,175 @@
+"""What goes into a storage backend and comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
+from replaybuf.query import Node
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.staleness import ExpiryRule
+
+Tags = dict[str, str | int | float | bool | None]
+
+
+class Unset:
+    """The type of UNSET: a value that was not given, where None means something."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset()
+
+
+@dataclass(slots=True)
+class NewGroup:
+    """A group on its way into the store, already normalised and checked by the rules of put.
+
+    `train_step` is the step that the rollouts' staleness was computed for, or None where they brought their own or
+    where some of them expired. `key` makes the put repeatable: a group of the same task and key is replaced.
+    `replaces` are the uids of groups that leave in the same transaction; all of them have to be there, or, with a
+    `lease`, have to be held by it. With `stays_leased` the lease goes on to hold the new group in their place.
+    `tags` stay the caller's: a backend keeps a copy and hands out copies, and `{}` is stored as None.
+    """
+
+    task_name: str
+    status: Status
+    staleness: int
+    rollouts: Sequence[Any]
+    created_at: float
+    train_step: int | None = None
+    priority: float = 1.0
+    tags: Tags | None = None
+    key: str | None = None
+    replaces: tuple[int, ...] = ()
+    lease: Leased | None = None
+    stays_leased: bool = False
+
+
+@dataclass(slots=True)
+class StorageItem:
+    """A stored group with its metadata.
+
+    `uid` identifies it and is never used again, `timestamp_id` is its place in insertion order; neither changes.
+    `staleness` is in train steps, `times_sampled` counts the draws of the group (this one included, where it was
+    drawn), `created_at` is in seconds since the epoch, `reward` the mean of its rollouts (None where none has one),
+    `error` says why a group was set aside as FAILED, `deliveries` how often it was leased without being acknowledged,
+    `item` is the group: the list of its rollouts, or an empty list where the payload can't be decoded. `probability` is
+    the one with which it was drawn, and `weight` its importance weight, where a draw was asked for them.
+    """
+
+    uid: int
+    timestamp_id: int
+    task_name: str
+    status: Status
+    staleness: int
+    priority: float
+    times_sampled: int
+    created_at: float
+    reward: float | None
+    tags: Tags | None = None
+    key: str | None = None
+    error: str | None = None
+    deliveries: int = 0
+    item: list[Any] = field(default_factory=list)
+    probability: float | None = None
+    weight: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What to draw: up to `sizes[task]` groups of each task, of one status, narrowed by `where`.
+
+    With `whole` it is all of them or nothing. With `probabilities` each group has its `probability` p, and N p as its
+    `weight`, where N is the number of groups of its task and status.
+    """
+
+    sizes: Mapping[str, int]
+    status: Status = Status.COMPLETED
+    where: Node | None = None
+    whole: bool = False
+    probabilities: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """Groups that are leased: the token that stands for the lease, when it ends, and the groups by task.
+
+    Tokens grow: a later lease has a higher one. `until` is in seconds since the epoch, by the store's clock. `epoch` is
+    the number of restores before it.
+    """
+
+    token: int
+    until: float
+    items: dict[str, list[StorageItem]]
+    epoch: int = 0
+
+
+def lost_to_others(lease: Leased, count: int) -> LeaseLostError:
+    """The error for groups that a lease should hold, and doesn't."""
+    return LeaseLostError(
+        f"{count} of the groups of lease {lease.token} were given back or passed to others when its time was over; "
+        "nothing was changed. Lease for longer (seconds=), or leave the heartbeat on"
+    )
+
+
+def check_epoch(lease: Leased, epoch: int) -> None:
+    """Raise FencedError for a lease of before the last restore."""
+    if lease.epoch != epoch:
+        raise FencedError(
+            f"lease {lease.token} is of the run before the buffer was restored; nothing was changed: its groups are as "
+            "they were at the checkpoint"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a prompt ledger is in its dataset.
+
+    `value` is what the dataset needs to go on from there, encoded; `position` is the number of prompts that were drawn,
+    for people; `version` is the number of moves, 0 for a cursor that doesn't exist yet. `epoch` is the number of
+    restores before it was read: a restore takes cursors back, and then the same versions come again.
+    """
+
+    name: str
+    version: int = 0
+    position: int = 0
+    value: bytes = b""
+    epoch: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A step checkpoint: the train step, when it was made (seconds since the epoch), what it holds."""
+
+    step: int
+    created_at: float
+    groups: int
+    bytes: int
+
+
+def missing_checkpoint(step: int, steps: list[int]) -> CheckpointError:
+    """The error for a step that has no checkpoint, where these have."""
+    there = f"there are those of the steps {', '.join(map(str, steps))}" if steps else "no checkpoint was made"
+    return CheckpointError(f"there is no checkpoint of step {step}; {there}")
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What an update sets; UNSET leaves a field as it is."""
+
+    status: Status | Unset = UNSET
+    priority: float | Unset = UNSET
+    tags: Tags | Unset | None = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """One staleness refresh: the step, the groups that it is for, and each task's rule."""
+
+    train_step: int
+    rules: Mapping[str, ExpiryRule]
+    statuses: tuple[Status, ...]
