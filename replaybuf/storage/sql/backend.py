@@ -30,7 +30,7 @@ from replaybuf.storage.sql.statements import matching as selecting
 from replaybuf.storage.sql.statements import put, refresh
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, make_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import read_tallies
-from replaybuf.storage.sql.statements.cursors import read_cursor
+from replaybuf.storage.sql.statements.cursors import move_cursor, read_cursor
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.lanes import Scope
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -146,6 +146,12 @@ class SQLStorage(StorageBackend):
             state = await self._ready()
         return await state.commits.put(group)
 
+    async def drop(self, group: NewGroup) -> None:
+        await self._write(lambda connection, scope: put.drop(connection, scope, group, time.time()))
+
+    async def refuse(self, group: NewGroup) -> None:
+        await self._write(lambda connection, scope: put.refuse(connection, scope, group))
+
     async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
         state = await self._ready()
         drawing = Drawing(state, self.codec, draw)
@@ -230,9 +236,6 @@ class SQLStorage(StorageBackend):
             lambda connection, scope: refresh.refresh_staleness(connection, scope, refresh_, time.time()), alone=True
         )
 
-    async def count_lost(self, task_name: str, status: Status, why: Tally) -> None:
-        await self._write(lambda connection, scope: put.count_lost(connection, scope, (task_name, status), why))
-
     # Checkpoints and prompts
 
     async def check_fence(self) -> None:
@@ -263,6 +266,9 @@ class SQLStorage(StorageBackend):
 
     async def cursor(self, name: str) -> Cursor:
         return await self._read(lambda connection: read_cursor(connection, self.scope, name))
+
+    async def move_cursor(self, cursor: Cursor) -> bool:
+        return await self._write(lambda connection, scope: move_cursor(connection, scope, cursor))
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
         state = await self._ready()

@@ -44,7 +44,7 @@ def claim(
 
     None where somebody else has moved the cursor, or a restore has.
     """
-    if moved.epoch != scope.epoch or not _move(connection, scope, moved):
+    if not move_cursor(connection, scope, moved):
         return None
     uids = store(connection, scope, groups, now, evicting=False)
     rows = rows_of(connection, scope, uids)
@@ -55,8 +55,10 @@ def claim(
     return rows, token, until
 
 
-def _move(connection: Connection, scope: Scope, moved: Cursor) -> bool:
-    """Write the cursor, unless it isn't any more at the version that it was moved from."""
+def move_cursor(connection: Connection, scope: Scope, moved: Cursor) -> bool:
+    """Write the cursor, unless somebody else has moved it since it was read, or a restore has; whether it was."""
+    if moved.epoch != scope.epoch:
+        return False
     values = _row(scope, moved) | {"version": moved.version + 1}
     if moved.version == 0:
         dialect = postgresql if connection.dialect.name == "postgresql" else sqlite

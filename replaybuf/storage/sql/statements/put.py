@@ -187,10 +187,7 @@ def _replace_same_keys(
 ) -> list[tuple[int, EncodedGroup, str | None]]:
     """Delete the stored groups that have one of these keys; of several new ones with the same key the last stays."""
     last = {key: uid for uid, _, key in rows if key is not None}
-    if connection.dialect.name == "postgresql":
-        # Two puts of one key wait for each other here, instead of failing on the unique index.
-        for name in sorted(last):
-            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": name})
+    _lock_keys(connection, last)
     replace_groups(connection, scope, group.c.scoped_key.in_(sorted(last)), now)
     kept: list[tuple[int, EncodedGroup, str | None]] = []
     for uid, encoded, key in rows:
@@ -201,6 +198,13 @@ def _replace_same_keys(
             counts[(home.id, Tally.SIZE)] -= 1
             counts[(home.id, Tally.REPLACED)] += 1
     return kept
+
+
+def _lock_keys(connection: Connection, keys: Iterable[str]) -> None:
+    """Let two puts of one key wait for each other, instead of failing on the unique index (PostgreSQL)."""
+    if connection.dialect.name == "postgresql":
+        for key in sorted(keys):
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": key})
 
 
 def _draw_keys(
@@ -272,10 +276,22 @@ def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
     return uid, encoded.outline, encoded.prompt, encoded.payload
 
 
-def count_lost(connection: Connection, scope: Scope, name: LaneName, why: Tally) -> None:
-    """Count a put that was not stored."""
-    home = need_lanes(connection, scope, [name])[name]
-    counts: Counts = Counter({(home.id, why): 1})
-    if why == Tally.DROPPED:
-        counts[(home.id, Tally.PUT)] = 1
-    add_counts(connection, counts)
+def drop(connection: Connection, scope: Scope, new: NewGroup, now: float) -> None:
+    """Count a group that expired before it could be stored, and remove what a put of it would replace."""
+    gone = {row.uid: row for row in find_replaced(connection, scope, new)}
+    if (key := _key_of(scope, new)) is not None:
+        _lock_keys(connection, [key])
+        gone |= {row.uid: row for row in lock_replaced(connection, scope, group.c.scoped_key == key)}
+    remove_replaced(connection, scope, list(gone.values()), now)
+    _count_one(connection, scope, new, Tally.PUT, Tally.DROPPED)
+
+
+def refuse(connection: Connection, scope: Scope, new: NewGroup) -> None:
+    """Count a group for which there was no room."""
+    _count_one(connection, scope, new, Tally.REFUSED)
+
+
+def _count_one(connection: Connection, scope: Scope, new: NewGroup, *names: Tally) -> None:
+    lane_name = (new.task_name, new.status)
+    home = need_lanes(connection, scope, [lane_name])[lane_name]
+    add_counts(connection, {(home.id, name): 1 for name in names})
