@@ -171,10 +171,10 @@ async def test_claims_of_several_processes_never_overlap(shared_url: str) -> Non
             for _ in range(10):
                 claimed = None
                 while claimed is None:
-                    now = await one.storage.cursor("data")
+                    now = await one.cursors.read("data")
                     prompt = NewGroup(TASK, Status.INIT, 0, group(now.position, status=Status.INIT), 1.0)
                     moved = replace(now, position=now.position + 1)
-                    claimed = await one.storage.claim([prompt], moved, 60)
+                    claimed = await one.cursors.claim([prompt], moved, 60)
                 positions.append(now.position)
 
         await asyncio.gather(*(draw(one) for one in (buffer, other) for _ in range(2)))

@@ -201,7 +201,7 @@ async def kept_and_changed(buffer: ReplayBuffer) -> None:
 async def finish(buffer: ReplayBuffer, held: Lease) -> None:
     """Store a result in the place of what it was made from."""
     [first, *_] = sorted(held.open)
-    await buffer.put(group(100), TASK, replaces=[first], lease=held)
+    await held.finish(group(100), TASK, replaces=[first])
 
 
 def prompts_of(buffer: ReplayBuffer) -> PromptLedger:

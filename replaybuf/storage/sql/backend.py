@@ -29,7 +29,7 @@ from replaybuf.storage.sql.statements import matching as selecting
 from replaybuf.storage.sql.statements import put, refresh
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import read_tallies
-from replaybuf.storage.sql.statements.cursors import read_cursor
+from replaybuf.storage.sql.statements.cursors import move_cursor, read_cursor
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.store import Options, Store
 from replaybuf.storage.sql.tasks.claims import Claiming
@@ -143,6 +143,12 @@ class SQLStorage(StorageBackend):
             store = await self._ready()
         return await store.commits.put(group)
 
+    async def drop(self, group: NewGroup) -> None:
+        await self._write(lambda tx: put.drop(tx, group, time.time()))
+
+    async def refuse(self, group: NewGroup) -> None:
+        await self._write(lambda tx: put.refuse(tx, group))
+
     async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
         store = await self._ready()
         drawing = Drawing(store, self.codec, draw)
@@ -217,9 +223,6 @@ class SQLStorage(StorageBackend):
     async def refresh(self, refresh_: Refresh) -> dict[str, int]:
         return await self._write(lambda tx: refresh.refresh_staleness(tx, refresh_, time.time()), alone=True)
 
-    async def count_lost(self, task_name: str, status: Status, why: Tally) -> None:
-        await self._write(lambda tx: put.count_lost(tx, (task_name, status), why))
-
     # Checkpoints and prompts
 
     async def check_fence(self) -> None:
@@ -242,6 +245,9 @@ class SQLStorage(StorageBackend):
 
     async def cursor(self, name: str) -> Cursor:
         return await self._read(lambda tx: read_cursor(tx, name))
+
+    async def move_cursor(self, cursor: Cursor) -> bool:
+        return await self._write(lambda tx: move_cursor(tx, cursor))
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
         store = await self._ready()

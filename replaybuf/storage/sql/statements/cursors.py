@@ -44,7 +44,7 @@ def claim(
 
     None where somebody else has moved the cursor, or a restore has.
     """
-    if moved.epoch != tx.scope.epoch or not _move(tx, moved):
+    if not move_cursor(tx, moved):
         return None
     uids = store(tx, groups, now, evicting=False)
     rows = rows_of(tx, uids)
@@ -55,8 +55,10 @@ def claim(
     return rows, token, until
 
 
-def _move(tx: Transaction, moved: Cursor) -> bool:
-    """Write the cursor, unless it isn't any more at the version that it was moved from."""
+def move_cursor(tx: Transaction, moved: Cursor) -> bool:
+    """Write the cursor unless somebody else, or a restore, has moved it since it was read; return whether it was written."""
+    if moved.epoch != tx.scope.epoch:
+        return False
     values = _row(tx, moved) | {"version": moved.version + 1}
     if moved.version == 0:
         return tx.execute(tx.dialect.insert(cursor).values(values).on_conflict_do_nothing()).rowcount > 0

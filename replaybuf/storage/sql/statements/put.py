@@ -265,10 +265,22 @@ def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
     return uid, encoded.outline, encoded.prompt, encoded.payload
 
 
-def count_lost(tx: Transaction, name: LaneName, why: Tally) -> None:
-    """Count a put that was not stored."""
-    home = need_lanes(tx, [name])[name]
-    counts: Counts = Counter({(home.id, why): 1})
-    if why == Tally.DROPPED:
-        counts[(home.id, Tally.PUT)] = 1
-    add_counts(tx, counts)
+def drop(tx: Transaction, new: NewGroup, now: float) -> None:
+    """Count a group that expired before it could be stored, and remove what a put of it would replace."""
+    gone = {row.uid: row for row in find_replaced(tx, new)}
+    if (key := _key_of(tx, new)) is not None:
+        tx.dialect.lock_names(tx.connection, NamedLock.KEY, [key])
+        gone |= {row.uid: row for row in lock_replaced(tx, group.c.scoped_key == key)}
+    remove_replaced(tx, list(gone.values()), now)
+    _count_one(tx, new, Tally.PUT, Tally.DROPPED)
+
+
+def refuse(tx: Transaction, new: NewGroup) -> None:
+    """Count a group for which there was no room."""
+    _count_one(tx, new, Tally.REFUSED)
+
+
+def _count_one(tx: Transaction, new: NewGroup, *names: Tally) -> None:
+    lane_name = (new.task_name, new.status)
+    home = need_lanes(tx, [lane_name])[lane_name]
+    add_counts(tx, {(home.id, name): 1 for name in names})
