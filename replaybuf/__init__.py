@@ -37,6 +37,7 @@ from replaybuf.errors import (
     SnapshotMismatchError,
     StorageError,
     UnreachableError,
+    UnsupportedError,
 )
 from replaybuf.produce import (
     AgentLoop,
@@ -156,6 +157,7 @@ __all__ = [
     "TrainState",
     "UniformPolicy",
     "UnreachableError",
+    "UnsupportedError",
     "group_status",
     "produce_loop",
     "publish",
