@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import replaybuf.buffer.replay_buffer
-from replaybuf import NewGroup, ReplayBuffer, Rules, Status
+from replaybuf import ReplayBuffer, Status
 from replaybuf.buffer.lease import Lease
 from replaybuf.errors import NotEmptyError, ReplayBufError
+from replaybuf.rules.limits import Rules
 from replaybuf.storage.memory.backend import MemoryStorage
-from replaybuf.storage.values import StorageItem
+from replaybuf.storage.values import NewGroup, StorageItem
 from replaybuf.testing.harness import CODEC, plain
 from tests.drawn import (
     TASKS,

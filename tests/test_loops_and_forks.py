@@ -21,13 +21,13 @@ import pytest
 from replaybuf import (
     AsyncReplayBufferConfig,
     FIFOPolicy,
-    Leased,
     ReplayBufError,
     ReplayBufferConfig,
     StorageError,
     SyncReplayBufferConfig,
 )
 from replaybuf.buffer.heartbeat import Heart
+from replaybuf.storage.values import Leased
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
 
 

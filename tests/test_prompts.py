@@ -16,12 +16,8 @@ import numpy as np
 import pytest
 
 from replaybuf import (
-    Cursor,
-    DecodeError,
-    Draw,
     FencedError,
     InputError,
-    Leased,
     LeaseLostError,
     LockedError,
     NotReadyError,
@@ -30,6 +26,8 @@ from replaybuf import (
     RolloutError,
     Status,
 )
+from replaybuf.errors import DecodeError
+from replaybuf.storage.values import Cursor, Draw, Leased
 from tests.datasets import DATASETS, Resuming, Shuffled, Tensor, WithTensors, complete, indexed, numbers, prompt
 from tests.stores import TASK, build, until
 

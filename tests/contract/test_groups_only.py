@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from replaybuf import Cursor, PromptLedger, ReplayBuffer, UnsupportedError
+from replaybuf import PromptLedger, ReplayBuffer
+from replaybuf.errors import UnsupportedError
 from replaybuf.produce import published
+from replaybuf.storage.values import Cursor
 from replaybuf.testing import GroupContract
 from replaybuf.testing.harness import CODEC, NewStorage, group, ids, rules_of
 from tests.contract.groups_only import GroupsOnly
