@@ -25,11 +25,11 @@ from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutE
 from replaybuf.prompts.source import Source
 from replaybuf.query import Query
 from replaybuf.rollouts.normalise import as_group
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import Status, Tags
 from replaybuf.rollouts.rollout_type import get_field, set_field
 from replaybuf.rollouts.staleness import reset_response
 from replaybuf.rules.tallies import Tally
-from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Tags, Unset
+from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
 
 #: Prompts that are handed out again: those whose worker is gone, interrupted ones, and expired ones.
 AGAIN = (Status.ABORTED, Status.EXPIRED, Status.INIT)
