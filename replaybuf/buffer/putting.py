@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from replaybuf.buffer.waits import Waits
 from replaybuf.checks import (
+    Tags,
     check_key,
     check_priority,
     check_step,
@@ -22,7 +23,7 @@ from replaybuf.rollouts.normalise import as_group, normalise
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.storage.contract import StorageBackend
-from replaybuf.storage.values import UNSET, Leased, NewGroup, Tags, Unset
+from replaybuf.storage.values import UNSET, Leased, NewGroup, Unset
 
 #: Seconds that a put waits for room, unless told otherwise.
 PUT_TIMEOUT = 600.0

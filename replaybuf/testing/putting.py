@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.checks import Tags
 from replaybuf.errors import EncodeError, InputError, RolloutError
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.storage.contract import StorageBackend
-from replaybuf.storage.values import Tags
 from replaybuf.testing.harness import OTHER_CODEC, Harness, OpenBuffer, found, group, new_group, only, plain, rollout
 
 
