@@ -19,12 +19,13 @@ from replaybuf.rules.transitions import (
     acknowledged,
     drawn,
     expired,
+    given_back,
     kept,
+    lapsed,
     leased,
     lost,
     put,
     removed,
-    returned,
     set_aside,
     unleased,
     updated,
@@ -83,9 +84,9 @@ HERE: list[Event] = [
 ]
 LEASED: list[Event] = [
     acknowledged,
-    lambda group, limits: returned(group, limits, Tally.RETURNED, None),
-    lambda group, limits: returned(group, limits, Tally.RETURNED, "bad"),
-    lambda group, limits: returned(group, limits, Tally.LEASE_EXPIRED, "late"),
+    lapsed,
+    lambda group, limits: given_back(group, limits, None),
+    lambda group, limits: given_back(group, limits, "bad"),
     lambda group, limits: unleased(group),
     lambda group, limits: removed(Place(group.status, leased=True), Tally.REPLACED),
 ]
@@ -184,20 +185,17 @@ def test_completed_groups_that_were_drawn_are_archived_where_there_is_an_archive
 def test_first_draws_are_counted_apart(times: int, name: Tally) -> None:
     for step in (drawn(one(times_sampled=times), Limits()), leased(one(times_sampled=times))):
         assert step.counts[(COMPLETED, name)] == 1
-    for step in (unleased(one(times_sampled=times + 1)), returned(one(times_sampled=times + 1), Limits(), *BAD)):
+    for step in (unleased(one(times_sampled=times + 1)), given_back(one(times_sampled=times + 1), Limits(), "bad")):
         assert step.counts[(COMPLETED, name)] == -1
-
-
-BAD = (Tally.RETURNED, "bad")
 
 
 @pytest.mark.parametrize("status", [COMPLETED, FAILED])
 def test_a_group_that_was_delivered_too_often_is_set_aside(status: Status) -> None:
     """It says how often, and why the last time; where it already is FAILED, too."""
     limits = Limits(max_deliveries=3)
-    back = returned(one(status, 1, 2, leased=True), limits, *BAD)
+    back = given_back(one(status, 1, 2, leased=True), limits, "bad")
     assert (back.after, back.error, back.deliveries) == (Place(status), None, 0)
-    step = returned(one(status, 1, 3, leased=True), limits, *BAD)
+    step = given_back(one(status, 1, 3, leased=True), limits, "bad")
     assert step.after == Place(FAILED)
     assert step.error == "delivered 3 times without acknowledgement; the last time bad"
     assert step.counts[(status, Tally.SET_ASIDE)] == 1
@@ -205,13 +203,13 @@ def test_a_group_that_was_delivered_too_often_is_set_aside(status: Status) -> No
 
 
 def test_without_a_limit_no_delivery_is_too_many() -> None:
-    assert returned(one(deliveries=99, leased=True), Limits(max_deliveries=0), *BAD).after == Place(COMPLETED)
+    assert given_back(one(deliveries=99, leased=True), Limits(max_deliveries=0), "bad").after == Place(COMPLETED)
 
 
 def test_a_delivery_without_a_reason_does_not_count() -> None:
     """Not even the last one that is allowed; the return does."""
     group = one(times_sampled=1, deliveries=1, leased=True)
-    step = returned(group, Limits(max_deliveries=1), Tally.RETURNED, None)
+    step = given_back(group, Limits(max_deliveries=1), None)
     assert step == unleased(group)
     assert step.counts == {**unleased(group).counts, (COMPLETED, Tally.RETURNED): 1}
 

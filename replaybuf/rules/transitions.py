@@ -125,16 +125,14 @@ def acknowledged(group: Group, limits: Limits) -> Transition:
     return _step(Place(group.status, leased=True), after, taken, afresh=True)
 
 
-def returned(group: Group, limits: Limits, why: Tally, reason: str | None) -> Transition:
-    """A lease of a group ends without acknowledgement, for a reason; without one the delivery doesn't count.
+def given_back(group: Group, limits: Limits, reason: str | None) -> Transition:
+    """A consumer gives a leased group back, for a reason; without one the delivery doesn't count."""
+    return _returned(group, limits, Tally.RETURNED, reason)
 
-    The group goes back as if it had not been drawn. One that was delivered too often becomes FAILED.
-    """
-    before, counts = Place(group.status, leased=True), {why: 1, _sampled(group.times_sampled - 1): -1}
-    if reason is None or not 0 < limits.max_deliveries <= group.deliveries:
-        return _step(before, Place(group.status), counts, draws=-1, deliveries=-1 if reason is None else 0)
-    error = f"delivered {group.deliveries} times without acknowledgement; the last time {reason}"
-    return _step(before, Place(Status.FAILED), {**counts, Tally.SET_ASIDE: 1}, draws=-1, error=error)
+
+def lapsed(group: Group, limits: Limits) -> Transition:
+    """A group was leased for a time that is over."""
+    return _returned(group, limits, Tally.LEASE_EXPIRED, "its consumer was silent for too long")
 
 
 def unleased(group: Group) -> Transition:
@@ -164,6 +162,15 @@ def updated(status: Status, new: Status) -> Transition:
 def removed(place: Place, why: Tally) -> Transition:
     """A group leaves without being drawn: EVICTED, DROPPED, DELETED, REPLACED or PRUNED."""
     return _step(place, None, {why: 1})
+
+
+def _returned(group: Group, limits: Limits, why: Tally, reason: str | None) -> Transition:
+    """A leased group goes back as if it had not been drawn; one that was delivered too often becomes FAILED."""
+    before, counts = Place(group.status, leased=True), {why: 1, _sampled(group.times_sampled - 1): -1}
+    if reason is None or not 0 < limits.max_deliveries <= group.deliveries:
+        return _step(before, Place(group.status), counts, draws=-1, deliveries=-1 if reason is None else 0)
+    error = f"delivered {group.deliveries} times without acknowledgement; the last time {reason}"
+    return _step(before, Place(Status.FAILED), {**counts, Tally.SET_ASIDE: 1}, draws=-1, error=error)
 
 
 def _consumed(status: Status, times_sampled: int, limits: Limits) -> tuple[Place | None, dict[Tally, int]]:
