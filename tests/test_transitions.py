@@ -18,13 +18,14 @@ from replaybuf.rules.transitions import (
     Transition,
     acknowledged,
     drawn,
+    dropped,
     expired,
     given_back,
     kept,
     lapsed,
     leased,
-    lost,
     put,
+    refused,
     removed,
     set_aside,
     unleased,
@@ -121,7 +122,7 @@ def test_every_group_that_was_put_is_somewhere_or_counted_as_gone(limits: Limits
     for _ in range(data.draw(st.integers(1, 30))):
         group = data.draw(st.sampled_from([One(), One(), *task.groups]))
         if group.place is None:
-            step = data.draw(st.sampled_from([*map(put, BUFFERED), lost(COMPLETED, Tally.DROPPED)]))
+            step = data.draw(st.sampled_from([*map(put, BUFFERED), dropped(COMPLETED)]))
         elif group.place.leased:
             step = data.draw(st.sampled_from(LEASED))(group, limits)
         else:
@@ -244,8 +245,8 @@ def test_a_group_leaves_the_place_where_it_is(place: Place) -> None:
 
 def test_a_put_that_is_lost_is_in_no_place() -> None:
     """What is dropped was put; what is refused wasn't."""
-    assert lost(FAILED, Tally.DROPPED).counts == {(FAILED, Tally.PUT): 1, (FAILED, Tally.DROPPED): 1}
-    assert lost(FAILED, Tally.REFUSED).counts == {(FAILED, Tally.REFUSED): 1}
+    assert dropped(FAILED).counts == {(FAILED, Tally.PUT): 1, (FAILED, Tally.DROPPED): 1}
+    assert refused(FAILED).counts == {(FAILED, Tally.REFUSED): 1}
 
 
 @pytest.mark.parametrize(

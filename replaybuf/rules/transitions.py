@@ -87,12 +87,14 @@ def put(status: Status) -> Transition:
     return _step(None, Place(status), {Tally.PUT: 1})
 
 
-def lost(status: Status, why: Tally) -> Transition:
-    """A put is not stored: REFUSED for want of room, or DROPPED: put, and gone at once."""
-    counts = {(status, why): 1}
-    if why == Tally.DROPPED:
-        counts[(status, Tally.PUT)] = 1
-    return Transition(None, None, counts=counts)
+def dropped(status: Status) -> Transition:
+    """A group had expired before it could be stored: it was put, and is gone at once."""
+    return _nowhere(status, Tally.PUT, Tally.DROPPED)
+
+
+def refused(status: Status) -> Transition:
+    """There was no room for a group."""
+    return _nowhere(status, Tally.REFUSED)
 
 
 def kept(group: Group) -> Transition:
@@ -179,6 +181,10 @@ def _consumed(status: Status, times_sampled: int, limits: Limits) -> tuple[Place
         return Place(status), {}
     archived = status == Status.COMPLETED and limits.archives
     return Place(Status.ARCHIVED) if archived else None, {Tally.TAKEN: 1}
+
+
+def _nowhere(status: Status, *events: Tally) -> Transition:
+    return Transition(None, None, counts={(status, name): 1 for name in events})
 
 
 def _sampled(times_before: int) -> Tally:
