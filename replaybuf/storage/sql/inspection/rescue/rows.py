@@ -7,18 +7,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from replaybuf.codec.payload import Codec
-from replaybuf.doctor.salvage import ERRORS, Salvage
 from replaybuf.errors import ReplayBufError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import RolloutType, get_field
+from replaybuf.rollouts.rollout_type import get_field
+from replaybuf.storage.sql.inspection.groups import AS_DICTS
+from replaybuf.storage.sql.inspection.rescue.salvage import ERRORS, Salvage
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.rows import rescoped_key
 
 Row = dict[str, Any]
 
-_codec = Codec(RolloutType(dict))
 _BIG = 2**63
 
 
@@ -110,7 +109,7 @@ def payload_of(damaged: Salvage, uid: int) -> Row | None:
         row = damaged.one("rb_payload", ["data", "outline", "prompt"], uid)
         if row is None:
             return None
-        _codec.verify(row[0])
+        AS_DICTS.verify(row[0])
     except (*ERRORS, ReplayBufError):
         return None
     outline = _json(row[1])
@@ -134,7 +133,7 @@ def marks_anew(rollouts: Sequence[Any], status: str) -> Marks:
 def marked_by(data: bytes, status: str) -> Row | None:
     """What a group's row has of its rollouts, made from the payload; None where that can't be decoded."""
     try:
-        marks = marks_anew(_codec.decode(data), status)
+        marks = marks_anew(AS_DICTS.decode(data), status)
     except ReplayBufError:
         return None
     return {

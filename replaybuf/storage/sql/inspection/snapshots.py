@@ -1,0 +1,93 @@
+"""Copies of a buffer: from a database into a snapshot file, and from there into a database."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy.engine import URL
+
+from replaybuf.errors import ConfigError, InputError
+from replaybuf.progress import OnProgress
+from replaybuf.rules.limits import Rules
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.copies.snapshot import copy_to
+from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.sqlite import is_memory, is_wal
+from replaybuf.storage.sql.engine.urls import public_url
+from replaybuf.storage.sql.inspection.groups import AS_DICTS, buffers_of, look_at
+from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, Transaction, url_or_path
+from replaybuf.storage.sql.statements.fence import join
+from replaybuf.storage.sql.statements.lanes import Scope
+
+DEFAULT = "default"
+
+
+def choose_buffer(tx: Transaction, buffer: str | None) -> str:
+    """The buffer of this name, or the only one, or the one without a name of its own. Raises InputError."""
+    there = buffers_of(tx)
+    if buffer is None and len(there) > 1 and DEFAULT not in there:
+        raise InputError(f"there are several buffers in this database: choose one with --buffer: {', '.join(there)}")
+    return look_at(tx, buffer).buffer or (there[0] if len(there) == 1 else DEFAULT)
+
+
+def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress) -> None:
+    """Write a snapshot of a buffer, with what is to be known about it."""
+
+    async def save() -> None:
+        database = Database(reader.url, durability="normal", lock_timeout=LOCK_TIMEOUT, read_only=not _has_log(reader))
+        try:
+            scope = await database.read(lambda tx: join(tx, Scope(name)))
+            await copy_to(database, scope, file, about, tell)
+        finally:
+            await database.dispose()
+
+    asyncio.run(save())
+
+
+def _has_log(reader: Reader) -> bool:
+    """Whether it is a SQLite file with a write-ahead log, and may be written.
+
+    The last one to close such a file removes the log, unless it only reads: then an empty one would be left behind.
+    """
+    return reader.path is not None and os.access(reader.path, os.W_OK) and is_wal(reader.path)
+
+
+def policy_of(file: str) -> str | None:
+    """The policy that a snapshot is for, None for any. Raises SnapshotError, or SchemaError, when it is no snapshot."""
+    return asyncio.run(read_snapshot_facts(file)).get("policy")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A database to load a snapshot into. A SQLite file that isn't there is made."""
+
+    url: URL
+
+    @classmethod
+    def at(cls, url: str) -> Target:
+        """The database of a URL or path. Connects to nothing yet."""
+        parsed = url_or_path(url)
+        if is_memory(parsed):
+            raise ConfigError("a SQLite database in memory would be gone with this command; give a file or a server")
+        return cls(parsed)
+
+    @property
+    def where(self) -> str:
+        """The URL without password."""
+        return public_url(self.url)
+
+    def load_snapshot(self, file: str, name: str, rules: Rules, tell: OnProgress) -> None:
+        """Load a snapshot into a buffer that is empty: all of it or nothing."""
+        storage = SQLStorage(self.url.render_as_string(hide_password=False), AS_DICTS, rules, name=name)
+
+        async def load() -> None:
+            try:
+                await storage.resume(file, {}, tell)
+            finally:
+                await storage.close()
+
+        asyncio.run(load())
