@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.compiled import share_compiled_statements
 from tests.postgres import Databases, new_database, running_server
 
 # On a busy machine any example may be slow.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
+share_compiled_statements()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell, where Ctrl-C is ignored, also by child processes; some tests send it.

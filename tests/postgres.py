@@ -23,13 +23,15 @@ from sqlalchemy import make_url
 def running_server(*, own: bool = False) -> Iterator[str]:
     """The URL of the server that REPLAYBUF_TEST_POSTGRES_URL names, or of one that runs until the block is left.
 
-    With `own` it is always a new one, for tests that change how it is set up.
+    With `own` it is always a new one, for tests that change how it is set up. The new ones flush nothing to the disk:
+    nobody crashes them (who does so has an `own_server`).
     """
     given = os.environ.get("REPLAYBUF_TEST_POSTGRES_URL")
     if given and not own:
         yield given
         return
     with own_server() as server:
+        server.hurry()
         yield server.url
 
 
@@ -63,6 +65,11 @@ class Server:
         """Settings that hold from the next start."""
         with open(self._server.pgdata / "postgresql.conf", "a") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+
+    def hurry(self) -> None:
+        """Flush nothing to the disk from now on: after a crash of the server its data would be lost."""
+        self.configure(fsync="off", synchronous_commit="off", full_page_writes="off")
+        self._control("reload")
 
     def admit(self, network: str) -> None:
         """Let everyone in from a network, from the next start."""
@@ -148,15 +155,29 @@ class Databases:
         return url
 
 
-# As after `create_schema`, where that has run.
+# As after `create_schema`, where that has run. Deleting a few rows is quicker than new files for the tables.
 _EMPTY = """
-DO $$ BEGIN
+DO $$
+DECLARE emptied regclass; numbered regclass;
+BEGIN
+    PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend';
     IF to_regclass('rb_version') IS NOT NULL THEN
-        TRUNCATE rb_lane, rb_group, rb_payload, rb_garbage, rb_tally, rb_info, rb_buffer, rb_cursor, rb_checkpoint,
-            rb_checkpoint_group RESTART IDENTITY;
+        FOR emptied IN
+            SELECT oid::regclass FROM pg_class
+            WHERE relkind = 'r' AND relname LIKE 'rb\\_%' AND relname NOT IN ('rb_version', 'rb_counter')
+        LOOP
+            IF pg_total_relation_size(emptied) > 1000000 THEN
+                EXECUTE 'TRUNCATE ' || emptied || ' RESTART IDENTITY';
+            ELSIF pg_relation_size(emptied) > 0 THEN
+                EXECUTE 'DELETE FROM ' || emptied;
+            END IF;
+        END LOOP;
         DELETE FROM rb_counter WHERE name <> 'uid';
         UPDATE rb_counter SET value = 0;
-        ALTER SEQUENCE rb_uid RESTART;
+        FOR numbered IN SELECT oid::regclass FROM pg_class WHERE relkind = 'S' AND relname LIKE 'rb\\_%' LOOP
+            PERFORM setval(numbered, 1, false);
+        END LOOP;
     END IF;
 END $$
 """

@@ -30,8 +30,9 @@ from replaybuf.errors import (
 from replaybuf.progress import OnProgress
 from replaybuf.query import Query, parse
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
-from replaybuf.rules.tallies import Tally
+from replaybuf.rules.tallies import Tally, levels
 from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.values import Checkpoint, StorageItem
 
@@ -55,6 +56,11 @@ class BufferReader:
     def policy(self) -> ReplayPolicy:
         """The policy that groups are drawn by."""
         return self.storage.rules.sampler
+
+    @property
+    def limits(self) -> Limits:
+        """How many groups of a task it holds, how often they are drawn and at what rate."""
+        return self.storage.rules.limits
 
     async def __aenter__(self) -> Self:
         self._check_open()
@@ -93,7 +99,7 @@ class BufferReader:
     # Counting and reading
 
     async def count(self, task_name: str, group_status: Status | str) -> int:
-        """How many groups of a task have this status."""
+        """The number of groups of a task that have this status."""
         self._check_open()
         lane = (check_task_name(task_name), check_status(group_status))
         return sizes_of(await self.storage.tallies()).get(lane, 0)
@@ -101,7 +107,7 @@ class BufferReader:
     async def count_statuses(
         self, tasks: Iterable[str], statuses: Iterable[Status | str]
     ) -> dict[str, dict[Status, int]]:
-        """How many groups each task has of each status."""
+        """The number of groups that each task has of each status."""
         self._check_open()
         tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
         wanted = [check_status(status) for status in check_list(statuses, "statuses")]
@@ -109,9 +115,19 @@ class BufferReader:
         return {task: {status: counts.get((task, status), 0) for status in wanted} for task in tasks}
 
     async def count_where(self, query: Query) -> int:
-        """How many groups match a query."""
+        """The number of groups that match a query."""
         self._check_open()
         return await self.storage.count(parse(query))
+
+    async def tallies(self) -> Mapping[tuple[str, Status, Tally], int]:
+        """All that is counted, by task and status, at one moment; what was never counted is left out, or 0."""
+        self._check_open()
+        return await self.storage.tallies()
+
+    async def levels(self, tasks: Iterable[str]) -> dict[str, Level]:
+        """The numbers of each task that `limits` look at, at one moment."""
+        names = [check_task_name(task) for task in check_list(tasks, "tasks")]
+        return levels(await self.tallies(), names)
 
     async def dropped(self, task_name: str) -> int:
         """How many groups of a task were dropped because they expired and weren't retryable, since the beginning."""
@@ -151,6 +167,11 @@ class BufferReader:
         return self.storage.find(parse(query), order=parse_order(order_by), limit=check_limit(limit))
 
     # Checkpoints
+
+    async def check_fence(self) -> None:
+        """Raise FencedError when somebody else has restored the buffer since it was opened here."""
+        self._check_open()
+        await self.storage.check_fence()
 
     async def checkpoint(self, step: int) -> Checkpoint:
         """Keep the buffer as it is now, for a `restore` to this train step; call it when the weights are saved.

@@ -9,7 +9,7 @@ from replaybuf.cli.output import Column, Output
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.schema import State, read_revision, upgrade_database
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 _STATES = {
     State.MISSING: "no replaybuf tables",

@@ -69,6 +69,18 @@ class StorageBackend(ABC):
         """
 
     @abstractmethod
+    async def drop(self, group: NewGroup) -> None:
+        """Take note of a group that expired before it could be stored: what a put of it would replace leaves.
+
+        In one transaction; it counts as put and as dropped. Raises ConflictError and LeaseLostError as `put`; then
+        nothing leaves, and nothing is counted.
+        """
+
+    @abstractmethod
+    async def refuse(self, group: NewGroup) -> None:
+        """Take note of a group for which there was no room: it counts as refused."""
+
+    @abstractmethod
     async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
         """Draw groups in the sampler's order, in one transaction; by the rules they leave, stay, or are archived.
 
@@ -148,10 +160,6 @@ class StorageBackend(ABC):
         """
 
     @abstractmethod
-    async def count_lost(self, task_name: str, status: Status, why: Tally) -> None:
-        """Count a put that was not stored: DROPPED (which counts as put, too) or REFUSED."""
-
-    @abstractmethod
     def version(self) -> int:
         """A number that is another one after every change that this store has noticed."""
 
@@ -202,12 +210,17 @@ class StorageBackend(ABC):
         """A cursor as it is now."""
 
     @abstractmethod
-    async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
-        """Move a cursor and put groups that are leased from the beginning, in one transaction.
+    async def move_cursor(self, cursor: Cursor) -> bool:
+        """Write a cursor, if it still has the version and the epoch that this one says; whether it was written.
 
-        `cursor.version` and `cursor.epoch` are those of the cursor before the move. Where it has others by now,
-        somebody else has moved it, or this storage has restored the buffer: nothing is done then, and the answer is
-        None.
+        Otherwise somebody else has moved it since it was read, or this storage has restored the buffer.
+        """
+
+    @abstractmethod
+    async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
+        """Move a cursor, as `move_cursor`, and put groups that are leased from the beginning, in one transaction.
+
+        None where the cursor can't be moved; then nothing is done.
         """
 
     @abstractmethod

@@ -32,7 +32,7 @@ import pytest
 _PARTS = (
     *("harness", "putting", "expiring", "taking", "policies", "weighing", "reusing", "filling"),
     *("limiting", "leasing", "lapsing", "archiving"),
-    *("tallying", "replacing", "querying", "refreshing", "waiting", "persistence", "damage"),
+    *("drawing", "tallying", "replacing", "dropping", "querying", "refreshing", "waiting", "persistence", "damage"),
     *("checkpointing", "claiming", "fencing"),
     *("durable", "durable_rules", "contract"),
 )

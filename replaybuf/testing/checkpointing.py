@@ -131,7 +131,7 @@ class CheckpointLaws(Harness):
         with pytest.raises(FencedError):
             await lease.extend()
         with pytest.raises(FencedError):
-            await buffer.put(group(2), "math", replaces=[uid], lease=lease)
+            await lease.finish(group(2), "math", replaces=[uid])
         assert await lease.give_back() == 0
         assert ids(await buffer.get(9, "math")) == [1]
 
@@ -179,10 +179,10 @@ class CheckpointLaws(Harness):
     async def test_cursors_are_part_of_a_checkpoint(self, buffer: ReplayBuffer) -> None:
         """They go back with a restore, and stay where they are with keep_new."""
         storage = buffer.storage
-        assert await storage.claim([], Cursor("a", 0, 3, b"three"), LONG) is not None
+        assert await storage.move_cursor(Cursor("a", 0, 3, b"three"))
         await buffer.checkpoint(1)
-        await storage.claim([], Cursor("a", 1, 5, b"five"), LONG)
-        await storage.claim([], Cursor("b", 0, 1, b"one"), LONG)
+        await storage.move_cursor(Cursor("a", 1, 5, b"five"))
+        await storage.move_cursor(Cursor("b", 0, 1, b"one"))
         await buffer.restore(1, keep_new=True)
         assert (await storage.cursor("a")).value == b"five"
         await buffer.restore(1)
@@ -256,11 +256,11 @@ class CheckpointLaws(Harness):
         lease = await buffer.lease_batch({"math": 3}, group_status="init", seconds=LONG, heartbeat=False)
         done, saved, lost = sorted(lease.open)
         await buffer.checkpoint(1)
-        await buffer.put(group(10), "math", replaces=[done], lease=lease)
+        await lease.finish(group(10), "math", replaces=[done])
         for number in (11, 12):
             half = group(number, status=Status.ABORTED)
-            saved = await buffer.put(half, "math", replaces=[saved], lease=lease, keep_leased=True) or 0
-        await buffer.put(group(13), "math", replaces=[lost], lease=lease)
+            saved = await lease.save(half, "math", replaces=[saved]) or 0
+        await lease.finish(group(13), "math", replaces=[lost])
         await buffer.delete({"reward": 1, "status": "completed", "uid": {"$gt": saved}})
         for _ in range(2):
             await buffer.restore(1, keep_new=True)

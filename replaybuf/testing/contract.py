@@ -6,6 +6,8 @@ from replaybuf.testing.archiving import ArchiveLaws
 from replaybuf.testing.checkpointing import CheckpointLaws
 from replaybuf.testing.claiming import ClaimLaws
 from replaybuf.testing.damage import DamageLaws
+from replaybuf.testing.drawing import DrawingLaws
+from replaybuf.testing.dropping import DroppingLaws
 from replaybuf.testing.durable import DurableLaws
 from replaybuf.testing.durable_rules import DurableRulesLaws
 from replaybuf.testing.expiring import ExpiryLaws
@@ -32,6 +34,7 @@ class StorageContract(
     ExpiryLaws,
     TakingLaws,
     CountingLaws,
+    DrawingLaws,
     PolicyLaws,
     WeightLaws,
     ReuseLaws,
@@ -44,6 +47,7 @@ class StorageContract(
     TallyLaws,
     MetricsLaws,
     ReplacingLaws,
+    DroppingLaws,
     QueryingLaws,
     ChangingLaws,
     RefreshingLaws,

@@ -30,6 +30,10 @@ ATTEMPTS: dict[str, Attempt] = {
     "update": lambda buffer: buffer.update({}, priority=2),
     "update_priorities": lambda buffer: buffer.update_priorities({1: 2.0}),
     "refresh": lambda buffer: buffer.refresh_staleness(task_stale_thresholds={"math": 1}, current_train_step=9),
+    "dropped put": lambda buffer: buffer.put(
+        group(9, seq_staleness=5), "math", stale_threshold=4, expired_groups_retryable=False
+    ),
+    "cursor": lambda buffer: buffer.cursors.move(Cursor("data")),
     "claim": lambda buffer: buffer.storage.claim([], Cursor("data"), LONG),
     "checkpoint": lambda buffer: buffer.checkpoint(7),
     "drop": lambda buffer: buffer.drop_checkpoint(1),
@@ -72,7 +76,7 @@ class FenceLaws(Harness):
             lease.acknowledge(),
             lease.extend(),
             lease.give_back(),
-            buffer.put(group(2), "math", replaces=lease.open, lease=lease),
+            lease.finish(group(2), "math", replaces=lease.open),
         ):
             with pytest.raises(FencedError):
                 await call

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from replaybuf.buffer.replay_buffer import PUT_TIMEOUT, ReplayBuffer
+from replaybuf.buffer.putting import PUT_TIMEOUT
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.codec.payload import Codec
 from replaybuf.query import parse
 from replaybuf.rollouts.rollout import RolloutState, Status

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from sqlalchemy import exists, func, select
 
-from replaybuf.storage.sql.inspection.groups import look_at
-from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.inspection.groups import looking_at
 from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, payload
 from replaybuf.storage.sql.statements.checkpoints import forgotten
 
@@ -36,13 +36,12 @@ class Contents:
 
 def list_checkpoints(tx: Transaction, buffer: str | None = None) -> list[Made]:
     """The checkpoints of a buffer, or of each, in the order in which they were made."""
-    scope = look_at(tx, buffer)
     query = select(checkpoint).order_by(checkpoint.c.buffer, checkpoint.c.id)
-    if scope.buffer is not None:
-        query = query.where(checkpoint.c.buffer == scope.buffer)
+    if buffer is not None:
+        query = query.where(checkpoint.c.buffer == buffer)
     return [
         Made(row.id, row.buffer, row.step, datetime.fromtimestamp(row.created_at, UTC), row.groups, row.bytes)
-        for row in tx.execute(query)
+        for row in looking_at(tx, buffer).execute(query)
     ]
 
 

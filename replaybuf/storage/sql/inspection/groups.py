@@ -16,10 +16,9 @@ from replaybuf.errors import DecodeError, InputError
 from replaybuf.query import LogicNode, Node, ScalarNode
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.policies import Order
-from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import uid_in
-from replaybuf.storage.sql.statements.lanes import Scope
 from replaybuf.storage.sql.statements.leases import store_clock
 from replaybuf.storage.sql.statements.matching import count_groups, find_uids, read_groups
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -48,10 +47,6 @@ class Looking(Scope):
     @property
     def lanes(self) -> ColumnElement[bool]:
         return true() if self.buffer is None else lane.c.buffer == self.buffer
-
-
-#: All buffers of the database.
-_EVERYWHERE = Looking(None)
 
 
 @dataclass(slots=True)
@@ -93,39 +88,37 @@ def tasks_of(tx: Transaction, buffer: str | None) -> list[str]:
     return sorted(tx.execute(select(lane.c.task_name).where(Looking(buffer).lanes).distinct()).scalars())
 
 
-def look_at(tx: Transaction, buffer: str | None) -> Looking:
-    """One buffer, or all. Raises InputError where there are others, but not this one."""
-    if buffer is None:
-        return _EVERYWHERE
-    there = buffers_of(tx)
-    if there and buffer not in there:
+def looking_at(tx: Transaction, buffer: str | None) -> Transaction:
+    """The transaction, looking at one buffer, or at all. Raises InputError where there are others, but not this one."""
+    if buffer is not None and (there := buffers_of(tx)) and buffer not in there:
         raise InputError(f"there is no buffer {buffer!r} in this database; there are {', '.join(there)}")
-    return Looking(buffer)
+    return tx.of(Looking(buffer))
 
 
 def list_groups(
     tx: Transaction, buffer: str | None, query: Node, order: Order, limit: int | None, *, count: bool
 ) -> Listing:
     """The groups that match, in order; with `count` also how many there are beyond the limit."""
-    scope = look_at(tx, buffer)
-    rows = _find_groups(tx, scope, query, order, limit)
-    matching = count_groups(tx, scope, query, None) if count and len(rows) == limit else len(rows)
+    tx = looking_at(tx, buffer)
+    rows = _find_groups(tx, query, order, limit)
+    matching = count_groups(tx, query, None) if count and len(rows) == limit else len(rows)
     return Listing(rows, matching, now_of(tx), several=buffer is None and len(buffers_of(tx)) > 1)
 
 
 def show_group(tx: Transaction, uid: int, *, payload: bool) -> Shown | None:
     """One group of any buffer, or None where it isn't there."""
-    found = _find_groups(tx, _EVERYWHERE, ScalarNode("uid", "$eq", uid), (), 1)
+    tx = looking_at(tx, None)
+    found = _find_groups(tx, ScalarNode("uid", "$eq", uid), (), 1)
     if not found:
         return None
     chosen = select(_ROLLOUTS).where(_ROLLOUTS.c.uid == uid).order_by(_ROLLOUTS.c.position)
     rollouts = [tidy(row) for row in tx.execute(chosen).mappings()]
-    stored = read_groups(tx, _EVERYWHERE, [uid], LogicNode("$and", ())) if payload else []
+    stored = read_groups(tx, [uid], LogicNode("$and", ())) if payload else []
     return Shown(found[0], rollouts, now_of(tx), len(buffers_of(tx)) > 1, *stored)
 
 
-def _find_groups(tx: Transaction, scope: Looking, query: Node, order: Order, limit: int | None) -> list[dict[str, Any]]:
-    uids = [uid for uid, _ in find_uids(tx, scope, query, order, limit)]
+def _find_groups(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[dict[str, Any]]:
+    uids = [uid for uid, _ in find_uids(tx, query, order, limit)]
     found: dict[int, dict[str, Any]] = {}
     for start in range(0, len(uids), _CHUNK):
         chosen = select(group.c.uid).where(uid_in(tx, uids[start : start + _CHUNK]))

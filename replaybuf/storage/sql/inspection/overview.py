@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select, table, text
-from sqlalchemy.sql.expression import column
+from sqlalchemy import func, select
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.inspection.checkpoints import list_checkpoints
-from replaybuf.storage.sql.inspection.groups import GROUPS, Looking, buffers_of, look_at, now_of, tidy
-from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.storage.sql.inspection.groups import GROUPS, buffers_of, looking_at, now_of, tidy
 from replaybuf.storage.sql.schema.create import current_revision
 from replaybuf.storage.sql.schema.tables import garbage
 from replaybuf.storage.sql.statements.counts import read_tallies
 from replaybuf.storage.sql.statements.cursors import read_cursors
-from replaybuf.storage.sql.statements.lanes import Scope
 from replaybuf.storage.sql.statements.matching import read_histogram
 from replaybuf.storage.values import Cursor
 
@@ -49,20 +46,20 @@ class Overview:
 
 def overview(tx: Transaction, buffer: str | None, fields: Iterable[str]) -> Overview:
     """The figures of a buffer, or of all, with histograms of these fields."""
-    rows = _groups(tx, look_at(tx, buffer))
+    rows = _groups(looking_at(tx, buffer))
     buffers = {}
     for name in buffers_of(tx):
         if buffer in (None, name):
-            scope = Scope(name)
-            histograms = {field: read_histogram(tx, scope, field) for field in fields}
-            buffers[name] = BufferFigures(read_tallies(tx, scope), histograms, read_cursors(tx, scope), [])
+            own = tx.of(Scope(name))
+            histograms = {field: read_histogram(own, field) for field in fields}
+            buffers[name] = BufferFigures(read_tallies(own), histograms, read_cursors(own), [])
     for made in list_checkpoints(tx, buffer):
         if made.buffer in buffers:
             buffers[made.buffer].checkpoints.append(made.step)
     return Overview(rows, buffers, _database(tx), now_of(tx))
 
 
-def _groups(tx: Transaction, scope: Looking) -> list[dict[str, Any]]:
+def _groups(tx: Transaction) -> list[dict[str, Any]]:
     g = GROUPS.c
     grouped = select(
         g.buffer,
@@ -80,8 +77,8 @@ def _groups(tx: Transaction, scope: Looking) -> list[dict[str, Any]]:
         func.min(g.created_at).label("oldest"),
         func.max(g.created_at).label("newest"),
     ).group_by(g.buffer, g.task_name, g.status)
-    if scope.buffer is not None:
-        grouped = grouped.where(g.buffer == scope.buffer)
+    if tx.scope.buffer is not None:
+        grouped = grouped.where(g.buffer == tx.scope.buffer)
     rows = [tidy(row) for row in tx.execute(grouped).mappings()]
     for row in rows:
         row["staleness"] = float(row["staleness"])
@@ -91,7 +88,7 @@ def _groups(tx: Transaction, scope: Looking) -> list[dict[str, Any]]:
 
 def _database(tx: Transaction) -> dict[str, Any]:
     return {
-        "schema": current_revision(tx),
+        "schema": current_revision(tx.connection),
         "database_bytes": database_bytes(tx),
         "unswept_payloads": read_backlog(tx)[0],
     }
@@ -99,12 +96,7 @@ def _database(tx: Transaction) -> dict[str, Any]:
 
 def database_bytes(tx: Transaction) -> int:
     """The size of the database on the disk."""
-    if tx.dialect.name == "postgresql":
-        return int(tx.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
-    files = table("pragma_database_list", column("name"), column("file"))
-    path = tx.execute(select(files.c.file).where(files.c.name == "main")).scalar_one()
-    beside = (Path(f"{path}{suffix}") for suffix in ("", "-wal"))
-    return sum(file.stat().st_size for file in beside if file.exists())
+    return tx.dialect.database_bytes(tx.connection)
 
 
 def read_backlog(tx: Transaction) -> tuple[int, float | None]:

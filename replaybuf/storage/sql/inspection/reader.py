@@ -14,40 +14,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import Connection, NullPool, create_engine, event, text
+from sqlalchemy import NullPool, create_engine, event, text
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import AccessError, ConfigError, LockedError, NotADatabaseError, UnreachableError
 from replaybuf.storage.sql.engine.errors import translated
-from replaybuf.storage.sql.engine.sqlite import is_memory, quote_path
+from replaybuf.storage.sql.engine.sqlite_connections import is_memory, quote_path
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema
 
 T = TypeVar("T")
 
-#: What a function over a transaction gets.
-Transaction = Connection
+__all__ = ["LOCK_TIMEOUT", "Reader", "Transaction", "open_reader", "url_or_path"]
 
 #: Seconds to wait for a lock; readers meet one only on SQLite databases that aren't in WAL mode.
 LOCK_TIMEOUT = 10.0
 _STEPS_BETWEEN_CHECKS = 20_000
-
-
-def read_url(url: str) -> URL:
-    """The URL, or the path of a SQLite file. Raises ConfigError, and UnreachableError where there is no such file."""
-    if url.startswith(("memory:", "pandas:")):
-        raise ConfigError(f"{url.partition(':')[0]}:// lives in the process that made it; nobody else can look into it")
-    parsed = url_or_path(url)
-    if parsed.get_backend_name() != "sqlite":
-        return parsed
-    if is_memory(parsed):
-        raise ConfigError("a SQLite database in memory lives in the process that made it; nobody else can look into it")
-    path = Path(parsed.database or "")
-    if path.is_dir():
-        raise UnreachableError(f"{path} is a folder; give the database file in it")
-    if not path.exists():
-        raise UnreachableError(f"there is no database {public_url(parsed)} (file {path.absolute()})")
-    return parsed
 
 
 def url_or_path(url: str) -> URL:
@@ -56,9 +39,23 @@ def url_or_path(url: str) -> URL:
 
 
 def open_reader(url: str) -> Reader:
-    """The reader for a URL or path. Connects to nothing yet."""
-    parsed = read_url(url)
-    return SqliteReader(parsed) if parsed.get_backend_name() == "sqlite" else PostgresReader(parsed)
+    """The reader for a URL, or for the SQLite file at a path. Connects to nothing yet.
+
+    Raises ConfigError, and UnreachableError where there is no such file.
+    """
+    if url.startswith(("memory:", "pandas:")):
+        raise ConfigError(f"{url.partition(':')[0]}:// lives in the process that made it; nobody else can look into it")
+    parsed = url_or_path(url)
+    if parsed.get_backend_name() != "sqlite":
+        return PostgresReader(parsed)
+    if is_memory(parsed):
+        raise ConfigError("a SQLite database in memory lives in the process that made it; nobody else can look into it")
+    path = Path(parsed.database or "")
+    if path.is_dir():
+        raise UnreachableError(f"{path} is a folder; give the database file in it")
+    if not path.exists():
+        raise UnreachableError(f"there is no database {public_url(parsed)} (file {path.absolute()})")
+    return SqliteReader(parsed)
 
 
 class Reader(ABC):
@@ -76,7 +73,7 @@ class Reader(ABC):
         """As `read`, of a replaybuf database. Raises NotADatabaseError and SchemaError for any other."""
 
         def checked(tx: Transaction) -> T:
-            if not check_schema(tx, self.where):
+            if not check_schema(tx.connection, self.where):
                 raise NotADatabaseError(
                     f"{self.where} has no replaybuf tables; check the name, or wait until a run has opened it"
                 )
@@ -149,7 +146,7 @@ class SqliteReader(Reader):
         event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
         try:
             with translated(self.url, LOCK_TIMEOUT), engine.connect() as connection:
-                return function(connection)
+                return function(Transaction.over(connection))
         except Exception as error:
             if "interrupted" in str(error):
                 clock.explain(error)
@@ -190,20 +187,20 @@ class PostgresReader(Reader):
         return asyncio.run(self._read(function, timeout))
 
     async def _read(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
-        from replaybuf.storage.sql.engine.database import Database
+        from replaybuf.storage.sql.engine.postgres import PostgresEngine
 
-        def limited(connection: Connection) -> T:
+        def limited(tx: Transaction) -> T:
             if timeout is not None:
                 milliseconds = str(max(1, round(timeout * 1000)))
-                connection.execute(text("SELECT set_config('statement_timeout', :time, true)"), {"time": milliseconds})
-            return function(connection)
+                tx.execute(text("SELECT set_config('statement_timeout', :time, true)"), {"time": milliseconds})
+            return function(tx)
 
-        database = Database(self.url, durability="full", lock_timeout=LOCK_TIMEOUT, read_only=True)
+        engine = PostgresEngine(self.url, lock_timeout=LOCK_TIMEOUT, read_only=True)
         try:
-            async with database.transaction(write=False) as connection:
+            async with engine.transaction(write=False) as steps:
                 try:
-                    return await connection.run_sync(limited)
+                    return await steps.run(limited)
                 finally:
-                    await connection.rollback()
+                    await steps.rollback()
         finally:
-            await database.dispose()
+            await engine.dispose()

@@ -9,7 +9,8 @@ from sqlalchemy import inspect
 
 from replaybuf.errors import NotADatabaseError, SchemaError
 from replaybuf.storage.sql.engine.filesystem import refuse_network_filesystem
-from replaybuf.storage.sql.inspection.reader import Reader, Transaction
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.writer import open_writer
 from replaybuf.storage.sql.schema.create import HEAD, REVISIONS, check_schema, create_schema, current_revision, upgrade
 
@@ -41,7 +42,7 @@ class Revision:
 
 def read_revision(tx: Transaction) -> Revision:
     """The revision that the database is at."""
-    return Revision(current_revision(tx))
+    return Revision(current_revision(tx.connection))
 
 
 def upgrade_database(reader: Reader) -> tuple[str | None, str]:
@@ -55,12 +56,12 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
         refuse_network_filesystem(str(reader.url.database))
 
     def work(tx: Transaction) -> tuple[str | None, str | None]:
-        before = current_revision(tx)
+        before = current_revision(tx.connection)
         if before is None:
-            create_schema(tx, reader.where)
+            create_schema(tx.connection, reader.where)
         elif before != HEAD:
-            upgrade(tx)
-        return before, current_revision(tx)
+            upgrade(tx.connection)
+        return before, current_revision(tx.connection)
 
     with open_writer(reader) as writer:
         before, after = writer.write(work)
@@ -70,8 +71,8 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
 
 
 def _check_owner(tx: Transaction, where: str) -> None:
-    if current_revision(tx) is None and (tables := inspect(tx).get_table_names()):
+    if current_revision(tx.connection) is None and (tables := inspect(tx.connection).get_table_names()):
         some = ", ".join(sorted(tables)[:3])
         raise NotADatabaseError(f"{where} belongs to something else (it has tables {some}); nothing was changed")
-    if current_revision(tx) not in REVISIONS:
-        check_schema(tx, where)
+    if current_revision(tx.connection) not in REVISIONS:
+        check_schema(tx.connection, where)

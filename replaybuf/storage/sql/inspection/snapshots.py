@@ -15,13 +15,13 @@ from replaybuf.rules.limits import Rules
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
-from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.sqlite import is_memory, is_wal
+from replaybuf.storage.sql.engine.opening import open_engine
+from replaybuf.storage.sql.engine.sqlite_connections import is_memory, is_wal
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import public_url
-from replaybuf.storage.sql.inspection.groups import AS_DICTS, buffers_of, look_at
-from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, Transaction, url_or_path
-from replaybuf.storage.sql.statements.fence import join
-from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.storage.sql.inspection.groups import AS_DICTS, buffers_of, looking_at
+from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, url_or_path
+from replaybuf.storage.sql.statements.fence import joined
 
 DEFAULT = "default"
 
@@ -31,19 +31,19 @@ def choose_buffer(tx: Transaction, buffer: str | None) -> str:
     there = buffers_of(tx)
     if buffer is None and len(there) > 1 and DEFAULT not in there:
         raise InputError(f"there are several buffers in this database: choose one with --buffer: {', '.join(there)}")
-    return look_at(tx, buffer).buffer or (there[0] if len(there) == 1 else DEFAULT)
+    return looking_at(tx, buffer).scope.buffer or (there[0] if len(there) == 1 else DEFAULT)
 
 
 def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress) -> None:
     """Write a snapshot of a buffer, with what is to be known about it."""
 
     async def save() -> None:
-        database = Database(reader.url, durability="normal", lock_timeout=LOCK_TIMEOUT, read_only=not _has_log(reader))
+        engine = open_engine(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=not _has_log(reader))
         try:
-            scope = await database.read(lambda tx: join(tx, Scope(name)))
-            await copy_to(database, scope, file, about, tell)
+            scope = await engine.read(joined, Scope(name))
+            await copy_to(engine, scope, file, about, tell)
         finally:
-            await database.dispose()
+            await engine.dispose()
 
     asyncio.run(save())
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
-from replaybuf.storage.sql.inspection.reader import Reader, Transaction
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.inspection.reader import Reader
 
 _WRITES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
 
@@ -19,7 +20,7 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
     """
 
     def run(tx: Transaction) -> tuple[list[str], list[tuple[Any, ...]]]:
-        result = tx.exec_driver_sql(statement)
+        result = tx.connection.exec_driver_sql(statement)
         if not result.returns_rows:
             return [], []
         return _unique(list(result.keys())), [tuple(row) for row in result.fetchall()]

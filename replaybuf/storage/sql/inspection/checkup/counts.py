@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import delete, exists, func, insert, select, union_all
+from sqlalchemy.exc import NoResultFound
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Limits, Rules
 from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.inspection.groups import buffers_of
-from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, counter, garbage, group, lane, payload, tally
 from replaybuf.storage.sql.statements.counts import add_counts
-from replaybuf.storage.sql.statements.lanes import Scope
 from replaybuf.storage.sql.statements.leases import end_leases, store_clock
-from replaybuf.storage.sql.statements.uids import last_uid, raise_uid
+from replaybuf.storage.sql.statements.uids import raise_uid
 
 _laneless = ~exists().where(lane.c.id == tally.c.lane)
 
@@ -101,10 +101,10 @@ def read_uids(tx: Transaction) -> Uids:
     uids: Any = [func.max(column) for column in _UID_COLUMNS]
     highest = union_all(*(select(uid.label("uid")) for uid in uids)).subquery()
     used = int(tx.execute(select(func.coalesce(func.max(highest.c.uid), 0))).scalar_one())
-    if tx.dialect.name == "postgresql":
-        return Uids(used, last_uid(tx))
-    last = tx.execute(select(counter.c.value).where(counter.c.name == "uid")).scalar()
-    return Uids(used, None if last is None else int(last))
+    try:
+        return Uids(used, tx.dialect.last_uid(tx.connection))
+    except NoResultFound:
+        return Uids(used, None)
 
 
 def mend_uids(tx: Transaction) -> Uids | None:
@@ -143,7 +143,7 @@ def read_leases(tx: Transaction, grace: float) -> Leases:
 def end_overdue(tx: Transaction) -> dict[str, int]:
     """End the leases whose time is over: the number of groups by buffer."""
     rules = Rules(limits=Limits(max_deliveries=0))  # how often is too often only the run's config knows
-    ended = {buffer: end_leases(tx, Scope(buffer, rules)) for buffer in buffers_of(tx)}
+    ended = {buffer: end_leases(tx.of(Scope(buffer, rules))) for buffer in buffers_of(tx)}
     return {buffer: count for buffer, count in ended.items() if count}
 
 

@@ -11,12 +11,12 @@ from sqlalchemy import ColumnElement, Select, and_, delete, exists, false, func,
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import Tally
-from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, group, lane, payload
 from replaybuf.storage.sql.statements.checkpoints import with_groups
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import add_counts
-from replaybuf.storage.sql.statements.lanes import Lane, Scope, need_lane
+from replaybuf.storage.sql.statements.lanes import Lane, need_lane
 from replaybuf.storage.sql.statements.leases import store_clock
 from replaybuf.storage.sql.statements.leaving import FREE, set_aside
 from replaybuf.storage.sql.statements.race_keys import enter_races
@@ -54,12 +54,12 @@ def adopt_laneless(tx: Transaction) -> list[int]:
     """Make groups without a lane FAILED ones of the task LOST, and return them."""
     if not (uids := laneless(tx)):
         return []
-    home = need_lane(tx, Scope(), (LOST, Status.FAILED))
+    home = need_lane(tx, (LOST, Status.FAILED))
     free: dict[str, Any] = FREE | {"lane": home.id, "error": WHY_LOST}
     tx.execute(update(group).where(uid_in(tx, uids)).values(free))
     stepless = and_(uid_in(tx, uids), group.c.pinned_staleness.is_(None))
     tx.execute(update(group).where(stepless).values(pinned_staleness=0))
-    enter_races(tx, Scope(), home, uids)
+    enter_races(tx, home, uids)
     add_counts(tx, {(home.id, Tally.PUT): len(uids), (home.id, Tally.SIZE): len(uids)})
     return uids
 
@@ -88,7 +88,8 @@ def give_back_half_leased(tx: Transaction) -> list[int]:
     """Free groups that are half leased, and return them; a lease without an end ends now."""
     rows = tx.execute(select(group.c.uid, group.c.lease, lane).select_from(_with_lane).where(_astray)).all()
     for row in rows:
-        home = need_lane(tx, Scope(row.buffer), (row.task_name, Status(row.status)))
+        own = tx.of(Scope(row.buffer))
+        home = need_lane(own, (row.task_name, Status(row.status)))
         if row.leased and row.lease is not None:
             values: dict[str, Any] = {"leased_until": store_clock(tx)}
         else:
@@ -96,7 +97,7 @@ def give_back_half_leased(tx: Transaction) -> list[int]:
         tx.execute(update(group).where(group.c.uid == row.uid).values(values))
         if row.leased and row.lease is None:
             add_counts(tx, {(home.id, Tally.LEASED): -1, (home.id, Tally.SIZE): 1})
-            enter_races(tx, Scope(row.buffer), home, [row.uid])
+            enter_races(own, home, [row.uid])
     return [row.uid for row in rows]
 
 
@@ -135,7 +136,7 @@ def put_aside(tx: Transaction, reasons: Mapping[int, str]) -> Aside:
         else:
             homes.setdefault(row.id, (row.buffer, Lane.of(row), []))[2].append(row.uid)
     for buffer, home, uids in homes.values():
-        set_aside(tx, Scope(buffer), home, {uid: reasons[uid] for uid in uids})
+        set_aside(tx.of(Scope(buffer)), home, {uid: reasons[uid] for uid in uids})
         aside.failed.append((home.task_name, uids))
     return aside
 

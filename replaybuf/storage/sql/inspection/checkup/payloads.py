@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from sqlalchemy import select, union
 
 from replaybuf.errors import DecodeError, StorageError
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.checkup.orphans import MISSING, Aside, put_aside
 from replaybuf.storage.sql.inspection.groups import AS_DICTS
-from replaybuf.storage.sql.inspection.reader import Reader, Transaction
+from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, group, payload
 from replaybuf.storage.sql.statements.columns import uid_in
 

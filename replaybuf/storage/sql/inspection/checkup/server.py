@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import metadata, uid_sequence
 
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
@@ -137,7 +137,7 @@ def damaged_indexes(tx: Transaction) -> list[tuple[str, str]] | None:
     wrong = []
     for oid, name in tx.execute(text(_INDEXES), {"names": _TABLES}).all():
         try:
-            with tx.begin_nested():
+            with tx.connection.begin_nested():
                 tx.execute(text("SELECT bt_index_check(:index)"), {"index": oid})
         except Exception as error:
             wrong.append((name, str(error.__cause__ or error)))

@@ -8,8 +8,8 @@ from pathlib import Path
 from sqlalchemy import text
 
 from replaybuf.storage.sql.engine.filesystem import filesystem_type, is_network
-from replaybuf.storage.sql.engine.sqlite import CHECKPOINT_PAGES, PAGE_SIZE, is_wal
-from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.storage.sql.engine.sqlite_connections import CHECKPOINT_PAGES, PAGE_SIZE, is_wal
+from replaybuf.storage.sql.engine.transaction import Transaction
 
 #: The size of pages that replaybuf makes; what a log grows by until it is copied into the database.
 PAGE_BYTES = PAGE_SIZE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Index, inspect, text
 from sqlalchemy.engine import Inspector
 
-from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.create import create_views, drop_views
 from replaybuf.storage.sql.schema.tables import metadata
 from replaybuf.storage.sql.schema.views import VIEWS
@@ -29,12 +29,12 @@ __all__ = [
 
 def missing_tables(tx: Transaction) -> list[str]:
     """The names of tables that aren't there."""
-    return sorted(set(TABLES) - set(inspect(tx).get_table_names()))
+    return sorted(set(TABLES) - set(inspect(tx.connection).get_table_names()))
 
 
 def wrong_columns(tx: Transaction) -> list[str]:
     """Columns that are missing or not as they were made."""
-    inspector = inspect(tx)
+    inspector = inspect(tx.connection)
     return [
         f"{table.name}.{column.name}"
         for table in metadata.tables.values()
@@ -54,14 +54,14 @@ def make_indexes(tx: Transaction) -> dict[str, str]:
     made = {}
     for index, why in _wrong_indexes(tx):
         tx.execute(text(f"DROP INDEX IF EXISTS {index.name}"))
-        index.create(tx)
+        index.create(tx.connection)
         made[str(index.name)] = why
     return made
 
 
 def _wrong_indexes(tx: Transaction) -> list[tuple[Index, str]]:
-    inspector = inspect(tx)
-    invalid = _invalid_indexes(tx)
+    inspector = inspect(tx.connection)
+    invalid = tx.dialect.invalid_indexes(tx.connection)
     wrong = []
     for table in metadata.tables.values():
         there = _indexes_of(inspector, table.name)
@@ -96,22 +96,14 @@ def _is_partial(index: Index) -> bool:
     return index.dialect_options["postgresql"]["where"] is not None
 
 
-def _invalid_indexes(tx: Transaction) -> set[str]:
-    """Those of PostgreSQL whose building was broken off."""
-    if tx.dialect.name != "postgresql":
-        return set()
-    query = "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE NOT i.indisvalid"
-    return set(tx.execute(text(query)).scalars())
-
-
 def missing_views(tx: Transaction) -> list[str]:
     """The names of views that aren't there."""
-    return sorted(set(VIEWS) - set(inspect(tx).get_view_names()))
+    return sorted(set(VIEWS) - set(inspect(tx.connection).get_view_names()))
 
 
 def make_views(tx: Transaction) -> list[str]:
     """Make the views anew where some are missing, and return those."""
     if missing := missing_views(tx):
-        drop_views(tx)
-        create_views(tx)
+        drop_views(tx.connection)
+        create_views(tx.connection)
     return missing

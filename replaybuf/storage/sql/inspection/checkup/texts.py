@@ -13,9 +13,9 @@ from sqlalchemy import select, text, update
 
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.outline import outline, prompt_preview
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.checkup.orphans import Aside, put_aside
 from replaybuf.storage.sql.inspection.groups import AS_DICTS
-from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.rescue.rows import marks_anew
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 

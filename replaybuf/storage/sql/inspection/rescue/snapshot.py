@@ -12,19 +12,16 @@ from sqlalchemy import insert
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.copies.facts import payloads_digest, write_facts
 from replaybuf.storage.sql.copies.snapshot import write_lanes, write_tallies
-from replaybuf.storage.sql.copies.snapshot_file import close_file, file_database, partial_file, publish
-from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.storage.sql.copies.snapshot_file import close_file, file_engine, partial_file, publish
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.rescue.metadata import Found, name_of
 from replaybuf.storage.sql.inspection.rescue.rows import Row, marked_by, payload_of
 from replaybuf.storage.sql.inspection.rescue.salvage import Salvage
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.cursors import write_cursors
-from replaybuf.storage.sql.statements.lanes import Scope
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.uids import raise_uid
-
-_TARGET = Scope()
 
 
 @dataclass(slots=True)
@@ -41,8 +38,8 @@ def write_snapshot(damaged: Salvage, found: Found, file: str, last: int, told: C
     written = Written()
 
     def work(tx: Transaction) -> None:
-        create_schema(tx, file)
-        ids = write_lanes(tx, _TARGET, list(found.lanes.values()))
+        create_schema(tx.connection, file)
+        ids = write_lanes(tx, list(found.lanes.values()))
         sizes: Counter[tuple[int, str]] = Counter()
         homes = {name_of(row): lane_id for lane_id, row in found.lanes.items()}
         digest = 0
@@ -56,13 +53,13 @@ def write_snapshot(damaged: Salvage, found: Found, file: str, last: int, told: C
             written.bytes += row["bytes"]
         write_tallies(tx, _counts(found, written, sizes), ids)
         raise_uid(tx, last)
-        write_cursors(tx, _TARGET, found.cursors)
-        return_all(tx, _TARGET)
+        write_cursors(tx, found.cursors)
+        return_all(tx)
         write_facts(tx, {}, digest)
 
     async def write() -> None:
         with partial_file(file) as partial:
-            target = file_database(partial)
+            target = file_engine(partial)
             try:
                 await target.write(work)
             finally:
