@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,9 @@ from replaybuf.bar import progress_bar
 from replaybuf.cli.options import Buffer, Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output, iso
 from replaybuf.errors import ConfigError
+from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.checkpoints import list_checkpoints
+from replaybuf.storage.sql.inspection.groups import AS_DICTS
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.snapshots import DEFAULT, Target, choose_buffer, policy_of, save_snapshot
 
@@ -76,7 +79,8 @@ def resume(url: Url, output: Output, folder: Folder = None, buffer: _Loaded = No
     file = str(_file_in(Path(folder)))
     saved = policy_of(file)
     rules = _rules(_policy(policy) if policy else _known_policy(saved))
-    done = _with_bar("loaded", lambda tell: target.load_snapshot(file, name, rules, tell))
+    storage = SQLStorage(target.url, AS_DICTS, rules, name=name)
+    done = _with_bar("loaded", lambda tell: _load(storage, file, tell))
     row = {
         "url": target.where,
         "buffer": name,
@@ -111,6 +115,16 @@ def _with_bar(what: str, work: Callable[[OnProgress], None]) -> Progress:
 
         work(tell)
     return last
+
+
+def _load(storage: SQLStorage, file: str, tell: OnProgress) -> None:
+    async def load() -> None:
+        try:
+            await storage.resume(file, {}, tell)
+        finally:
+            await storage.close()
+
+    asyncio.run(load())
 
 
 def _rules(policy: Any) -> Any:

@@ -7,19 +7,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy.engine import URL
-
 from replaybuf.errors import ConfigError, InputError
 from replaybuf.progress import OnProgress
-from replaybuf.rules.limits import Rules
-from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
 from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.sqlite_connections import is_memory, is_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import public_url
-from replaybuf.storage.sql.inspection.groups import AS_DICTS, buffers_of, looking_at
+from replaybuf.storage.sql.inspection.groups import buffers_of, looking_at
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, url_or_path
 from replaybuf.storage.sql.statements.fence import joined
 
@@ -63,9 +59,10 @@ def policy_of(file: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A database to load a snapshot into. A SQLite file that isn't there is made."""
+    """A database to load a snapshot into, which may be a SQLite file that isn't there yet. `where` has no password."""
 
-    url: URL
+    url: str
+    where: str
 
     @classmethod
     def at(cls, url: str) -> Target:
@@ -73,21 +70,4 @@ class Target:
         parsed = url_or_path(url)
         if is_memory(parsed):
             raise ConfigError("a SQLite database in memory would be gone with this command; give a file or a server")
-        return cls(parsed)
-
-    @property
-    def where(self) -> str:
-        """The URL without password."""
-        return public_url(self.url)
-
-    def load_snapshot(self, file: str, name: str, rules: Rules, tell: OnProgress) -> None:
-        """Load a snapshot into a buffer that is empty: all of it or nothing."""
-        storage = SQLStorage(self.url.render_as_string(hide_password=False), AS_DICTS, rules, name=name)
-
-        async def load() -> None:
-            try:
-                await storage.resume(file, {}, tell)
-            finally:
-                await storage.close()
-
-        asyncio.run(load())
+        return cls(parsed.render_as_string(hide_password=False), public_url(parsed))

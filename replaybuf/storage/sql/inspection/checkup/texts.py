@@ -6,17 +6,19 @@ A damaged page may leave a text that isn't UTF-8 or no JSON any more: every quer
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import select, text, update
 
 from replaybuf.errors import DecodeError
+from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import get_field
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.checkup.orphans import Aside, put_aside
 from replaybuf.storage.sql.inspection.groups import AS_DICTS
-from replaybuf.storage.sql.inspection.rescue.rows import marks_anew
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 
 #: The columns with texts by table, and whether they are JSON.
@@ -83,6 +85,15 @@ def _made_anew(tx: Transaction, bad: BadText) -> tuple[Any, str | None]:
     if bad.column == "marks":
         return marks_anew(rollouts, status).to_json(), None
     return outline(rollouts) if bad.column == "outline" else prompt_preview(rollouts), None
+
+
+def marks_anew(rollouts: Sequence[Any], status: str) -> Marks:
+    """The marks of a group's rollouts, made from these. They don't say which had expired: all, if the group had."""
+    if status != Status.EXPIRED:
+        return Marks.of(rollouts)
+    nothing: list[Any] = [None] * len(rollouts)
+    staleness = [int(get_field(rollout, "seq_staleness", 0) or 0) for rollout in rollouts]
+    return Marks(nothing, nothing, nothing, [True] * len(rollouts), staleness)
 
 
 def _status_and_payload(tx: Transaction, uid: int) -> tuple[str, bytes]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from replaybuf.errors import ReplayBufError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import get_field
+from replaybuf.storage.sql.inspection.checkup.texts import marks_anew
 from replaybuf.storage.sql.inspection.groups import AS_DICTS
 from replaybuf.storage.sql.inspection.rescue.salvage import ERRORS, Salvage
 from replaybuf.storage.sql.schema.tables import group, lane
@@ -119,15 +119,6 @@ def payload_of(damaged: Salvage, uid: int) -> Row | None:
         "prompt": _text(row[2]),
         "data": row[0],
     }
-
-
-def marks_anew(rollouts: Sequence[Any], status: str) -> Marks:
-    """The marks of a group's rollouts, made from these. They don't say which had expired: all, if the group had."""
-    if status != Status.EXPIRED:
-        return Marks.of(rollouts)
-    nothing: list[Any] = [None] * len(rollouts)
-    staleness = [int(get_field(rollout, "seq_staleness", 0) or 0) for rollout in rollouts]
-    return Marks(nothing, nothing, nothing, [True] * len(rollouts), staleness)
 
 
 def marked_by(data: bytes, status: str) -> Row | None:
