@@ -7,9 +7,9 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from replaybuf.storage.sql.engine.database import Database
 from sqlalchemy import Connection, text
 
-from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import HEAD, upgrade
 from tests.cli.conftest import run, run_json
