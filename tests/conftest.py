@@ -57,6 +57,13 @@ def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             yield lend()
 
 
+@pytest.fixture
+def lent_database(postgres_databases: Databases) -> Iterator[str]:
+    """`postgresql://...` of a database that is empty, and may have replaybuf's tables."""
+    with postgres_databases.lent() as lend:
+        yield lend()
+
+
 @pytest.fixture(scope="session")
 def postgres_databases(postgres_url: str) -> Iterator[Databases]:
     """Databases that tests share one after the other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from replaybuf.testing.archiving import ArchiveLaws
+from replaybuf.testing.chances import ChanceLaws
 from replaybuf.testing.checkpointing import CheckpointLaws
 from replaybuf.testing.claiming import ClaimLaws
 from replaybuf.testing.damage import DamageLaws
@@ -27,7 +28,7 @@ from replaybuf.testing.waiting import ClosingLaws, WaitingLaws
 from replaybuf.testing.weighing import WeightLaws
 
 
-class StorageContract(
+class ExactContract(
     PuttingLaws,
     ExpiryLaws,
     TakingLaws,
@@ -54,6 +55,10 @@ class StorageContract(
     ClaimLaws,
     DamageLaws,
 ):
+    """What every backend keeps to, but for what is left to chance. Needs the fixture `new_storage`."""
+
+
+class StorageContract(ExactContract, ChanceLaws):
     """What every backend keeps to. Needs the fixture `new_storage`."""
 
 
