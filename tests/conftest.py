@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.compiled import share_compiled_statements
+from tests.matrix import mark_long
 from tests.postgres import Databases, new_database, running_server
 
 # On a busy machine any example may be slow.
@@ -21,6 +22,11 @@ share_compiled_statements()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell, where Ctrl-C is ignored, also by child processes; some tests send it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_long(items)
 
 
 @pytest.fixture(scope="session")

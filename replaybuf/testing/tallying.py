@@ -191,7 +191,7 @@ class MetricsLaws(Harness):
         await buffer.take_batch({"math": 1}, timeout=1)
         for _ in range(2):
             with pytest.raises(TimeoutError):
-                await buffer.take_batch({"math": 1}, timeout=0.02)
+                await buffer.take_batch({"math": 1}, timeout=0.2)
         waits = (await buffer.metrics())["waits"]["groups"]
         assert (waits["count"], waits["timeouts"]) == (2, 2)
         assert waits["seconds"] > 0

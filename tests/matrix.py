@@ -1,0 +1,67 @@
+"""Which stores a test runs on by default: those that can break its law. On the others it runs in the long form."""
+
+from __future__ import annotations
+
+import fnmatch
+
+import pytest
+
+#: Fixtures whose parameter is a kind of store.
+_FIXTURES = {"url", "new_url", "kind", "sql_url", "shared_url", "kept_url", "database", "store_url"}
+_NAMES = {"memory://": "memory", "pandas://": "pandas", "sqlite in memory": "sqlite memory", "postgres": "postgresql"}
+_KINDS = {"memory", "pandas", "sqlite", "sqlite memory", "postgresql"}
+
+_STRATEGY = ("memory",)  # what a strategy decides, whatever the store
+_LAYER = ("memory", "sqlite")  # a layer above the stores: one that has all in this process, and one that hasn't
+_DATABASES = ("sqlite", "postgresql")
+_SHARED = ("memory", "postgresql")  # several users at once
+
+#: Patterns of node ids, of which the first that fits holds.
+_BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
+    ("bad_input/test_arguments.py::*", _LAYER),
+    ("chunks/test_drawing.py::test_fetch__is_uniform*", _STRATEGY),
+    ("chunks/test_model.py::*", ("memory", *_DATABASES)),
+    ("chunks/test_races.py::*", _SHARED),
+    ("chunks/test_restarts.py::*", _SHARED),
+    ("chunks/*", _LAYER),
+    ("produce/test_hooks.py::*", _STRATEGY),
+    ("produce/test_odd_loops.py::*", _STRATEGY),
+    ("produce/test_pauses.py::*", _STRATEGY),
+    ("produce/test_staleness_in_production.py::*", _STRATEGY),
+    ("produce/test_tail_batches.py::*", _STRATEGY),
+    ("produce/test_worker_ends.py::*", _LAYER),
+    ("produce/test_async.py::*", _LAYER),
+    ("produce/test_sync.py::*", _STRATEGY),
+    ("produce/test_records.py::*", _SHARED),
+    ("produce/test_sampler_state.py::*", _SHARED),
+    ("produce/test_cancelled_production.py::*", _SHARED),
+    ("produce/test_limits_in_production.py::*", _SHARED),
+    ("test_prompts.py::*", _SHARED),
+    ("demo/test_demo_run.py::test_fresh*", ("sqlite",)),
+    ("demo/test_demo_run.py::test_a_run_goes_on*", ("sqlite",)),
+    ("demo/test_demo_run.py::test_a_run_may_be_cut*", ("postgresql",)),
+    ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),
+    ("demo/test_start.py::*", ("sqlite",)),
+    ("demo/test_worker.py::*", ("sqlite",)),
+    ("examples/test_killed.py::test_trainer_and_workers*", ("postgresql",)),
+    ("examples/test_killed.py::*", ("sqlite",)),
+    ("examples/test_endpoint_run.py::test_it_trains*", _DATABASES),
+    ("examples/test_endpoint_run.py::*", ("sqlite",)),
+]
+
+
+def mark_long(items: list[pytest.Item]) -> None:
+    """Mark what isn't run by default."""
+    for item in items:
+        stores = _stores(item)
+        name = item.nodeid.removeprefix("tests/")
+        kinds = next((kinds for pattern, kinds in _BY_DEFAULT if fnmatch.fnmatchcase(name, pattern)), None)
+        if kinds is not None and not stores <= set(kinds):
+            item.add_marker(pytest.mark.long)
+
+
+def _stores(item: pytest.Item) -> set[str]:
+    """The kinds of store that this test runs on."""
+    parameters = item.callspec.params.items() if hasattr(item, "callspec") else ()
+    values = {str(value) for name, value in parameters if name in _FIXTURES}
+    return {_NAMES.get(value, value) for value in values} & _KINDS
