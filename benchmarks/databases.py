@@ -76,7 +76,7 @@ async def execute(url: str, statement: str) -> None:
 
 def engine_of(buffer: ReplayBuffer) -> Any:
     """The SQLAlchemy engine of an open buffer."""
-    return buffer.storage._open.database.engine  # type: ignore[attr-defined]
+    return buffer.storage._open.engine.pool  # type: ignore[attr-defined]
 
 
 def sqlite_path(url: str) -> str:

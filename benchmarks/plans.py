@@ -145,7 +145,7 @@ async def _vacuum(engine: Any) -> None:
 
 async def _sweep(buffer: ReplayBuffer) -> None:
     state = buffer.storage._open  # type: ignore[attr-defined]
-    await state.thread.run(lambda: state.database.write(lambda connection: sweep(connection, 1e12, 64)))
+    await state.thread.run(lambda: state.engine.write(lambda tx: sweep(tx, 1e12, 64)))
 
 
 async def _explain(engine: Any, caught: list[tuple[str, str, Any]]) -> list[Explained]:

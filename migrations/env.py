@@ -8,7 +8,7 @@ import os
 from alembic import context
 from sqlalchemy import Connection
 
-from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import HEAD, VERSION_TABLE, create_views, current_revision, drop_views
 from replaybuf.storage.sql.schema.tables import metadata
@@ -27,11 +27,11 @@ def migrate(connection: Connection) -> None:
 
 
 async def migrate_url(url: str) -> None:
-    database = Database(parse_url(url), durability="full", lock_timeout=30)
+    engine = open_engine(parse_url(url), durability="full")
     try:
-        await database.write(migrate, alone=True)
+        await engine.write(lambda tx: migrate(tx.connection), alone=True)
     finally:
-        await database.dispose()
+        await engine.dispose()
 
 
 def main() -> None:

@@ -1,166 +1,130 @@
-"""A durable, shared, queryable replay buffer for LLM reinforcement learning, on SQLite and PostgreSQL."""
+"""A durable, shared, queryable replay buffer for LLM reinforcement learning, on SQLite and PostgreSQL.
 
-from replaybuf.buffer.lease import Lease
-from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.chunks import Chunk, ChunkBuffer, ChunkBufferConfig, OldestVersionPolicy, Selection
-from replaybuf.codec.payload import Codec
-from replaybuf.config import AsyncReplayBufferConfig, ReplayBufferConfig, SyncReplayBufferConfig
-from replaybuf.errors import (
-    AccessError,
-    CheckpointError,
-    ClosedError,
-    ConfigError,
-    ConflictError,
-    DecodeError,
-    DiskFullError,
-    EncodeError,
-    FencedError,
-    FragmentError,
-    FullError,
-    InputError,
-    LeaseLostError,
-    LockedError,
-    MissingDriverError,
-    MissingSnapshotError,
-    NetworkFilesystemError,
-    NotADatabaseError,
-    NotEmptyError,
-    NotPicklableError,
-    NotReadyError,
-    ProduceError,
-    PromptsExhaustedError,
-    QueryError,
-    ReplayBufError,
-    RolloutError,
-    SchemaError,
-    SnapshotError,
-    SnapshotMismatchError,
-    StorageError,
-    UnreachableError,
-)
-from replaybuf.produce import (
-    AgentLoop,
-    AsyncProduceStrategy,
-    Generated,
-    JSONLines,
-    ProduceStrategy,
-    ProduceSummary,
-    Sampler,
-    SamplerWithReplayBuffer,
-    SyncProduceStrategy,
-    TrainState,
-    produce_loop,
-    publish,
-    published,
-    reward_varies,
-    to_rollout,
-    wait_published,
-)
-from replaybuf.progress import Progress
-from replaybuf.prompts import Prompt, PromptLedger
-from replaybuf.rollouts.rollout import RolloutState, Status, group_status
-from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import ExpiryRule
-from replaybuf.rules.limits import Limits, Rules
-from replaybuf.rules.policies import (
-    FIFOPolicy,
-    LIFOPolicy,
-    OrderTerm,
-    PrioritizedPolicy,
-    ReplayPolicy,
-    StalenessPolicy,
-    UniformPolicy,
-)
-from replaybuf.rules.tallies import Tally
-from replaybuf.storage.contract import StorageBackend
-from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
+These are the names that users need; each is imported when it is first asked for. What is rarer is imported from its
+module: `replaybuf.produce`, `replaybuf.chunks`, `replaybuf.errors`, and `docs/backends.md` for authors of backends.
+"""
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from replaybuf.buffer.lease import Lease as Lease
+    from replaybuf.buffer.replay_buffer import ReplayBuffer as ReplayBuffer
+    from replaybuf.chunks import ChunkBuffer as ChunkBuffer
+    from replaybuf.chunks import ChunkBufferConfig as ChunkBufferConfig
+    from replaybuf.config import AsyncReplayBufferConfig as AsyncReplayBufferConfig
+    from replaybuf.config import ReplayBufferConfig as ReplayBufferConfig
+    from replaybuf.config import SyncReplayBufferConfig as SyncReplayBufferConfig
+    from replaybuf.errors import CheckpointError as CheckpointError
+    from replaybuf.errors import ClosedError as ClosedError
+    from replaybuf.errors import ConfigError as ConfigError
+    from replaybuf.errors import ConflictError as ConflictError
+    from replaybuf.errors import DiskFullError as DiskFullError
+    from replaybuf.errors import FencedError as FencedError
+    from replaybuf.errors import FragmentError as FragmentError
+    from replaybuf.errors import FullError as FullError
+    from replaybuf.errors import InputError as InputError
+    from replaybuf.errors import LeaseLostError as LeaseLostError
+    from replaybuf.errors import LockedError as LockedError
+    from replaybuf.errors import NotReadyError as NotReadyError
+    from replaybuf.errors import ProduceError as ProduceError
+    from replaybuf.errors import PromptsExhaustedError as PromptsExhaustedError
+    from replaybuf.errors import QueryError as QueryError
+    from replaybuf.errors import ReplayBufError as ReplayBufError
+    from replaybuf.errors import RolloutError as RolloutError
+    from replaybuf.errors import SnapshotError as SnapshotError
+    from replaybuf.errors import StorageError as StorageError
+    from replaybuf.errors import UnreachableError as UnreachableError
+    from replaybuf.produce import AgentLoop as AgentLoop
+    from replaybuf.produce import AsyncProduceStrategy as AsyncProduceStrategy
+    from replaybuf.produce import JSONLines as JSONLines
+    from replaybuf.produce import Sampler as Sampler
+    from replaybuf.produce import SamplerWithReplayBuffer as SamplerWithReplayBuffer
+    from replaybuf.produce import SyncProduceStrategy as SyncProduceStrategy
+    from replaybuf.produce import produce_loop as produce_loop
+    from replaybuf.prompts import Prompt as Prompt
+    from replaybuf.prompts import PromptLedger as PromptLedger
+    from replaybuf.rollouts.rollout import RolloutState as RolloutState
+    from replaybuf.rollouts.rollout import Status as Status
+    from replaybuf.rules.policies import FIFOPolicy as FIFOPolicy
+    from replaybuf.rules.policies import LIFOPolicy as LIFOPolicy
+    from replaybuf.rules.policies import OrderTerm as OrderTerm
+    from replaybuf.rules.policies import PrioritizedPolicy as PrioritizedPolicy
+    from replaybuf.rules.policies import ReplayPolicy as ReplayPolicy
+    from replaybuf.rules.policies import StalenessPolicy as StalenessPolicy
+    from replaybuf.rules.policies import UniformPolicy as UniformPolicy
+    from replaybuf.storage.values import StorageItem as StorageItem
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AccessError",
-    "AgentLoop",
-    "AsyncProduceStrategy",
-    "AsyncReplayBufferConfig",
-    "Changes",
-    "Checkpoint",
-    "CheckpointError",
-    "Chunk",
-    "ChunkBuffer",
-    "ChunkBufferConfig",
-    "ClosedError",
-    "Codec",
-    "ConfigError",
-    "ConflictError",
-    "Cursor",
-    "DecodeError",
-    "DiskFullError",
-    "Draw",
-    "EncodeError",
-    "ExpiryRule",
-    "FIFOPolicy",
-    "FencedError",
-    "FragmentError",
-    "FullError",
-    "Generated",
-    "InputError",
-    "JSONLines",
-    "LIFOPolicy",
-    "Lease",
-    "LeaseLostError",
-    "Leased",
-    "Limits",
-    "LockedError",
-    "MissingDriverError",
-    "MissingSnapshotError",
-    "NetworkFilesystemError",
-    "NewGroup",
-    "NotADatabaseError",
-    "NotEmptyError",
-    "NotPicklableError",
-    "NotReadyError",
-    "OldestVersionPolicy",
-    "OrderTerm",
-    "PrioritizedPolicy",
-    "ProduceError",
-    "ProduceStrategy",
-    "ProduceSummary",
-    "Progress",
-    "Prompt",
-    "PromptLedger",
-    "PromptsExhaustedError",
-    "QueryError",
-    "Refresh",
-    "ReplayBufError",
-    "ReplayBuffer",
-    "ReplayBufferConfig",
-    "ReplayPolicy",
-    "RolloutError",
-    "RolloutState",
-    "RolloutType",
-    "Rules",
-    "Sampler",
-    "SamplerWithReplayBuffer",
-    "SchemaError",
-    "Selection",
-    "SnapshotError",
-    "SnapshotMismatchError",
-    "StalenessPolicy",
-    "Status",
-    "StorageBackend",
-    "StorageError",
-    "StorageItem",
-    "SyncProduceStrategy",
-    "SyncReplayBufferConfig",
-    "Tally",
-    "TrainState",
-    "UniformPolicy",
-    "UnreachableError",
-    "group_status",
-    "produce_loop",
-    "publish",
-    "published",
-    "reward_varies",
-    "to_rollout",
-    "wait_published",
-]
+_PUBLIC = {
+    "buffer.lease": "Lease",
+    "buffer.replay_buffer": "ReplayBuffer",
+    "chunks": "ChunkBuffer ChunkBufferConfig",
+    "config": "AsyncReplayBufferConfig ReplayBufferConfig SyncReplayBufferConfig",
+    "errors": """
+        CheckpointError ClosedError ConfigError ConflictError DiskFullError FencedError FragmentError FullError
+        InputError LeaseLostError LockedError NotReadyError ProduceError PromptsExhaustedError QueryError
+        ReplayBufError RolloutError SnapshotError StorageError UnreachableError
+    """,
+    "produce": """
+        AgentLoop AsyncProduceStrategy JSONLines Sampler SamplerWithReplayBuffer SyncProduceStrategy produce_loop
+    """,
+    "prompts": "Prompt PromptLedger",
+    "rollouts.rollout": "RolloutState Status",
+    "rules.policies": """
+        FIFOPolicy LIFOPolicy OrderTerm PrioritizedPolicy ReplayPolicy StalenessPolicy UniformPolicy
+    """,
+    "storage.values": "StorageItem",
+}
+# Names that somebody may look for here: the error says where they are.
+_ELSEWHERE = {
+    "chunks": "Chunk OldestVersionPolicy Selection",
+    "codec.payload": "Codec",
+    "errors": """
+        AccessError DecodeError EncodeError MissingDriverError MissingSnapshotError NetworkFilesystemError
+        NotADatabaseError NotEmptyError NotPicklableError SchemaError SnapshotMismatchError
+    """,
+    "produce": """
+        Generated ProduceStrategy ProduceSummary TrainState publish published reward_varies to_rollout wait_published
+    """,
+    "progress": "Progress",
+    "rollouts.rollout": "group_status",
+    "rollouts.rollout_type": "RolloutType",
+    "rollouts.staleness": "ExpiryRule",
+    "rules.limits": "Limits Rules",
+    "rules.tallies": "Tally",
+    "storage.contract": "StorageBackend",
+    "storage.memory.backend": "MemoryStorage",
+    "storage.sql.backend": "SQLStorage",
+    "storage.values": "Changes Checkpoint Cursor Draw Leased NewGroup Refresh",
+}
+
+
+def _modules(names: dict[str, str]) -> dict[str, str]:
+    """Map each name to its module."""
+    return {name: f"replaybuf.{module}" for module, line in names.items() for name in line.split()}
+
+
+_MODULES = _modules(_PUBLIC)
+
+if not TYPE_CHECKING:  # type checkers go by the imports above
+    __all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if module := _MODULES.get(name):
+        value = globals()[name] = getattr(import_module(module), name)
+        return value
+    message = f"module 'replaybuf' has no attribute {name!r}"
+    if module := _modules(_ELSEWHERE).get(name):
+        message = f"{name} is not in 'replaybuf' itself: from {module} import {name}"
+        # `from replaybuf import NAME` asks by hasattr, and its own ImportError wouldn't say this.
+        if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
+            raise ImportError(message, name=__name__)
+    raise AttributeError(message, name=name, obj=sys.modules[__name__])
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

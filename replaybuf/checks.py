@@ -9,15 +9,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from replaybuf.errors import InputError
-from replaybuf.rollouts.rollout import Status
-
-if TYPE_CHECKING:
-    from replaybuf.storage.values import Tags
+from replaybuf.rollouts.rollout import Status, Tags
 
 _MAX_NAME = 200
 _INT64 = 2**63

@@ -7,8 +7,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ImportString
 
+from replaybuf.buffer.putting import PUT_TIMEOUT
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS
-from replaybuf.buffer.replay_buffer import PUT_TIMEOUT, ReplayBuffer
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_seconds, check_task_name
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, InputError, MissingDriverError

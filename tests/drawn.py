@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from replaybuf import Limits, OrderTerm, ReplayPolicy, RolloutState, Rules, Status
+from replaybuf import OrderTerm, ReplayPolicy, RolloutState, Status
 from replaybuf.errors import ConfigError
+from replaybuf.rules.limits import Limits, Rules
 from replaybuf.rules.policies import FIFOPolicy, LIFOPolicy, PrioritizedPolicy, StalenessPolicy, UniformPolicy
 from tests.query.strategies import queries
 

@@ -60,6 +60,38 @@ def mark_long(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
 
 
+#: What can break in seconds: pure functions, the layers above a store, and the contract in memory and on a SQLite file.
+_FAST = (
+    "bad_input/test_arguments.py",
+    "chunks/",
+    "contract/test_memory.py",
+    "contract/test_sqlite.py",
+    "contract/test_same_draws.py",
+    "produce/",
+    "query/",
+    "test_buffers.py",
+    "test_checkpoints.py",
+    "test_codec.py",
+    "test_config.py",
+    "test_prompts.py",
+    "test_redact.py",
+    "test_rollout_type.py",
+    "test_rules.py",
+    "test_snapshots.py",
+)
+_SLOW = ("chunks/test_configs.py", "chunks/test_races.py", "produce/test_produce_processes.py", "produce/test_jsonl.py")
+_SERVER = {"postgres_url", "postgres_database", "postgres_databases", "lent_database"}
+
+
+def mark_fast(items: list[pytest.Item]) -> None:
+    """Mark the tests of the inner loop."""
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        slow = item.get_closest_marker("long") or "postgresql" in _stores(item) or _SERVER & set(item.fixturenames)
+        if name.startswith(_FAST) and not name.startswith(_SLOW) and not slow:
+            item.add_marker(pytest.mark.fast)
+
+
 def _stores(item: pytest.Item) -> set[str]:
     """The kinds of store that this test runs on."""
     parameters = item.callspec.params.items() if hasattr(item, "callspec") else ()

@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import replaybuf.buffer.replay_buffer
-from replaybuf import NewGroup, ReplayBuffer, Rules, Status
+from replaybuf import ReplayBuffer, Status
 from replaybuf.buffer.lease import Lease
 from replaybuf.errors import NotEmptyError, ReplayBufError
+from replaybuf.rules.limits import Rules
 from replaybuf.storage.memory.backend import MemoryStorage
-from replaybuf.storage.values import StorageItem
+from replaybuf.storage.values import NewGroup, StorageItem
 from replaybuf.testing.harness import CODEC, plain
 from tests.drawn import (
     TASKS,
@@ -284,19 +285,17 @@ class SideBySide(RuleBasedStateMachine):
         states = [_without_payloads(buffer.state_dict()) for buffer in (self.reference, self.other)]
         assert states[0] == states[1]
 
-    @rule(numbers=st.lists(st.integers(0, 9), max_size=3), behind=st.sampled_from([0, 0, 0, 1]), settle=st.booleans())
-    def claim(self, numbers: list[int], behind: int, settle: bool) -> None:
+    @rule(numbers=st.lists(st.integers(0, 9), max_size=3), behind=st.sampled_from([0, 0, 0, 1]), keep=st.booleans())
+    def claim(self, numbers: list[int], behind: int, keep: bool) -> None:
         """Prompts are claimed, and one of them is finished."""
 
         async def claimed(buffer: ReplayBuffer) -> Any:
-            storage = buffer.storage
-            now = await storage.cursor("data")
+            now = await buffer.cursors.read("data")
             prompts = [NewGroup(TASKS[0], Status.INIT, 0, make_prompt(number), 1.0) for number in numbers]
             moved = replace(
                 now, version=now.version - behind, position=now.position + len(numbers), value=bytes(numbers)
             )
-            leased = await storage.claim(prompts, moved, 1000)
-            return None if leased is None else Lease(storage, leased, 1000, heartbeat=False)
+            return await buffer.cursors.claim(prompts, moved, 1000)
 
         pair = self.each(claimed)
         expected, got = (_seen(one.items) if isinstance(one, Lease) else one for one in pair)
@@ -309,7 +308,8 @@ class SideBySide(RuleBasedStateMachine):
         async def finished(buffer: ReplayBuffer) -> Any:
             lease = pair[0] if buffer is self.reference else pair[1]
             prompt = make_prompt(7)
-            return await buffer.put(prompt, TASKS[0], replaces=uids, lease=lease, keep_leased=settle)
+            put = lease.save if keep else lease.finish
+            return await put(prompt, TASKS[0], replaces=uids)
 
         if uids:
             self.both(finished)
@@ -327,7 +327,7 @@ class SideBySide(RuleBasedStateMachine):
             self.runner.run(self.other.close())
             self.other = self.buffer(self.place.again(self.rules))
             for _, lease in self.leases:
-                lease._storage = self.other.storage
+                lease._storage, lease._putting = self.other.storage, self.other._putting
 
     def save_and_resume(self, crossed: bool) -> None:
         folders = [self.folder / "reference", self.folder / "other"]

@@ -16,11 +16,11 @@ from replaybuf import (
     FullError,
     InputError,
     LeaseLostError,
-    NotEmptyError,
     ReplayBuffer,
     ReplayBufferConfig,
     Status,
 )
+from replaybuf.errors import NotEmptyError
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import asyncpg
 import pytest
-import sqlalchemy
 
 from replaybuf import ClosedError, NotReadyError, ReplayBuffer, Status
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.opening import open_engine
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.sweep import sweep
 from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.storage.values import Draw
@@ -54,10 +54,10 @@ def storage_of(buffer: ReplayBuffer) -> SQLStorage:
 async def no_connection_out(buffer: ReplayBuffer) -> None:
     """Wait until the pool has all connections back, except for the one that looks for changes."""
     state = storage_of(buffer)._state()
-    pool: Any = state.database.engine.pool
+    pool: Any = state.engine.pool.pool
 
     async def all_back() -> bool:
-        return not hasattr(pool, "checkedout") or pool.checkedout() <= (state.watch._connection is not None)
+        return not hasattr(pool, "checkedout") or pool.checkedout() <= (state.watch._changes._connection is not None)
 
     await until(all_back)
 
@@ -282,12 +282,12 @@ def hold_decoding(buffer: ReplayBuffer, release: threading.Event) -> None:
 async def taken_from(buffer: ReplayBuffer) -> None:
     """Wait until the database is empty, past the queue of the buffer's operations."""
 
-    def is_empty(connection: sqlalchemy.Connection) -> bool:
-        return not connection.exec_driver_sql("SELECT count(*) FROM rb_group").scalar_one()
+    def is_empty(tx: Transaction) -> bool:
+        return not tx.connection.exec_driver_sql("SELECT count(*) FROM rb_group").scalar_one()
 
     async def empty() -> bool:
         state = storage_of(buffer)._state()
-        future = asyncio.run_coroutine_threadsafe(state.database.read(is_empty), state.thread.loop)
+        future = asyncio.run_coroutine_threadsafe(state.engine.read(is_empty), state.thread.loop)
         return await asyncio.wrap_future(future)
 
     await until(empty)
@@ -308,7 +308,7 @@ async def test_groups_that_come_back_after_their_payloads_were_swept_are_whole(b
     task = asyncio.create_task(buffer.get(3, TASK))
     await taken_from(buffer)
     state = storage_of(buffer)._state()
-    sweeping = state.database.write(lambda connection: sweep(connection, time.time() + 60, 100))
+    sweeping = state.engine.write(lambda tx: sweep(tx, time.time() + 60, 100))
     assert await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sweeping, state.thread.loop)) == 3
     task.cancel()
     release.set()
@@ -337,7 +337,7 @@ async def test_groups_come_back_even_when_the_database_is_locked_at_first(
 
 def locked(url: str) -> Any:
     """Another connection that holds the lock which every write needs."""
-    database = Database(storage_of(build(url)).url, durability="normal", lock_timeout=5)
+    database = open_engine(storage_of(build(url)).url, lock_timeout=5)
 
     class Locked:
         async def __aenter__(self) -> None:

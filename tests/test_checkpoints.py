@@ -9,12 +9,13 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from replaybuf import Draw, NewGroup, ReplayBuffer, Status
+from replaybuf import ReplayBuffer, Status
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, payload
 from replaybuf.storage.sql.statements.checkpoints import sweep_forgotten
 from replaybuf.storage.sql.statements.sweep import sweep
 from replaybuf.storage.sql.tasks.delivery import Drawing
+from replaybuf.storage.values import Draw, NewGroup
 from replaybuf.testing.checkpointing import state_of
 from replaybuf.testing.harness import CODEC
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
@@ -27,13 +28,13 @@ async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
     opened = buffer.storage._state()  # type: ignore[attr-defined]
 
     async def work() -> tuple[int, ...]:
-        while await opened.database.write(lambda connection: sweep_forgotten(connection, 4, 0.0)):
+        while await opened.engine.write(lambda tx: sweep_forgotten(tx, 4, 0.0)):
             pass
-        while await opened.database.write(lambda connection: sweep(connection, ALWAYS, 100)):
+        while await opened.engine.write(lambda tx: sweep(tx, ALWAYS, 100)):
             pass
-        return await opened.database.read(
-            lambda connection: tuple(
-                connection.execute(select(func.count()).select_from(table)).scalar_one()
+        return await opened.engine.read(
+            lambda tx: tuple(
+                tx.execute(select(func.count()).select_from(table)).scalar_one()
                 for table in (payload, garbage, checkpoint_group)
             )
         )
@@ -170,10 +171,10 @@ async def test_claims_of_several_processes_never_overlap(shared_url: str) -> Non
             for _ in range(10):
                 claimed = None
                 while claimed is None:
-                    now = await one.storage.cursor("data")
+                    now = await one.cursors.read("data")
                     prompt = NewGroup(TASK, Status.INIT, 0, group(now.position, status=Status.INIT), 1.0)
                     moved = replace(now, position=now.position + 1)
-                    claimed = await one.storage.claim([prompt], moved, 60)
+                    claimed = await one.cursors.claim([prompt], moved, 60)
                 positions.append(now.position)
 
         await asyncio.gather(*(draw(one) for one in (buffer, other) for _ in range(2)))

@@ -283,7 +283,9 @@ def test_coding_leaves_no_work_for_the_garbage_collector() -> None:
     code = """
 import gc
 import numpy as np
-from replaybuf import Codec, RolloutType, Status
+from replaybuf import Status
+from replaybuf.codec.payload import Codec
+from replaybuf.rollouts.rollout_type import RolloutType
 codec = Codec(RolloutType(dict))
 group = [{"a": np.arange(3), "b": (1,), "c": Status.INIT}]
 codec.decode(codec.encode(group))

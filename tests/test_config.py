@@ -15,13 +15,13 @@ from replaybuf import (
     AsyncReplayBufferConfig,
     ConfigError,
     FIFOPolicy,
-    MissingDriverError,
     ReplayBufferConfig,
     ReplayPolicy,
     StalenessPolicy,
     SyncProduceStrategy,
     SyncReplayBufferConfig,
 )
+from replaybuf.errors import MissingDriverError
 from replaybuf.storage.sql.engine import urls as driver
 from replaybuf.storage.sql.engine.urls import parse_url, public_url, redact
 from tests.cli.test_help import commands

@@ -21,13 +21,13 @@ import pytest
 from replaybuf import (
     AsyncReplayBufferConfig,
     FIFOPolicy,
-    Leased,
     ReplayBufError,
     ReplayBufferConfig,
     StorageError,
     SyncReplayBufferConfig,
 )
-from replaybuf.buffer.lease import _Heart
+from replaybuf.buffer.heartbeat import Heart
+from replaybuf.storage.values import Leased
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
 
 
@@ -449,7 +449,7 @@ async def test_a_heartbeat_that_fails_leaves_the_others_alone(any_url: str, monk
 
 
 def test_a_heart_whose_last_lease_is_dropped_as_it_looks_comes_to_rest() -> None:
-    heart = _Heart()
+    heart = Heart()
     there = MagicMock()
     there.__len__.return_value = 1
     there.items.return_value = there.values.return_value = []

@@ -16,12 +16,8 @@ import numpy as np
 import pytest
 
 from replaybuf import (
-    Cursor,
-    DecodeError,
-    Draw,
     FencedError,
     InputError,
-    Leased,
     LeaseLostError,
     LockedError,
     NotReadyError,
@@ -30,6 +26,8 @@ from replaybuf import (
     RolloutError,
     Status,
 )
+from replaybuf.errors import DecodeError
+from replaybuf.storage.values import Cursor, Draw, Leased
 from tests.datasets import DATASETS, Resuming, Shuffled, Tensor, WithTensors, complete, indexed, numbers, prompt
 from tests.stores import TASK, build, until
 
@@ -408,6 +406,6 @@ async def test_counts_may_be_those_of_numpy() -> None:
 async def test_a_place_that_is_none_is_refused(place: Any) -> None:
     """Instead of a prompt from somewhere."""
     async with build("memory://") as buffer:
-        await buffer.storage.claim([], Cursor(TASK, 0, 1, msgpack.packb(place)), LONG)
+        await buffer.cursors.move(Cursor(TASK, 0, 1, msgpack.packb(place)))
         with pytest.raises(InputError, match="cursor"):
             await PromptLedger(buffer, indexed(3), TASK, epochs=None).draw()

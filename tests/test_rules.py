@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from replaybuf import ConfigError, InputError, Limits, Status
+from replaybuf import ConfigError, InputError, Status
 from replaybuf.buffer.waits import check_possible
-from replaybuf.rules.limits import Level
+from replaybuf.rules.limits import Level, Limits
 from replaybuf.storage.values import Draw
 
 COMPLETED = Status.COMPLETED

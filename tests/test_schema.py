@@ -17,8 +17,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Column, Connection, MetaData, Table, inspect, make_url, text
 
-from replaybuf import ReplayBufferConfig, SchemaError
-from replaybuf.storage.sql.engine.database import Database
+from replaybuf import ReplayBufferConfig
+from replaybuf.errors import SchemaError
+from replaybuf.storage.sql.engine.opening import open_engine
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import (
     HEAD,
@@ -40,11 +42,11 @@ T = TypeVar("T")
 
 async def run(url: str, function: Callable[[Connection], T]) -> T:
     """Run a function in a transaction of a database."""
-    database = Database(parse_url(url), durability="normal", lock_timeout=30)
+    engine = open_engine(parse_url(url))
     try:
-        return await database.write(function)
+        return await engine.write(lambda tx: function(tx.connection))
     finally:
-        await database.dispose()
+        await engine.dispose()
 
 
 def create(connection: Connection) -> None:
@@ -205,7 +207,7 @@ async def test_an_upgrade_keeps_the_data(two_urls: tuple[str, str]) -> None:
                     row["scoped_key"] = json.dumps(json.loads(row["scoped_key"])[:2], ensure_ascii=False)
             narrowed = Table(table.name, MetaData(), *(Column(c.name, c.type) for c in table.c if c.name in there))
             connection.execute(narrowed.insert(), old)
-        raise_uid(connection, 5)
+        raise_uid(Transaction.over(connection), 5)
 
     await run(url, lambda connection: upgrade(connection, REVISIONS[0]))
     await run(url, write)

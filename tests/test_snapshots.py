@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from replaybuf import Progress, ReplayBuffer, RolloutState, SnapshotError, SnapshotMismatchError, Status
+from replaybuf import ReplayBuffer, RolloutState, SnapshotError, Status
 from replaybuf.buffer.reader import SNAPSHOT_FILE
+from replaybuf.errors import SnapshotMismatchError
+from replaybuf.progress import Progress
 from replaybuf.storage.sql.copies.facts import DIGEST
 from replaybuf.testing.harness import plain
 from tests.stores import build, fill, group

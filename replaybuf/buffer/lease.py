@@ -5,42 +5,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import threading
-import time
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
-from replaybuf.checks import check_reason, check_seconds, check_uids
+from replaybuf.buffer.heartbeat import heart_of
+from replaybuf.buffer.putting import PutOptions, Putting
+from replaybuf.checks import check_list, check_reason, check_seconds, check_uids
 from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, ReplayBufError
-from replaybuf.storage.contract import StorageBackend
-from replaybuf.storage.values import Leased, StorageItem
+from replaybuf.rollouts.normalise import as_group
+from replaybuf.storage.contract import LeaseStorage
+from replaybuf.storage.values import UNSET, Leased, StorageItem, Unset
 
 T = TypeVar("T")
-
-_BEATS = 3
 
 _logger = logging.getLogger("replaybuf.lease")
 
 
 class Lease:
-    """Groups on loan: `batch` has them by task, `items` the same with their metadata, `counts` how many.
+    """Groups on loan: `batch` has them by task, `items` the same with their metadata, `counts` their number.
 
-    `token` is the fencing token: a later lease has a higher one. Each group is acknowledged (it has been consumed) or
-    given back (it is drawn again), once. What is neither comes back when the lease's time is over: `seconds` after
-    its last heartbeat; a thread of its own keeps it from being over while this process lives.
+    `token` is the fencing token: a later lease has a higher one. Each group is acknowledged (it has been consumed),
+    finished (its result is stored in its place) or given back (it is drawn again), once. What is neither comes back
+    when the lease's time is over: `seconds` after its last heartbeat; a thread of its own keeps it from being over
+    while this process lives.
     """
 
-    def __init__(self, storage: StorageBackend, leased: Leased, seconds: float, *, heartbeat: bool) -> None:
+    def __init__(
+        self, storage: LeaseStorage, putting: Putting, leased: Leased, seconds: float, *, heartbeat: bool = True
+    ) -> None:
         self._storage = storage
+        self._putting = putting
         self._leased = leased
         self.seconds = seconds
         self._lost = False
         self._open = {item.uid for items in leased.items.values() for item in items}
-        self._heart = _hearts.setdefault(storage, _Heart()) if heartbeat and self._open else None
+        self._heart = heart_of(storage) if heartbeat and self._open else None
         if self._heart is not None:
             self._heart.beat_for(self)
 
@@ -89,7 +90,52 @@ class Lease:
         """
         chosen = self._chosen(uids)
         await self._storage.acknowledge(self._leased, chosen)
-        self.settle(chosen)
+        self._settle(chosen)
+
+    async def finish(
+        self,
+        items: Sequence[Any],
+        task_name: str,
+        *,
+        replaces: Iterable[int],
+        timeout: float | Unset | None = UNSET,
+        **options: Unpack[PutOptions],
+    ) -> int | None:
+        """Store the result of groups of this lease in their place, in one transaction; its uid.
+
+        `replaces` are the uids of the groups that it was made from, which leave the buffer. The options are those of
+        `ReplayBuffer.put`, and so are its rules: a result that has expired and isn't retryable is dropped (None), and
+        the groups leave all the same. Raises what `put` raises, and LeaseLostError when the lease doesn't hold one of
+        the groups any more; then nothing is stored.
+        """
+        chosen = self._replaced(replaces)
+        uid = await self._putting.put(items, task_name, replaces=chosen, lease=self._leased, timeout=timeout, **options)
+        if as_group(items):
+            self._settle(chosen)
+        return uid
+
+    async def save(
+        self, items: Sequence[Any], task_name: str, *, replaces: Iterable[int], **options: Unpack[PutOptions]
+    ) -> int | None:
+        """As `finish`, but the lease goes on, and holds the new group in the place of the others.
+
+        When this consumer dies, the new group comes back instead of them. It fills no buffer, so it never waits for
+        room. Who is cancelled meanwhile still holds the one or the others.
+        """
+        chosen = self._replaced(replaces)
+        return await to_its_end(self._save(items, task_name, chosen, options))
+
+    async def _save(
+        self, items: Sequence[Any], task_name: str, chosen: Sequence[int], options: PutOptions
+    ) -> int | None:
+        uid = await self._putting.put(
+            items, task_name, replaces=chosen, lease=self._leased, stays_leased=True, **options
+        )
+        if uid is not None:
+            self._open.add(uid)
+        if as_group(items):
+            self._settle(chosen)
+        return uid
 
     async def give_back(self, uids: Iterable[int] | None = None, *, failed: str | None = None) -> int:
         """These groups, or all that are open, are drawn again, in their old place; how many were still held.
@@ -98,12 +144,24 @@ class Lease:
         """
         chosen, reason = self._chosen(uids), check_reason(failed)
         count = await self._storage.give_back(self._leased, chosen, counts=reason is not None, reason=reason or "")
-        self.settle(chosen)
+        self._settle(chosen)
         return count
 
     async def extend(self, seconds: float | None = None) -> None:
         """Let the lease be over in `seconds` (default: its own time) from now. Raises LeaseLostError."""
         await self._extend(self.seconds if seconds is None else check_seconds(seconds, "seconds"))
+
+    async def beat(self) -> bool:
+        """Extend it by its own time, for the heartbeat; False when it has ended."""
+        try:
+            await self._extend(self.seconds)
+        except (LeaseLostError, FencedError, ClosedError) as error:
+            _logger.debug("%r ends: %s", self, error)
+            self._lost = not isinstance(error, ClosedError) and bool(self._open)
+            return False
+        except Exception as error:  # whatever it is, the other leases go on
+            _logger.warning("%r could not be extended and will be tried again: %s", self, error)
+        return True
 
     async def _extend(self, seconds: float) -> None:
         leased, chosen = self._leased, sorted(self._open)
@@ -111,21 +169,20 @@ class Lease:
             until = await self._storage.extend(leased, chosen, seconds)
             self._leased = replace(leased, until=until)
 
-    def _chosen(self, uids: Iterable[int] | None) -> list[int]:
-        chosen = sorted(self._open if uids is None else set(check_uids(uids, "uids")))
+    def _chosen(self, uids: Iterable[int] | None, what: str = "uids") -> list[int]:
+        chosen = sorted(self._open if uids is None else set(check_uids(uids, what)))
         if unknown := [uid for uid in chosen if uid not in self._open]:
             raise InputError(f"group {unknown[0]} is not open in this lease: settled before, or of another lease")
         return chosen
 
-    def chosen(self, uids: Iterable[int]) -> Leased:
-        """What stands for this lease in a put that replaces these groups of it. Raises InputError."""
-        self._chosen(uids)
-        return self._leased
+    def _replaced(self, uids: Iterable[int]) -> list[int]:
+        chosen = self._chosen(check_list(uids, "replaces"), "replaces")
+        if not chosen:
+            raise InputError("replaces is empty: name the groups of the lease that the new one was made from")
+        return chosen
 
-    def settle(self, uids: Iterable[int], successor: int | None = None) -> None:
-        """These groups are no longer held; a group that has replaced them may be, in their place."""
-        if successor is not None:
-            self._open.add(successor)
+    def _settle(self, uids: Iterable[int]) -> None:
+        """These groups are no longer held."""
         self._open.difference_update(uids)
         if not self._open:
             self.stop()
@@ -149,85 +206,6 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
         if not task.cancelled():
             task.exception()  # which nobody will hear of
         raise
-
-
-class _Heart:
-    """Extends the leases of a storage from a thread of its own: a training step that blocks the loop doesn't stop it.
-
-    A lease that nobody has any more, though it was never settled, runs out. The thread ends with the last lease.
-    """
-
-    def __init__(self) -> None:
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Forget all leases. In a forked process they are the parent's, whose thread extends them while it lives."""
-        self._leases: weakref.WeakKeyDictionary[Lease, float] = weakref.WeakKeyDictionary()  # when to beat for each
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def beat_for(self, lease: Lease) -> None:
-        """Extend a lease from now on."""
-        with self._changed:
-            self._leases[lease] = time.monotonic() + lease.seconds / _BEATS
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="replaybuf-heartbeat", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def stop_for(self, lease: Lease) -> None:
-        with self._changed:
-            self._leases.pop(lease, None)
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while (due := self._wait()) is not None:
-            asyncio.run(self._beat(due))
-            due.clear()  # nothing may keep them alive during the next wait
-
-    def _wait(self) -> list[Lease] | None:
-        """The leases that are to be extended now; None when there are none left."""
-        with self._changed:
-            while True:
-                now = time.monotonic()
-                beats = list(self._leases.items())  # one look: any of them may be dropped at any moment
-                if due := [lease for lease, when in beats if when <= now]:
-                    return due
-                if not beats:
-                    self._thread = None
-                    return None
-                first = min(when for _, when in beats)
-                del beats
-                self._changed.wait(first - now)
-
-    async def _beat(self, due: Sequence[Lease]) -> None:
-        await asyncio.gather(*map(self._extend, due))
-
-    async def _extend(self, lease: Lease) -> None:
-        try:
-            await lease._extend(lease.seconds)
-        except (LeaseLostError, FencedError, ClosedError) as error:
-            _logger.debug("%r ends: %s", lease, error)
-            lease._lost = not isinstance(error, ClosedError) and bool(lease._open)
-            self.stop_for(lease)
-            return
-        except Exception as error:  # whatever it is, the other leases go on
-            _logger.warning("%r could not be extended and will be tried again: %s", lease, error)
-        with self._changed:
-            if lease in self._leases:
-                self._leases[lease] = time.monotonic() + lease.seconds / _BEATS
-
-
-_hearts: weakref.WeakKeyDictionary[StorageBackend, _Heart] = weakref.WeakKeyDictionary()
-
-
-def _forked() -> None:
-    for heart in _hearts.values():
-        heart.begin_anew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
 
 
 class Leasing:

@@ -30,9 +30,10 @@ from replaybuf.errors import (
 from replaybuf.progress import OnProgress
 from replaybuf.query import Query, parse
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
-from replaybuf.rules.tallies import Tally
-from replaybuf.storage.contract import StorageBackend
+from replaybuf.rules.tallies import Tally, levels
+from replaybuf.storage.contract import CheckpointStorage, CopyStorage, GroupStorage, require
 from replaybuf.storage.values import Checkpoint, StorageItem
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
@@ -44,7 +45,7 @@ KEEP_CHECKPOINTS = 3
 class BufferReader:
     """What a buffer can do without moving a group. `ReplayBuffer` adds the rest."""
 
-    def __init__(self, storage: StorageBackend, keep_checkpoints: int | None = KEEP_CHECKPOINTS) -> None:
+    def __init__(self, storage: GroupStorage, keep_checkpoints: int | None = KEEP_CHECKPOINTS) -> None:
         self.storage = storage
         self._keep_checkpoints = check_keep(keep_checkpoints)
         self.waits = Waits(storage, self._check_open)
@@ -55,6 +56,11 @@ class BufferReader:
     def policy(self) -> ReplayPolicy:
         """The policy that groups are drawn by."""
         return self.storage.rules.sampler
+
+    @property
+    def limits(self) -> Limits:
+        """How many groups of a task it holds, how often they are drawn and at what rate."""
+        return self.storage.rules.limits
 
     async def __aenter__(self) -> Self:
         self._check_open()
@@ -93,7 +99,7 @@ class BufferReader:
     # Counting and reading
 
     async def count(self, task_name: str, group_status: Status | str) -> int:
-        """How many groups of a task have this status."""
+        """The number of groups of a task that have this status."""
         self._check_open()
         lane = (check_task_name(task_name), check_status(group_status))
         return sizes_of(await self.storage.tallies()).get(lane, 0)
@@ -101,7 +107,7 @@ class BufferReader:
     async def count_statuses(
         self, tasks: Iterable[str], statuses: Iterable[Status | str]
     ) -> dict[str, dict[Status, int]]:
-        """How many groups each task has of each status."""
+        """The number of groups that each task has of each status."""
         self._check_open()
         tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
         wanted = [check_status(status) for status in check_list(statuses, "statuses")]
@@ -109,9 +115,19 @@ class BufferReader:
         return {task: {status: counts.get((task, status), 0) for status in wanted} for task in tasks}
 
     async def count_where(self, query: Query) -> int:
-        """How many groups match a query."""
+        """The number of groups that match a query."""
         self._check_open()
         return await self.storage.count(parse(query))
+
+    async def tallies(self) -> Mapping[tuple[str, Status, Tally], int]:
+        """All that is counted, by task and status, at one moment; what was never counted is left out, or 0."""
+        self._check_open()
+        return await self.storage.tallies()
+
+    async def levels(self, tasks: Iterable[str]) -> dict[str, Level]:
+        """The numbers of each task that `limits` look at, at one moment."""
+        names = [check_task_name(task) for task in check_list(tasks, "tasks")]
+        return levels(await self.tallies(), names)
 
     async def dropped(self, task_name: str) -> int:
         """How many groups of a task were dropped because they expired and weren't retryable, since the beginning."""
@@ -152,6 +168,11 @@ class BufferReader:
 
     # Checkpoints
 
+    async def check_fence(self) -> None:
+        """Raise FencedError when somebody else has restored the buffer since it was opened here."""
+        self._check_open()
+        await self.waits.check_fence()
+
     async def checkpoint(self, step: int) -> Checkpoint:
         """Keep the buffer as it is now, for a `restore` to this train step; call it when the weights are saved.
 
@@ -161,7 +182,7 @@ class BufferReader:
         `keep_checkpoints` made last stay (the config's; default 3). Their payloads take space until they are dropped.
         """
         self._check_open()
-        return await self.storage.checkpoint(check_step(step, "step"), self._keep_checkpoints)
+        return await self._checkpoints("checkpoint()").checkpoint(check_step(step, "step"), self._keep_checkpoints)
 
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
         """Make the buffer exactly what it was at the checkpoint of this train step.
@@ -177,17 +198,17 @@ class BufferReader:
         waits and acknowledgements raise FencedError until they build the buffer anew.
         """
         self._check_open()
-        return await self.storage.restore(check_step(step, "step"), keep_new=keep_new)
+        return await self._checkpoints("restore()").restore(check_step(step, "step"), keep_new=keep_new)
 
     async def checkpoints(self) -> list[Checkpoint]:
         """The step checkpoints, in the order in which they were made."""
         self._check_open()
-        return await self.storage.checkpoints()
+        return await self._checkpoints("checkpoints()").checkpoints()
 
     async def drop_checkpoint(self, step: int) -> None:
         """Forget the checkpoint of this train step, and what only it needs. Raises CheckpointError."""
         self._check_open()
-        await self.storage.drop_checkpoint(check_step(step, "step"))
+        await self._checkpoints("drop_checkpoint()").drop_checkpoint(check_step(step, "step"))
 
     # Snapshots
 
@@ -199,13 +220,13 @@ class BufferReader:
         database's: it must not block. What it raises ends the save, and nothing is written.
         """
         self._check_open()
-        folder = check_folder(path)
+        folder, copies = check_folder(path), self._copies("save()")
         try:
             await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
         except OSError as error:
             raise SnapshotError(f"can't make the folder {folder} for the snapshot: {error}") from error
         file = folder / SNAPSHOT_FILE
-        await self.storage.save(str(file), {"policy": self.policy.name}, progress)
+        await copies.save(str(file), {"policy": self.policy.name}, progress)
         return file
 
     async def resume(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> None:
@@ -216,26 +237,33 @@ class BufferReader:
         `progress` is called as in `save`.
         """
         self._check_open()
-        file = check_folder(path) / SNAPSHOT_FILE
+        file, copies = check_folder(path) / SNAPSHOT_FILE, self._copies("resume()")
         if not await asyncio.to_thread(file.is_file):
             raise missing_snapshot(file.parent)
-        await self.storage.resume(str(file), {"policy": self.policy.name}, progress)
+        await copies.resume(str(file), {"policy": self.policy.name}, progress)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole buffer as a dict of plain values, for frameworks that want one. Blocks; `save` doesn't."""
         self._check_open()
-        return {"policy": self.policy.name, "storage": self.storage.state_dict()}
+        return {"policy": self.policy.name, "storage": self._copies("state_dict()").state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave into this buffer, which must be empty. Blocks."""
         self._check_open()
+        copies = self._copies("load_state_dict()")
         if not isinstance(state, Mapping) or "storage" not in state:
             raise SnapshotMismatchError("expected a dict from ReplayBuffer.state_dict()")
         if state.get("policy") != self.policy.name:
             raise SnapshotMismatchError(
                 f"the state was saved with policy {state.get('policy')!r}, and this buffer has {self.policy.name!r}"
             )
-        self.storage.load_state_dict(state["storage"])
+        copies.load_state_dict(state["storage"])
+
+    def _checkpoints(self, call: str) -> CheckpointStorage:
+        return require(self.storage, CheckpointStorage, call)
+
+    def _copies(self, call: str) -> CopyStorage:
+        return require(self.storage, CopyStorage, call)
 
     def _check_open(self) -> None:
         if self._closed:

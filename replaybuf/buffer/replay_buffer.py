@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
-from replaybuf.buffer.lease import Lease, Leasing, to_its_end
+from replaybuf.buffer.cursors import Cursors
+from replaybuf.buffer.drawing import Wanted
+from replaybuf.buffer.lease import Lease, Leasing
+from replaybuf.buffer.putting import PUT_TIMEOUT, Putting
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS, BufferReader
 from replaybuf.checks import (
     check_by_task,
-    check_exponent,
-    check_key,
     check_list,
     check_priorities,
     check_priority,
     check_seconds,
-    check_sizes,
     check_status,
     check_step,
     check_tags,
-    check_task_name,
-    check_timeout,
-    check_uids,
 )
-from replaybuf.errors import (
-    InputError,
-)
+from replaybuf.errors import InputError
 from replaybuf.query import Query, parse
-from replaybuf.rollouts.normalise import as_group, normalise
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import Status, Tags
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
-from replaybuf.rules.tallies import Tally
-from replaybuf.storage.contract import StorageBackend
-from replaybuf.storage.values import UNSET, Changes, Draw, NewGroup, Refresh, StorageItem, Tags, Unset
-
-#: Seconds that a put waits for room, unless told otherwise.
-PUT_TIMEOUT = 600.0
+from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
+from replaybuf.storage.values import UNSET, Changes, Refresh, StorageItem, Unset
 
 
 class ReplayBuffer(BufferReader):
@@ -51,15 +39,16 @@ class ReplayBuffer(BufferReader):
 
     def __init__(
         self,
-        storage: StorageBackend,
+        storage: GroupStorage,
         rollout_type: RolloutType,
         *,
         put_timeout: float | None = PUT_TIMEOUT,
         keep_checkpoints: int | None = KEEP_CHECKPOINTS,
     ) -> None:
         super().__init__(storage, keep_checkpoints)
-        self._type = rollout_type
-        self._put_timeout = check_timeout(put_timeout)
+        self.rollout_type = rollout_type
+        self._putting = Putting(storage, rollout_type, self.waits, put_timeout)
+        self.cursors = Cursors(self._putting)
 
     # Putting
 
@@ -77,8 +66,6 @@ class ReplayBuffer(BufferReader):
         tags: Tags | None = None,
         key: str | None = None,
         replaces: Iterable[int] = (),
-        lease: Lease | None = None,
-        keep_leased: bool = False,
         timeout: float | Unset | None = UNSET,
     ) -> int | None:
         """Store a group of rollouts and return its uid; when it returns, the group is committed.
@@ -90,68 +77,31 @@ class ReplayBuffer(BufferReader):
         is dropped instead, and counted (`dropped`). The rollouts given are changed in place accordingly.
 
         The same `key` in the same task replaces the group instead of adding one. `replaces` are the uids of groups that
-        leave the buffer in the same transaction. With a `lease` they are groups of that lease: storing the result and
-        settling what it was made from is one transaction. With `keep_leased` the lease then holds the new group, whose
-        content comes back in the place of theirs when the consumer dies. `tags` can be queried (`tags.NAME`). Returns
-        None for an empty list and for a dropped group.
+        leave the buffer in the same transaction, also when the new one is dropped; results of leased groups are stored
+        by the lease (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). Returns None for an empty list
+        and for a dropped group.
 
         Where the limits leave no room, the put waits for up to `timeout` seconds (default: the config's put_timeout;
         None: for ever), and then raises FullError, which is also a TimeoutError; with `on_full="reject"` at once.
 
         Raises RolloutError, EncodeError or ValueError for what can't be stored, ConflictError when a group to be
-        replaced isn't there, LeaseLostError when the lease doesn't hold it any more, FencedError when the buffer was
-        restored since it was opened here, and StorageError; then nothing is stored.
+        replaced isn't there, FencedError when the buffer was restored since it was opened here, and StorageError; then
+        nothing is stored, and nothing leaves.
         """
-        self._check_open()
-        check_task_name(task_name)
-        if model_step is not None:
-            model_step = check_step(model_step, "model_step")
-        if current_train_step is not None:
-            current_train_step = check_step(current_train_step, "current_train_step")
-        rule = _expiry_rule(stale_threshold, token_stale_threshold, expired_groups_retryable)
-        if token_stale_threshold is not None and current_train_step is None:
-            raise InputError(
-                "token_stale_threshold needs current_train_step: the staleness of a token is relative to it"
-            )
-        patience = self._put_timeout if isinstance(timeout, Unset) else check_timeout(timeout)
-        rollouts, replaced = as_group(items), check_uids(replaces, "replaces")
-        if not rollouts:
-            return None
-        if (lease is not None or keep_leased) and not (lease is not None and replaced):
-            raise InputError("a lease needs those of its groups that the new one replaces: put(..., replaces=[...])")
-        new = NewGroup(
-            task_name=task_name,
-            status=Status.INIT,
-            staleness=0,
-            rollouts=rollouts,
-            created_at=time.time(),
-            train_step=current_train_step,
-            priority=check_priority(priority),
-            tags=check_tags(tags),
-            key=check_key(key),
-            replaces=replaced,
-            lease=None if lease is None else lease.chosen(replaced),
-            stays_leased=keep_leased,
+        return await self._putting.put(
+            items,
+            task_name,
+            model_step=model_step,
+            current_train_step=current_train_step,
+            stale_threshold=stale_threshold,
+            token_stale_threshold=token_stale_threshold,
+            expired_groups_retryable=expired_groups_retryable,
+            priority=priority,
+            tags=tags,
+            key=key,
+            replaces=replaces,
+            timeout=timeout,
         )
-        if not await normalise(new, self._type, model_step, rule):
-            if lease is not None:
-                await lease.acknowledge(replaced)
-            await self.storage.count_lost(task_name, Status.EXPIRED, Tally.DROPPED)
-            return None
-        if lease is not None and keep_leased:
-            return await to_its_end(self._put_leased(new, lease))
-        if self.storage.rules.limits.slows_puts:
-            uid = await self.waits.put(new, patience)
-        else:
-            uid = await self.storage.put(new)
-        if lease is not None:
-            lease.settle(replaced)
-        return uid
-
-    async def _put_leased(self, new: NewGroup, lease: Lease) -> int:
-        uid = await self.storage.put(new)
-        lease.settle(new.replaces, uid)
-        return uid
 
     # Taking
 
@@ -162,14 +112,14 @@ class ReplayBuffer(BufferReader):
         group_status: Status | str = Status.COMPLETED,
         *,
         where: Query | None = None,
+        timeout: float | None = 0,
     ) -> list[list[Any]]:
         """Take up to `batch_size` groups of a task in the policy's order; they leave the buffer as they are returned.
 
-        (With `max_times_sampled` other than 1, completed groups stay for their next draw.) `where` narrows them
-        further. A size of 0 or less gives an empty list.
+        As `take_batch`, for one task: with a timeout it waits until `batch_size` groups are there. A size of 0 or less
+        gives an empty list.
         """
-        draw = self._draw({task_name: batch_size}, group_status, where)
-        taken = await self.waits.draw(draw, 0, self.storage.take)
+        taken = await self._wanted({task_name: batch_size}, group_status, where, timeout).take(self.storage, self.waits)
         return [item.item for item in taken.get(task_name, [])]
 
     async def take_batch(
@@ -177,16 +127,19 @@ class ReplayBuffer(BufferReader):
         sizes: Mapping[str, int],
         *,
         group_status: Status | str = Status.COMPLETED,
+        where: Query | None = None,
         timeout: float | None = 0,
     ) -> tuple[dict[str, list[list[Any]]], dict[str, int]]:
-        """Take `sizes[task]` groups of each task in one transaction: the groups by task, and how many of each.
+        """Take `sizes[task]` groups of each task in one transaction: the groups by task, and the number of each.
+
+        They are of the status `group_status`, narrowed by the query `where`, and leave the buffer. (With
+        `max_times_sampled` other than 1, completed groups stay for their next draw.)
 
         With `timeout=0` what is there is taken, up to the sizes. Otherwise the call waits until every task has as many
         as asked for (seconds; None: for ever) and takes them all, or nothing: then it raises NotReadyError, which is
         also a TimeoutError and says what was missing.
         """
-        draw = self._draw(sizes, group_status, None)
-        taken = await self.waits.draw(draw, check_timeout(timeout), self.storage.take)
+        taken = await self._wanted(sizes, group_status, where, timeout).take(self.storage, self.waits)
         batch = {task_name: [item.item for item in items] for task_name, items in taken.items()}
         return batch, {task_name: len(groups) for task_name, groups in batch.items()}
 
@@ -206,11 +159,7 @@ class ReplayBuffer(BufferReader):
         priority / sum of priorities for prioritized draws and 1/N otherwise; a group of priority 0 is drawn with 1/N0
         after all others, N0 being the number of such groups. This reads the priorities of all groups of the task.
         """
-        beta = check_exponent(beta)
-        draw = self._draw(sizes, group_status, where, beta)
-        drawn = await self.waits.draw(draw, check_timeout(timeout), self.storage.take)
-        _raise_weights(drawn, beta)
-        return drawn
+        return await self._wanted(sizes, group_status, where, timeout, beta).take(self.storage, self.waits)
 
     def lease_batch(
         self,
@@ -236,40 +185,51 @@ class ReplayBuffer(BufferReader):
 
         `await` instead of `async with` gives a Lease to be settled by hand.
         """
-        beta = check_exponent(beta)
-        draw = self._draw(sizes, group_status, where, beta)
-        patience, duration = check_timeout(timeout), check_seconds(seconds, "seconds")
+        wanted = self._wanted(sizes, group_status, where, timeout, beta)
+        duration = check_seconds(seconds, "seconds")
+        storage = require(self.storage, LeaseStorage, "lease_batch()")
 
         async def begin() -> Lease:
-            leased = await self.waits.draw(draw, patience, lambda wanted: self.storage.lease(wanted, duration))
-            _raise_weights(leased.items, beta)
-            return Lease(self.storage, leased, duration, heartbeat=heartbeat)
+            leased = await wanted.lease(storage, self.waits, duration)
+            return Lease(storage, self._putting, leased, duration, heartbeat=heartbeat)
 
         return Leasing(begin)
 
-    def _draw(
-        self, sizes: Mapping[str, int], status: Status | str, where: Query | None, beta: float | None = None
-    ) -> Draw:
-        self._check_open()
-        chosen = check_status(status)
-        if chosen == Status.ARCHIVED:
-            raise InputError("archived groups are never drawn; read them with find({'status': 'archived'})")
-        node = None if where is None else parse(where)
-        return Draw(check_sizes(sizes), chosen, node, probabilities=beta is not None)
-
-    async def is_ready(self, sizes: Mapping[str, int], group_status: Status | str = Status.COMPLETED) -> bool:
+    async def is_ready(
+        self,
+        sizes: Mapping[str, int],
+        group_status: Status | str = Status.COMPLETED,
+        *,
+        where: Query | None = None,
+    ) -> bool:
         """Whether `sizes[task]` groups of the status could be drawn of every task."""
-        return await self.waits.ready(self._draw(sizes, group_status, None))
+        return await self.waits.ready(self._wanted(sizes, group_status, where).draw)
 
     async def wait_ready(
-        self, sizes: Mapping[str, int], group_status: Status | str = Status.COMPLETED, *, timeout: float | None
+        self,
+        sizes: Mapping[str, int],
+        group_status: Status | str = Status.COMPLETED,
+        *,
+        where: Query | None = None,
+        timeout: float | None,
     ) -> None:
         """Wait until `sizes[task]` groups of the status could be drawn of every task, whoever puts them.
 
         Raises NotReadyError (a TimeoutError) after `timeout` seconds (None: never), saying what is missing.
         """
-        limit = check_timeout(timeout)
-        await self.waits.until_ready(self._draw(sizes, group_status, None), time.monotonic() + limit, limit)
+        wanted = self._wanted(sizes, group_status, where, timeout)
+        await self.waits.until_ready(wanted.draw, time.monotonic() + wanted.patience, wanted.patience)
+
+    def _wanted(
+        self,
+        sizes: Mapping[str, int],
+        group_status: Status | str,
+        where: Query | None,
+        timeout: float | None = 0,
+        beta: float | None = None,
+    ) -> Wanted:
+        self._check_open()
+        return Wanted.checked(sizes, group_status, where, timeout, beta)
 
     # Changing
 
@@ -331,20 +291,3 @@ class ReplayBuffer(BufferReader):
                 raise InputError(f"task {name!r} has no entry in task_stale_thresholds (None: no such limit)")
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check_status, check_list(statuses, "statuses")))
         return await self.storage.refresh(Refresh(step, rules, chosen))
-
-
-_expiry_rule = lru_cache(typed=True)(ExpiryRule)  # typed: True equals 1, and is no threshold
-
-
-def _raise_weights(drawn: Mapping[str, Sequence[StorageItem]], beta: float | None) -> None:
-    """Storages give N p."""
-    for items in drawn.values() if beta is not None else ():
-        for item in items:
-            item.weight = None if item.weight is None else _power(item.weight, -(beta or 0.0))
-
-
-def _power(base: float, exponent: float) -> float:
-    try:
-        return float(base**exponent)
-    except (OverflowError, ZeroDivisionError):  # priorities of extreme ranges: the batch is drawn already
-        return math.inf

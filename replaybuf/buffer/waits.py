@@ -15,7 +15,7 @@ from replaybuf.query import LogicNode, ScalarNode
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.tallies import LaneName, Tallies, Tally, levels
-from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.contract import CheckpointStorage, GroupStorage
 from replaybuf.storage.values import Draw, NewGroup
 
 T = TypeVar("T")
@@ -46,14 +46,33 @@ class _Line:
 class Waits:
     """The waits of one buffer."""
 
-    def __init__(self, storage: StorageBackend, check_open: Callable[[], None]) -> None:
+    def __init__(self, storage: GroupStorage, check_open: Callable[[], None]) -> None:
         self._storage = storage
-        self._check_open = check_open
+        self.check_open = check_open
         # Those who wait for room stand in line: a line for each event loop, task and status.
         self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _Line]]
         self._lines = weakref.WeakKeyDictionary()
         self.for_groups = Waited()
         self.for_room = Waited()
+
+    # For changes
+
+    def version(self) -> int:
+        """A number that is another one after every change of the store; ask for it before looking, then wait."""
+        return self._storage.version()
+
+    async def changed(self, since: int, seconds: float) -> None:
+        """Return soon after a change of the store since `version()` was this, or after so many seconds at the latest.
+
+        It may also return early without a change. Raises FencedError when the buffer was restored.
+        """
+        await self.check_fence()
+        await self._storage.changed(min(seconds, _LONGEST_WAIT), since)
+
+    async def check_fence(self) -> None:
+        """Raise FencedError when somebody else has restored the buffer; nobody can where there are no checkpoints."""
+        if isinstance(self._storage, CheckpointStorage):
+            await self._storage.check_fence()
 
     # For groups
 
@@ -80,8 +99,8 @@ class Waits:
         check_possible(draw, self._storage.rules.limits)
         with _timed(self.for_groups) as begin:
             while True:
-                self._check_open()
-                seen = self._storage.version()
+                self.check_open()
+                seen = self.version()
                 tallies = await self._storage.tallies()
                 available = await self._available(draw, tallies)
                 missing = [task for task, size in draw.sizes.items() if available[task] < size]
@@ -92,8 +111,7 @@ class Waits:
                     lines = "; ".join(self._describe(task, draw, available[task], tallies) for task in missing)
                     raise NotReadyError(f"after {timeout:g} s: {lines}; nothing was taken")
                 begin()
-                await self._storage.check_fence()
-                await self._storage.changed(min(remaining, _LONGEST_WAIT), seen)
+                await self.changed(seen, remaining)
 
     async def ready(self, draw: Draw) -> bool:
         """Whether all that the draw asks for is there."""
@@ -169,8 +187,8 @@ class Waits:
     async def _put_in_turn(self, new: NewGroup, deadline: float, timeout: float) -> int:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
         while True:
-            self._check_open()
-            seen = self._storage.version()
+            self.check_open()
+            seen = self.version()
             level = levels(await self._storage.tallies(), [new.task_name])[new.task_name]
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
@@ -182,11 +200,10 @@ class Waits:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}")
-            await self._storage.check_fence()
-            await self._storage.changed(min(remaining, _LONGEST_WAIT), seen)
+            await self.changed(seen, remaining)
 
     async def _refuse(self, new: NewGroup, why: str, cause: BaseException | None = None) -> None:
-        await self._storage.count_lost(new.task_name, new.status, Tally.REFUSED)
+        await self._storage.refuse(new)
         raise FullError(why) from cause
 
     def _line(self, lane: LaneName) -> _Line:

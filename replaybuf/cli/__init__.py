@@ -1,8 +1,26 @@
 """The command `replaybuf`: looking into a buffer while a run goes on. Everything but `db upgrade` only reads.
 
-What takes time to import (rich, asyncpg, alembic, the codec) is imported by the command that needs it.
+What takes time to import is imported by whom it serves: a command (`app`) by its name, and rich, asyncpg, alembic and
+the codec by the command that needs them.
 """
 
-from replaybuf.cli.app import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+import sys
+
+from replaybuf import __version__
+
+_INTERRUPTED = 128 + 2  # what shells report for a program that a signal ended
+
+
+def main() -> None:
+    """The program `replaybuf`."""
+    if sys.argv[1:] == ["--version"]:
+        print(__version__)
+        return
+    try:
+        from replaybuf.cli.app import run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)

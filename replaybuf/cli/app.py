@@ -6,23 +6,52 @@ import contextlib
 import io
 import os
 import sys
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from replaybuf.cli import db, doctor, ls, show, snapshots, sql, stats
+from replaybuf import __version__
 from replaybuf.cli.escape import escape_line
-from replaybuf.demo.command import demo
 from replaybuf.errors import ReplayBufError
 
 # What shells report for a program that a signal ended.
 _BROKEN_PIPE = 128 + 13
 _INTERRUPTED = 128 + 2
 
+# Each command is a function in a module that is imported when the command is asked for; `db` has commands of its own.
+COMMANDS = {
+    "stats": "replaybuf.cli.stats:stats",
+    "ls": "replaybuf.cli.ls:ls",
+    "show": "replaybuf.cli.show:show",
+    "sql": "replaybuf.cli.sql:sql",
+    "save": "replaybuf.cli.snapshots:save",
+    "resume": "replaybuf.cli.snapshots:resume",
+    "checkpoints": "replaybuf.cli.snapshots:checkpoints",
+    "doctor": "replaybuf.cli.doctor:doctor",
+    "db": "replaybuf.cli.db:app",
+    "demo": "replaybuf.demo.command:demo",
+}
+
 
 class Commands(TyperGroup):
-    """A group of commands that turns exceptions into exit codes."""
+    """The commands, imported one by one, with exceptions turned into exit codes."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command = getattr(import_module(module), attribute)
+        if not isinstance(command, typer.Typer):
+            function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
+            command.command(cmd_name)(function)
+        built = typer.main.get_command(command)
+        built.name = cmd_name
+        return built
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -50,22 +79,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
 )
-app.command("stats")(stats.stats)
-app.command("ls")(ls.ls)
-app.command("show")(show.show)
-app.command("sql")(sql.sql)
-app.command("save")(snapshots.save)
-app.command("resume")(snapshots.resume)
-app.command("checkpoints")(snapshots.checkpoints)
-app.command("doctor")(doctor.doctor)
-app.add_typer(db.app, name="db")
-app.command("demo")(demo)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from replaybuf import __version__
-
         typer.echo(__version__)
         raise typer.Exit
 
@@ -91,12 +108,9 @@ def replaybuf(
     """
 
 
-def main() -> None:
-    """The program `replaybuf`."""
+def run() -> None:
+    """Run the command of this process's arguments."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a prompt in a script that the terminal can't show
-    try:
-        app(prog_name="replaybuf")
-    except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+    app(prog_name="replaybuf")

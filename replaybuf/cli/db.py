@@ -15,7 +15,7 @@ from replaybuf.storage.sql.engine.urls import public_url
 from replaybuf.storage.sql.inspection import open_reader, read_url
 from replaybuf.storage.sql.schema.create import HEAD, REVISIONS, check_schema, create_schema, current_revision, upgrade
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 _LOCK_TIMEOUT = 30.0
 

@@ -18,7 +18,7 @@ from replaybuf.cli.groups import buffers_of, look_at
 from replaybuf.cli.options import Buffer, Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output, iso
 from replaybuf.errors import ConfigError, InputError
-from replaybuf.storage.sql.engine.sqlite import is_memory, is_wal
+from replaybuf.storage.sql.engine.sqlite_connections import is_memory, is_wal
 from replaybuf.storage.sql.engine.urls import parse_url, public_url
 from replaybuf.storage.sql.inspection import LOCK_TIMEOUT, read, read_url
 from replaybuf.storage.sql.schema.tables import checkpoint

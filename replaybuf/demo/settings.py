@@ -17,7 +17,7 @@ from replaybuf.produce import (
     SamplerWithReplayBuffer,
     SyncProduceStrategy,
 )
-from replaybuf.storage.values import Tags
+from replaybuf.rollouts.rollout import Tags
 
 TASK = "arithmetic"
 

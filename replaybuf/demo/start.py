@@ -55,7 +55,7 @@ async def clear(buffer: ReplayBuffer) -> None:
 
 async def _check_alone(buffer: ReplayBuffer) -> None:
     """Restores take all tasks back, so the demo has a buffer of its own."""
-    tallies = await buffer.storage.tallies()
+    tallies = await buffer.tallies()
     others = sorted({task for (task, _, tally), count in tallies.items() if task != TASK and count and tally in _THERE})
     if others:
         raise ReplayBufError(
@@ -65,9 +65,9 @@ async def _check_alone(buffer: ReplayBuffer) -> None:
 
 
 async def _check_unused(buffer: ReplayBuffer, folder: RunFolder) -> None:
-    tallies = await buffer.storage.tallies()
+    tallies = await buffer.tallies()
     groups = sum(tallies.get((TASK, status, tally), 0) for status in Status for tally in _THERE)
-    if groups or (await buffer.storage.cursor(TASK)).position:
+    if groups or (await buffer.cursors.read(TASK)).position:
         raise ReplayBufError(
             f"the buffer has {groups} groups of a demo run whose weights are not in {folder.path}: give its --run-dir, "
             "or start anew with --fresh (removes these groups)"

@@ -104,7 +104,7 @@ class Training:
     async def run(self) -> None:
         """All steps."""
         figures = self.figures
-        figures.count_store(await self.buffer.storage.tallies())
+        figures.count_store(await self.buffer.tallies())
         self._greet()
         production = await self._production()
         await production.tell(finished=False)
@@ -113,7 +113,7 @@ class Training:
                 await self._step(production)
             await production.tell(finished=True)
             await production.stop()
-            figures.count_store(await self.buffer.storage.tallies())
+            figures.count_store(await self.buffer.tallies())
         if any(figures.buffered.values()):
             await self.buffer.checkpoint(figures.step)  # what was generated since is there when the run goes on
 
@@ -129,7 +129,7 @@ class Training:
 
     async def _production(self) -> Production:
         options, folder, saved = self.options, self.folder, self.saved
-        drawn = (await self.buffer.storage.cursor(TASK)).position
+        drawn = (await self.buffer.cursors.read(TASK)).position
         prompts = max(self.figures.target * BATCH_GROUPS, drawn)  # more were drawn when it was to go further
         session = self.figures.session
         if options.mode != Mode.DISAGGREGATED:
@@ -162,7 +162,7 @@ class Training:
             reward = await self._train(groups)
         self.figures.count_batch(groups, self.saved.step, reward)
         self.figures.count_summary(summary)
-        self.figures.count_store(await self.buffer.storage.tallies())
+        self.figures.count_store(await self.buffer.tallies())
         await production.tell(finished=False)
         self.display.update()
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from replaybuf import units
 from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, problem, repairable, some, warning
 from replaybuf.storage.sql.engine.filesystem import filesystem_type, is_network
-from replaybuf.storage.sql.engine.sqlite import CHECKPOINT_PAGES, PAGE_SIZE, is_wal
+from replaybuf.storage.sql.engine.sqlite_connections import CHECKPOINT_PAGES, PAGE_SIZE, is_wal
 
 _INTEGRITY, _FILES, _LOG, _SPACE, _DISK, _SETTINGS = "integrity", "files", "log", "space", "disk", "settings"
 

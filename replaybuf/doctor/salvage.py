@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from replaybuf.errors import NotADatabaseError
-from replaybuf.storage.sql.engine.sqlite import PAGE_SIZE, quote_path
+from replaybuf.storage.sql.engine.sqlite_connections import PAGE_SIZE, quote_path
 
 #: What reading damaged pages raises. (OverflowError and ValueError: what can't be a value.)
 ERRORS = (sqlite3.Error, OverflowError, ValueError)

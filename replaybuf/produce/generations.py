@@ -244,7 +244,7 @@ class Generations:
 
     async def _fail(self, prompt: Prompt, error: str | BaseException) -> Status:
         """Let a group be tried again, or set it aside as FAILED after the last try."""
-        most = self._sampler.buffer.storage.rules.limits.max_deliveries
+        most = self._sampler.buffer.limits.max_deliveries
         last = bool(most) and prompt.attempt >= most
         self.trouble.prompt_fails(prompt, error, last=last)
         await prompt.give_back(failed=error if isinstance(error, str) else text_of(error))
@@ -264,7 +264,7 @@ class Generations:
                 begin_anew_later(group)
         rule = self._terms.expiry
         while True:
-            seen = self._sampler.buffer.storage.version()
+            seen = self._sampler.buffer.waits.version()
             try:
                 await prompt.finish(
                     group,
@@ -277,7 +277,7 @@ class Generations:
                 )
             except FullError as error:  # the group is kept, and its lease goes on, until there is room
                 _logger.warning("task %s: %s", self._sampler.task_name, error)
-                await self._sampler.buffer.storage.changed(_ROOM_SECONDS, seen)
+                await self._sampler.buffer.waits.changed(seen, _ROOM_SECONDS)
             else:
                 return group_status([Status(get_field(rollout, "status")) for rollout in group])
 

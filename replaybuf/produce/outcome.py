@@ -9,9 +9,8 @@ from typing import Any
 
 from replaybuf.errors import RolloutError
 from replaybuf.prompts.ledger import begin_anew
-from replaybuf.rollouts.rollout import Status, group_status
+from replaybuf.rollouts.rollout import Status, Tags, group_status
 from replaybuf.rollouts.rollout_type import get_field, set_field
-from replaybuf.storage.values import Tags
 
 #: The tag that counts how often a group was interrupted.
 INTERRUPTED = "interrupted"

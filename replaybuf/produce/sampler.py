@@ -98,7 +98,7 @@ class Sampler:
         It is kept in the store, and part of its checkpoints and snapshots: a run that goes on with its buffer needs no
         other copy.
         """
-        now = _blocking(self.buffer.storage.cursor(self.ledger.name))
+        now = _blocking(self.buffer.cursors.read(self.ledger.name))
         return {"position": now.position, "value": now.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -115,10 +115,11 @@ class Sampler:
         _blocking(self._move(position, value))
 
     async def _move(self, position: int, value: bytes) -> None:
-        storage, moved = self.buffer.storage, None
-        while moved is None:  # others may move it meanwhile
-            now = await storage.cursor(self.ledger.name)
-            moved = await storage.claim([], replace(now, position=position, value=value), 1.0)
+        cursors = self.buffer.cursors
+        while True:
+            now = await cursors.read(self.ledger.name)
+            if await cursors.move(replace(now, position=position, value=value)):
+                return  # otherwise somebody else has moved it meanwhile
 
     def _make_group(self, item: Any, number: int) -> list[Any]:
         rollout, size = self._make_rollout(item), self.prompt_repeat_k

@@ -24,7 +24,6 @@ from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rules.limits import Level, Limits
-from replaybuf.rules.tallies import levels
 from replaybuf.storage.values import Draw
 
 #: Seconds that the production of a batch may take, unless told otherwise.
@@ -208,10 +207,10 @@ class ProduceStrategy(ReadableConfig):
     async def _wanted(self, running: Generations, batch: Batch, completed: int) -> int:
         """How many groups to begin now."""
         wanted = batch.size + batch.ahead - completed - len(running)
-        limits, level = batch.sampler.buffer.storage.rules.limits, Level()
+        buffer, level = batch.sampler.buffer, Level()
+        limits = buffer.limits
         if limits.slows_puts:
-            tallies = await batch.sampler.buffer.storage.tallies()
-            level = levels(tallies, [batch.task_name])[batch.task_name]
+            level = (await buffer.levels([batch.task_name]))[batch.task_name]
         wanted = self.bounded(wanted, limits, level, len(running), len(running))
         return wanted if running else max(1, wanted)  # should_continue asked for more
 
@@ -231,8 +230,8 @@ class ProduceStrategy(ReadableConfig):
 
     async def _wait_for_others(self, batch: Batch, completed: int, timeout: float) -> None:
         """Nothing is left to draw: wait for prompts that are in flight elsewhere. Raises ProduceError without any."""
-        storage = batch.sampler.buffer.storage
-        seen = storage.version()
+        waits = batch.sampler.buffer.waits
+        seen = waits.version()
         handed_out = {one[0] if isinstance(one, tuple) else Status(one) for one in (*batch.again, *batch.rest)}
         counts = await batch.sampler.counts({*handed_out, Status.INIT})
         if not counts.in_flight and not counts.waiting:
@@ -243,8 +242,7 @@ class ProduceStrategy(ReadableConfig):
                 f"{_missing(batch, completed)}, and no prompt is left in the dataset"
                 + (f" ({waiting} interrupted or expired ones wait: SamplerWithReplayBuffer draws them)" * bool(waiting))
             )
-        await storage.check_fence()
-        await storage.changed(timeout, seen)
+        await waits.changed(seen, timeout)
 
 
 class SyncProduceStrategy(ProduceStrategy):
@@ -264,7 +262,7 @@ def check_size(batch_size: Any, sampler: Any) -> int:
     size = whole(batch_size)
     if size is None or size < 1:
         raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r:.100}")
-    check_possible(Draw({sampler.task_name: size}), sampler.buffer.storage.rules.limits)
+    check_possible(Draw({sampler.task_name: size}), sampler.buffer.limits)
     return size
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.produce.agent_loop import Generated
+from replaybuf.rollouts.rollout import Tags
 from replaybuf.rollouts.staleness import ExpiryRule
-from replaybuf.storage.values import Tags
 
 
 @dataclass(frozen=True, slots=True)

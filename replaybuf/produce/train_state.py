@@ -60,16 +60,16 @@ class TrainState:
 
 async def publish(buffer: ReplayBuffer, state: TrainState, *, name: str = TRAINER) -> None:
     """Tell all workers where the trainer is. Raises FencedError, StorageError."""
-    storage, moved = buffer.storage, None
-    value = state.encode()
-    while moved is None:  # another trainer may publish at this moment
-        now = await storage.cursor(name)
-        moved = await storage.claim([], replace(now, position=max(0, state.train_step), value=value), 1.0)
+    position, value = max(0, state.train_step), state.encode()
+    while True:
+        now = await buffer.cursors.read(name)
+        if await buffer.cursors.move(replace(now, position=position, value=value)):
+            return  # otherwise another trainer has published at this moment
 
 
 async def published(buffer: ReplayBuffer, *, name: str = TRAINER) -> TrainState | None:
     """What the trainer has published last; None before it has. Raises InputError where that can't be read."""
-    now = await buffer.storage.cursor(name)
+    now = await buffer.cursors.read(name)
     return TrainState.decode(now.value) if now.version else None
 
 
@@ -83,7 +83,7 @@ async def wait_published(
     patience = check_timeout(timeout)
     deadline = time.monotonic() + patience
     while True:
-        await buffer.storage.check_fence()
+        await buffer.check_fence()
         state = await published(buffer, name=name)
         if state is not None and state != after:
             return state

@@ -160,19 +160,19 @@ class _Work:
         """How many groups may be begun now, by all workers' work, the store's limits and this worker's concurrency."""
         level, flying = await self._level()
         room = self.batch_size + (0 if tail else self.strategy.ahead(self.batch_size)) - level.completed - flying
-        limits = self.sampler.buffer.storage.rules.limits
+        limits = self.sampler.buffer.limits
         return self.strategy.bounded(room, limits, level, flying, len(self.running))
 
     async def _level(self) -> tuple[Level, int]:
         """What is in the buffer, and how many groups are in flight, whoever generates them."""
         task_name = self.sampler.task_name
-        tallies = await self.sampler.buffer.storage.tallies()
+        tallies = await self.sampler.buffer.tallies()
         flying = sum(tallies.get((task_name, status, Tally.LEASED), 0) for status in (*WAITING, Status.INIT))
         return levels(tallies, [task_name])[task_name], flying
 
     async def _wait(self, state: TrainState) -> None:
         """Wait a moment for a group to be done, or for room. Raises NotReadyError when that takes too long."""
-        await self.sampler.buffer.storage.check_fence()
+        await self.sampler.buffer.check_fence()
         if self.running:
             await self.running.wait(_LOOK_SECONDS)
             self.busy = time.monotonic()

@@ -15,20 +15,21 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 from replaybuf.buffer.lease import Lease, to_its_end
+from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_list, check_seconds, check_status, check_task_name, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.prompts.source import Source
 from replaybuf.query import Query
 from replaybuf.rollouts.normalise import as_group
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import Status, Tags
 from replaybuf.rollouts.rollout_type import get_field, set_field
 from replaybuf.rollouts.staleness import reset_response
 from replaybuf.rules.tallies import Tally
-from replaybuf.storage.values import Cursor, NewGroup, StorageItem, Tags
+from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
 
 #: Prompts that are handed out again: those whose worker is gone, interrupted ones, and expired ones.
 AGAIN = (Status.ABORTED, Status.EXPIRED, Status.INIT)
@@ -83,12 +84,18 @@ class Prompt:
         """
         return self._lease.lost
 
-    async def finish(self, group: Sequence[Any] | None = None, **options: Any) -> int | None:
+    async def finish(
+        self,
+        group: Sequence[Any] | None = None,
+        *,
+        timeout: float | Unset | None = UNSET,
+        **options: Unpack[PutOptions],
+    ) -> int | None:
         """Store the result (default: `group` as it is now) in the place of the prompt, in one transaction.
 
-        `options` are those of `ReplayBuffer.put`, whose rules hold. Returns what it returns. Raises LeaseLostError when
-        the lease was over and the prompt was handed to another worker, FencedError after a restore; then nothing is
-        stored, and the prompt is in other hands; InputError when nothing was generated.
+        The options are those of `ReplayBuffer.put`, whose rules hold. Returns what it returns. Raises LeaseLostError
+        when the lease was over and the prompt was handed to another worker, FencedError after a restore; then nothing
+        is stored, and the prompt is in other hands; InputError when nothing was generated.
         """
         rollouts = list(self.group if group is None else group)
         if rollouts and all(get_field(rollout, "status") == Status.INIT for rollout in rollouts):
@@ -96,7 +103,9 @@ class Prompt:
                 f"nothing was generated for prompt {self.uid}: its rollouts have the status init, and it would be "
                 "handed out again; set their status to COMPLETED, or call give_back()"
             )
-        return await self._put(rollouts, **options)
+        return await self._lease.finish(
+            rollouts, self.ledger.task_name, replaces=[self.uid], timeout=timeout, **options
+        )
 
     async def save(self, group: Sequence[Any] | None = None) -> None:
         """Keep what was generated so far: if this worker dies, the next one goes on from there.
@@ -106,7 +115,8 @@ class Prompt:
         await to_its_end(self._save(group))
 
     async def _save(self, group: Sequence[Any] | None) -> None:
-        uid = await self._put(self.group if group is None else group, keep_leased=True)
+        rollouts = list(self.group if group is None else group)
+        uid = await self._lease.save(rollouts, self.ledger.task_name, replaces=[self.uid])
         self.uid = self.uid if uid is None else uid
 
     async def give_back(self, group: Sequence[Any] | None = None, *, failed: str | None = None) -> None:
@@ -117,12 +127,6 @@ class Prompt:
         if group is not None:
             await self.save(group)
         await self._lease.give_back([self.uid], failed=failed)
-
-    async def _put(self, rollouts: Sequence[Any], **options: Any) -> int | None:
-        ledger = self.ledger
-        return await ledger.buffer.put(
-            list(rollouts), ledger.task_name, replaces=[self.uid], lease=self._lease, **options
-        )
 
 
 class PromptLedger:
@@ -191,7 +195,7 @@ class PromptLedger:
         partial = self._partial_rollouts if partial_rollouts is None else partial_rollouts
         deadline = time.monotonic() + patience
         while True:
-            seen = self.buffer.storage.version()
+            seen = self.buffer.waits.version()
             prompts = await self._draw_again(wanted, returning, partial) or await self._draw_new(wanted)
             if prompts or patience <= 0:
                 return prompts
@@ -204,16 +208,15 @@ class PromptLedger:
                     f"after {patience:g} s: task {self.task_name}: no prompt is left in the dataset, and "
                     f"{counts.in_flight} are in flight with workers"
                 )
-            await self.buffer.storage.check_fence()
-            await self.buffer.storage.changed(min(remaining, _LONGEST_WAIT), seen)
+            await self.buffer.waits.changed(seen, min(remaining, _LONGEST_WAIT))
 
     async def counts(self, waiting: Iterable[Status] | None = None) -> LedgerCounts:
         """Where the prompts are. Counts of the task: other groups of these statuses count too.
 
         `waiting` narrows those that wait to some statuses (default: all that the ledger hands out again).
         """
-        drawn = (await self.buffer.storage.cursor(self.name)).position
-        tallies = await self.buffer.storage.tallies()
+        drawn = (await self.buffer.cursors.read(self.name)).position
+        tallies = await self.buffer.tallies()
 
         def total(name: Tally, statuses: Iterable[Status]) -> int:
             return sum(tallies.get((self.task_name, status, name), 0) for status in statuses)
@@ -223,7 +226,7 @@ class PromptLedger:
         return LedgerCounts(drawn, in_flight, chosen, drawn - there - in_flight)
 
     async def _draw_again(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:
-        tallies = await self.buffer.storage.tallies()
+        tallies = await self.buffer.tallies()
         drawn: list[Prompt] = []
         try:
             for status, where in again:
@@ -243,17 +246,16 @@ class PromptLedger:
 
     async def _draw_new(self, count: int) -> list[Prompt]:
         """Draw from the dataset; when another worker has moved the cursor meanwhile, from where it is then."""
-        storage, attempt = self.buffer.storage, 0
+        cursors, attempt = self.buffer.cursors, 0
         while True:
-            now = await storage.cursor(self.name)
+            now = await cursors.read(self.name)
             groups, after = await asyncio.to_thread(self._read, now, count)
             if not groups:
                 return []
             moved = replace(now, position=now.position + len(groups), value=after)
-            claimed = await storage.claim(groups, moved, self._seconds)
-            if claimed is not None:
-                lease = Lease(storage, claimed, self._seconds, heartbeat=True)
-                return [Prompt(self, lease, item) for item in claimed.items[self.task_name]]
+            lease = await cursors.claim(groups, moved, self._seconds)
+            if lease is not None:
+                return [Prompt(self, lease, item) for item in lease.items[self.task_name]]
             attempt += 1  # somebody else got on by it
             await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
 
@@ -267,7 +269,7 @@ class PromptLedger:
             made = as_group(self._make_group(item, number))
             rollouts = [copy.copy(rollout) for rollout in made]  # the dataset keeps its own
             for rollout in rollouts:
-                self.buffer.storage.codec.rollout_type.require_all(rollout, [("put", ("status",))])
+                self.buffer.rollout_type.require_all(rollout, [("put", ("status",))])
         except RolloutError as error:
             raise RolloutError(
                 f"item {number} of the dataset (counted as drawn, from 0) can't be made a group of rollouts, by "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.checks import MAX_STEP
@@ -19,7 +20,6 @@ from replaybuf.rollouts.staleness import (
     refresh_group,
     reset_response,
 )
-from replaybuf.storage.values import NewGroup
 
 # Lists of more tokens than this are looked through in another thread, to keep the event loop free.
 _MANY_TOKENS = 10_000
@@ -32,16 +32,32 @@ def as_group(items: Any) -> list[Any]:
     raise RolloutError(f"expected a list of rollouts (a group), got {type(items).__name__}")
 
 
-async def normalise(new: NewGroup, rollout_type: RolloutType, model_step: int | None, rule: ExpiryRule) -> bool:
-    """Apply the rules of put to the rollouts, in place; False when the group is to be dropped.
+@dataclass(frozen=True, slots=True)
+class Normalised:
+    """What the rules of put say of a group.
 
-    Raises RolloutError for rollouts that lack what the rules need.
+    `train_step` is the step that its staleness was computed for, or None where the rollouts brought their own or where
+    some of them expired. `dropped` is true of a group that expired and isn't retryable.
     """
-    rollouts = new.rollouts
-    _require_fields(rollout_type, rollouts, model_step, new.train_step, rule)
+
+    status: Status
+    staleness: int
+    train_step: int | None
+    dropped: bool = False
+
+
+async def normalise(
+    rollouts: Sequence[Any],
+    rollout_type: RolloutType,
+    model_step: int | None,
+    train_step: int | None,
+    rule: ExpiryRule,
+) -> Normalised:
+    """Apply the rules of put to the rollouts, in place. Raises RolloutError where they lack what the rules need."""
+    _require_fields(rollout_type, rollouts, model_step, train_step, rule)
     if _count_tokens(rollouts) < _MANY_TOKENS:
-        return _normalise(new, model_step, rule)
-    return await asyncio.to_thread(_normalise, new, model_step, rule)
+        return _normalise(rollouts, model_step, train_step, rule)
+    return await asyncio.to_thread(_normalise, rollouts, model_step, train_step, rule)
 
 
 def _require_fields(
@@ -64,40 +80,37 @@ def _require_fields(
         rollout_type.require_all(rollout, features)
 
 
-def _normalise(new: NewGroup, model_step: int | None, rule: ExpiryRule) -> bool:
-    """Bring the rollouts into the state in which they are stored; False when the group is to be dropped."""
+def _normalise(rollouts: Sequence[Any], model_step: int | None, train_step: int | None, rule: ExpiryRule) -> Normalised:
     try:
-        return _apply_rules(new, model_step, rule)
+        return _apply_rules(rollouts, model_step, train_step, rule)
     except ReplayBufError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
         raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
 
 
-def _apply_rules(new: NewGroup, model_step: int | None, rule: ExpiryRule) -> bool:
-    rollouts, train_step = new.rollouts, new.train_step
-    new.status = _status_of(rollouts)
+def _apply_rules(
+    rollouts: Sequence[Any], model_step: int | None, train_step: int | None, rule: ExpiryRule
+) -> Normalised:
+    status = _status_of(rollouts)
     if model_step is not None:
         for rollout in rollouts:
             fill_model_steps(rollout, model_step)
     if train_step is not None:
         refresh_group(rollouts, train_step)
-    new.staleness = group_staleness(rollouts)
-    if abs(new.staleness) >= MAX_STEP:
-        raise RolloutError(f"seq_staleness is {new.staleness:.4g}, which is no number of training steps")
-    if not rule.active or new.status not in EXPIRING_STATUSES:
-        return True
-    expired = find_expired(rollouts, rule, train_step)
+    staleness = group_staleness(rollouts)
+    if abs(staleness) >= MAX_STEP:
+        raise RolloutError(f"seq_staleness is {staleness:.4g}, which is no number of training steps")
+    expired = find_expired(rollouts, rule, train_step) if status in EXPIRING_STATUSES else []
     if not expired:
-        return True
+        return Normalised(status, staleness, train_step)
     if not rule.retryable:
         for rollout in rollouts:
             set_field(rollout, "status", Status.EXPIRED)
-        return False
+        return Normalised(Status.EXPIRED, staleness, train_step, dropped=True)
     for index in expired:
         reset_response(rollouts[index])
-    new.status, new.train_step = Status.EXPIRED, None
-    return True
+    return Normalised(Status.EXPIRED, staleness, None)
 
 
 def _count_tokens(rollouts: Sequence[Any]) -> int:

@@ -12,6 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+#: What a group is labelled with, and found by.
+Tags = dict[str, str | int | float | bool | None]
+
 
 class Status(StrEnum):
     """What became of a rollout, or of a group of them."""

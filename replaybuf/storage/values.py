@@ -8,10 +8,8 @@ from typing import Any, Final
 
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.query import Node
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import Status, Tags
 from replaybuf.rollouts.staleness import ExpiryRule
-
-Tags = dict[str, str | int | float | bool | None]
 
 
 class Unset:

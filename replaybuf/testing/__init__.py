@@ -22,11 +22,17 @@ the first one is open or not.
         def same_place(self):
             return lambda storage, codec: MyStorage(storage.path, codec, storage.rules)
 
-Laws about groups and metadata are tested on the backend itself, those about rules of
-the buffer (staleness, expiry, waiting) on a `ReplayBuffer` over it. Parts of the suite can be run alone: they are the
-base classes of `StorageContract`. What
-takes long is the laws of chance; a backend that draws exactly as the one in memory does needs no more than
-`ExactContract`, without them.
+A backend that can't do everything that a `StorageBackend` can (`replaybuf.storage.contract`) is certified for what it
+says that it can, by subclassing the contracts of these capabilities only:
+
+    class TestMyStorage(GroupContract, LeaseContract): ...
+
+`GroupContract` (every backend), `LeaseContract`, `CheckpointContract`, `CursorContract` and `CopyContract` together are
+`StorageContract`. A law that needs another capability, too, is skipped where the backend doesn't have it.
+
+Laws about groups and metadata are tested on the backend itself, those about rules of the buffer (staleness, expiry,
+waiting) on a `ReplayBuffer` over it. What takes long is the laws of chance (`chances.py`); a backend whose draws are
+compared with those of the one in memory can do without them: `ExactContract` is the rest.
 """
 
 import pytest
@@ -34,13 +40,34 @@ import pytest
 _PARTS = (
     *("harness", "putting", "expiring", "taking", "policies", "chances", "weighing", "reusing", "filling"),
     *("limiting", "leasing", "lapsing", "archiving"),
-    *("tallying", "replacing", "querying", "refreshing", "waiting", "persistence", "damage"),
+    *("drawing", "tallying", "replacing", "dropping", "querying", "refreshing", "waiting", "persistence", "damage"),
     *("checkpointing", "claiming", "fencing"),
     *("durable", "durable_rules", "contract"),
 )
 pytest.register_assert_rewrite(*(f"replaybuf.testing.{part}" for part in _PARTS))
 
-from replaybuf.testing.contract import DurableContract, ExactContract, StorageContract  # noqa: E402
+from replaybuf.testing.contract import (  # noqa: E402
+    CheckpointContract,
+    CopyContract,
+    CursorContract,
+    DurableContract,
+    ExactContract,
+    GroupContract,
+    LeaseContract,
+    StorageContract,
+)
 from replaybuf.testing.harness import Harness, group, rollout  # noqa: E402
 
-__all__ = ["DurableContract", "ExactContract", "Harness", "StorageContract", "group", "rollout"]
+__all__ = [
+    "CheckpointContract",
+    "CopyContract",
+    "CursorContract",
+    "DurableContract",
+    "ExactContract",
+    "GroupContract",
+    "Harness",
+    "LeaseContract",
+    "StorageContract",
+    "group",
+    "rollout",
+]

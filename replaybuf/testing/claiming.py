@@ -1,9 +1,10 @@
-"""Laws of claims (groups that are leased from the beginning) and of puts that settle a lease."""
+"""Laws of claims (groups that are leased from the beginning) and of results that settle a lease."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,14 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FullError, InputError, LeaseLostError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import Tally
+from replaybuf.storage.contract import CheckpointStorage, CursorStorage, LeaseStorage
 from replaybuf.storage.values import Cursor, NewGroup
-from replaybuf.testing.harness import Harness, OpenBuffer, found, group, ids
+from replaybuf.testing.harness import Harness, OpenBuffer, able, found, group, ids, needs, total
 from replaybuf.testing.leasing import LONG
 
 
 class ClaimLaws(Harness):
-    """Groups that are leased from the beginning, and puts that settle a lease."""
+    """Groups that are leased from the beginning, in the transaction that moves a cursor."""
 
     def prompt(self, number: int) -> NewGroup:
         """A group of which nothing was generated yet."""
@@ -25,7 +27,7 @@ class ClaimLaws(Harness):
 
     async def test_a_claim_moves_the_cursor_with_its_groups(self, buffer: ReplayBuffer) -> None:
         """In one transaction; a claim from another version of the cursor does nothing."""
-        storage = buffer.storage
+        storage = able(buffer.storage, CursorStorage)
         first = await storage.claim([self.prompt(1), self.prompt(2)], Cursor("data", 0, 2, b"x"), LONG)
         assert first is not None
         assert ids([item.item for item in first.items["math"]]) == [1, 2]
@@ -36,27 +38,29 @@ class ClaimLaws(Harness):
         assert second is not None
         assert second.token > first.token
 
+    @needs(CheckpointStorage)
     async def test_a_claim_from_before_a_restore_does_nothing(self, buffer: ReplayBuffer) -> None:
         """The cursor has the same version again, and another place: somebody was just reading the dataset."""
-        storage = buffer.storage
-        await storage.claim([], Cursor("data", 0, 1, b"one"), LONG)
+        storage = able(buffer.storage, CursorStorage)
+        await storage.move_cursor(Cursor("data", 0, 1, b"one"))
         await buffer.checkpoint(1)
-        await storage.claim([], Cursor("data", 1, 9, b"nine"), LONG)
+        await storage.move_cursor(Cursor("data", 1, 9, b"nine"))
         seen = await storage.cursor("data")
         await buffer.restore(1)
-        await storage.claim([], replace(await storage.cursor("data"), position=2, value=b"two"), LONG)
+        await storage.move_cursor(replace(await storage.cursor("data"), position=2, value=b"two"))
+        assert not await storage.move_cursor(replace(seen, position=10, value=b"ten"))
         assert await storage.claim([self.prompt(1)], replace(seen, position=10, value=b"ten"), LONG) is None
         assert await storage.cursor("data") == Cursor("data", 2, 2, b"two")
 
     async def test_claimed_groups_are_leased(self, buffer: ReplayBuffer) -> None:
         """Nobody draws them; given back they are there for the next, as if they had not been drawn."""
-        leased = await buffer.storage.claim([self.prompt(1)], Cursor("data"), LONG)
-        assert leased is not None
-        uids = [item.uid for item in leased.items["math"]]
+        lease = await buffer.cursors.claim([self.prompt(1)], Cursor("data"), LONG)
+        assert lease is not None
+        [uid] = lease.open
         assert len(buffer) == 0
-        assert await buffer.storage.give_back(leased, uids, counts=False) == 1
+        assert await lease.give_back() == 1
         [item] = await found(buffer)
-        assert (item.uid, item.status, item.times_sampled, item.deliveries) == (uids[0], Status.INIT, 0, 0)
+        assert (item.uid, item.status, item.times_sampled, item.deliveries) == (uid, Status.INIT, 0, 0)
         tallies = {name: n for (_, _, name), n in (await buffer.storage.tallies()).items() if n}
         assert tallies == {Tally.PUT: 1, Tally.SIZE: 1, Tally.RETURNED: 1}
 
@@ -64,14 +68,18 @@ class ClaimLaws(Harness):
         """What is leased is not in the buffer."""
         buffer = await open_buffer(capacity=1)
         await buffer.put(group(1), "math")
-        await buffer.storage.claim([self.prompt(2), self.prompt(3)], Cursor("data"), LONG)
+        await buffer.cursors.claim([self.prompt(2), self.prompt(3)], Cursor("data"), LONG)
         assert ids(await buffer.get(9, "math")) == [1]
+
+
+class SettlingLaws(Harness):
+    """Results that are stored in the place of leased groups."""
 
     async def test_a_put_settles_what_it_was_made_from(self, buffer: ReplayBuffer) -> None:
         """The leased group leaves as its result comes in; the lease has nothing open then."""
         await buffer.put(group(1, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG)
-        await buffer.put(group(2), "math", replaces=lease.open, lease=lease)
+        await lease.finish(group(2), "math", replaces=lease.open)
         assert not lease.open
         await lease.acknowledge()
         assert ids(await buffer.get(9, "math")) == [2]
@@ -80,11 +88,11 @@ class ClaimLaws(Harness):
         assert (Status.INIT, Tally.LEASED) not in tallies
 
     async def test_a_lease_can_go_on_with_other_content(self, buffer: ReplayBuffer) -> None:
-        """With keep_leased the new group is held in the place of the old one, and comes back instead of it."""
+        """The new group is held in the place of the old one, and comes back instead of it."""
         await buffer.put(group(1, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG)
         half = group(2, status=Status.ABORTED)
-        newer = await buffer.put(half, "math", replaces=lease.open, lease=lease, keep_leased=True)
+        newer = await lease.save(half, "math", replaces=lease.open)
         assert lease.open == {newer}
         assert len(buffer) == 0
         await lease.extend()
@@ -98,12 +106,12 @@ class ClaimLaws(Harness):
         lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
         other = await buffer.lease_batch({"math": 0}, seconds=LONG)
         with pytest.raises(InputError, match="not open in this lease"):
-            await buffer.put(group(2), "math", replaces=lease.open, lease=other)
-        await buffer.storage.give_back(lease._leased, sorted(lease.open), counts=False)
+            await other.finish(group(2), "math", replaces=lease.open)
+        await able(buffer.storage, LeaseStorage).give_back(lease._leased, sorted(lease.open), counts=False)
         await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
-        for keep in (False, True):
+        for put in (lease.finish, lease.save):
             with pytest.raises(LeaseLostError):
-                await buffer.put(group(2), "math", replaces=lease.open, lease=lease, keep_leased=keep)
+                await put(group(2), "math", replaces=lease.open)
         assert len(buffer) == 0
 
     async def test_of_several_results_at_once_only_the_lost_one_is_refused(self, buffer: ReplayBuffer) -> None:
@@ -112,9 +120,9 @@ class ClaimLaws(Harness):
             await buffer.put(group(number, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 4}, group_status="init", seconds=LONG)
         uids = [item.uid for item in lease.items["math"]]
-        await buffer.storage.give_back(lease._leased, uids[1:2], counts=False)
+        await able(buffer.storage, LeaseStorage).give_back(lease._leased, uids[1:2], counts=False)
         await buffer.delete({"uid": uids[1]})
-        puts = [buffer.put(group(10 + n), "math", replaces=[uid], lease=lease) for n, uid in enumerate(uids)]
+        puts = [lease.finish(group(10 + n), "math", replaces=[uid]) for n, uid in enumerate(uids)]
         results = await asyncio.gather(*puts, return_exceptions=True)
         assert [type(result) for result in results] == [int, LeaseLostError, int, int]
         assert ids(await buffer.get(9, "math")) == [10, 12, 13]
@@ -127,16 +135,20 @@ class ClaimLaws(Harness):
             await buffer.put(group(number, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 4}, group_status="init", seconds=LONG)
         uids = sorted(lease.open)
-        puts = [buffer.put(group(10 + n), "math", replaces=[uid], lease=lease) for n, uid in enumerate(uids)]
+        puts = [lease.finish(group(10 + n), "math", replaces=[uid]) for n, uid in enumerate(uids)]
         results = await asyncio.gather(*puts, return_exceptions=True)
         assert [type(result) for result in results] == [int, int, FullError, FullError]
         assert sorted(lease.open) == uids[2:]
         assert await lease.give_back() == 2
         assert ids(await buffer.get(9, "math", "init")) == [2, 3]
 
-    async def test_a_lease_needs_what_it_replaces(self, buffer: ReplayBuffer) -> None:
-        """InputError for a lease without groups, and for keep_leased without a lease."""
-        lease = await buffer.lease_batch({"math": 0}, seconds=LONG)
-        for wrong in ({"lease": lease}, {"keep_leased": True}, {"replaces": [1], "keep_leased": True}):
-            with pytest.raises(InputError, match="lease"):
-                await buffer.put(group(1), "math", **wrong)
+    async def test_a_result_says_what_it_was_made_from(self, buffer: ReplayBuffer) -> None:
+        """InputError otherwise, and for what are no uids of the lease; nothing is stored."""
+        await buffer.put(group(1), "math")
+        lease = await buffer.lease_batch({"math": 1}, seconds=LONG)
+        wrong: list[Any] = [[], [-1], ["1"], "1", None, [7], [*lease.open, 7]]
+        for replaces in wrong:
+            for put in (lease.finish, lease.save):
+                with pytest.raises(InputError, match=r"replaces|not open in this lease"):
+                    await put(group(2), "math", replaces=replaces)
+        assert (await total(buffer, "put"), len(lease.open)) == (1, 1)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from replaybuf.testing.archiving import ArchiveLaws
 from replaybuf.testing.chances import ChanceLaws
 from replaybuf.testing.checkpointing import CheckpointLaws
-from replaybuf.testing.claiming import ClaimLaws
+from replaybuf.testing.claiming import ClaimLaws, SettlingLaws
 from replaybuf.testing.damage import DamageLaws
+from replaybuf.testing.drawing import DrawingLaws
+from replaybuf.testing.dropping import DroppingLaws
 from replaybuf.testing.durable import DurableLaws
 from replaybuf.testing.durable_rules import DurableRulesLaws
 from replaybuf.testing.expiring import ExpiryLaws
@@ -28,38 +30,58 @@ from replaybuf.testing.waiting import ClosingLaws, WaitingLaws
 from replaybuf.testing.weighing import WeightLaws
 
 
-class ExactContract(
+class ExactGroupContract(
     PuttingLaws,
     ExpiryLaws,
     TakingLaws,
     CountingLaws,
+    DrawingLaws,
     PolicyLaws,
     WeightLaws,
     ReuseLaws,
     EvictionLaws,
     FullLaws,
     RateLaws,
-    LeaseLaws,
-    LeaseTimeLaws,
     ArchiveLaws,
     TallyLaws,
     MetricsLaws,
     ReplacingLaws,
+    DroppingLaws,
     QueryingLaws,
     ChangingLaws,
     RefreshingLaws,
     WaitingLaws,
     ClosingLaws,
-    PersistenceLaws,
-    CheckpointLaws,
-    ClaimLaws,
-    DamageLaws,
 ):
-    """What every backend keeps to, but for what is left to chance. Needs the fixture `new_storage`."""
+    """What every backend keeps to, but for what is left to chance."""
 
 
-class StorageContract(ExactContract, ChanceLaws):
-    """What every backend keeps to. Needs the fixture `new_storage`."""
+class GroupContract(ExactGroupContract, ChanceLaws):
+    """What every backend keeps to: a `GroupStorage`. Needs the fixture `new_storage`, as all of these."""
+
+
+class LeaseContract(LeaseLaws, LeaseTimeLaws, SettlingLaws):
+    """What a `LeaseStorage` keeps to."""
+
+
+class CheckpointContract(CheckpointLaws):
+    """What a `CheckpointStorage` keeps to."""
+
+
+class CursorContract(ClaimLaws):
+    """What a `CursorStorage` keeps to."""
+
+
+class CopyContract(PersistenceLaws, DamageLaws):
+    """What a `CopyStorage` keeps to; damage is done to groups by way of a state dict."""
+
+
+class ExactContract(ExactGroupContract, LeaseContract, CheckpointContract, CursorContract, CopyContract):
+    """`StorageContract`, but for what is left to chance."""
+
+
+class StorageContract(GroupContract, LeaseContract, CheckpointContract, CursorContract, CopyContract):
+    """What a `StorageBackend` keeps to, which can do everything."""
 
 
 class DurableContract(DurableLaws, DurableRulesLaws, FenceLaws):

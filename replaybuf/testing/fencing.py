@@ -10,10 +10,11 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FencedError
+from replaybuf.storage.contract import CheckpointStorage, CopyStorage, CursorStorage, LeaseStorage
 from replaybuf.storage.values import Cursor
 from replaybuf.testing.checkpointing import state_of
 from replaybuf.testing.durable import SamePlace
-from replaybuf.testing.harness import CODEC, SOON, Harness, OpenBuffer, found, group, ids
+from replaybuf.testing.harness import CODEC, SOON, Harness, OpenBuffer, found, group, ids, needs
 from replaybuf.testing.leasing import LONG
 from replaybuf.testing.persistence import everything, fill
 from replaybuf.testing.waiting import waiting
@@ -30,7 +31,11 @@ ATTEMPTS: dict[str, Attempt] = {
     "update": lambda buffer: buffer.update({}, priority=2),
     "update_priorities": lambda buffer: buffer.update_priorities({1: 2.0}),
     "refresh": lambda buffer: buffer.refresh_staleness(task_stale_thresholds={"math": 1}, current_train_step=9),
-    "claim": lambda buffer: buffer.storage.claim([], Cursor("data"), LONG),
+    "dropped put": lambda buffer: buffer.put(
+        group(9, seq_staleness=5), "math", stale_threshold=4, expired_groups_retryable=False
+    ),
+    "cursor": lambda buffer: buffer.cursors.move(Cursor("data")),
+    "claim": lambda buffer: buffer.cursors.claim([], Cursor("data"), LONG),
     "checkpoint": lambda buffer: buffer.checkpoint(7),
     "drop": lambda buffer: buffer.drop_checkpoint(1),
 }
@@ -44,6 +49,7 @@ class FenceLaws(Harness):
         """As for `DurableLaws`."""
         raise NotImplementedError("give a fixture same_place; replaybuf.testing says how")
 
+    @needs(CheckpointStorage, CursorStorage, CopyStorage)
     @pytest.mark.parametrize("attempt", ATTEMPTS)
     async def test_those_of_the_run_before_can_change_nothing(
         self, attempt: str, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
@@ -59,6 +65,7 @@ class FenceLaws(Harness):
                 await ATTEMPTS[attempt](buffer)
         assert state_of(trainer) == before
 
+    @needs(CheckpointStorage, LeaseStorage)
     async def test_leases_of_the_run_before_are_fenced(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
@@ -72,12 +79,13 @@ class FenceLaws(Harness):
             lease.acknowledge(),
             lease.extend(),
             lease.give_back(),
-            buffer.put(group(2), "math", replaces=lease.open, lease=lease),
+            lease.finish(group(2), "math", replaces=lease.open),
         ):
             with pytest.raises(FencedError):
                 await call
         assert ids(await trainer.get(9, "math")) == [1]
 
+    @needs(CheckpointStorage)
     async def test_those_who_wait_are_told(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
@@ -89,6 +97,7 @@ class FenceLaws(Harness):
         with pytest.raises(FencedError):
             await asyncio.wait_for(task, SOON)
 
+    @needs(CheckpointStorage, CopyStorage)
     async def test_a_fenced_buffer_can_still_be_read(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
@@ -100,6 +109,7 @@ class FenceLaws(Harness):
         assert await everything(buffer) == await everything(trainer)
         assert await buffer.checkpoints() == await trainer.checkpoints()
 
+    @needs(CheckpointStorage)
     async def test_a_new_buffer_joins_the_restored_run(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
@@ -113,6 +123,7 @@ class FenceLaws(Harness):
             await trainer.put(group(number), "math")
             assert ids(await trainer.get(9, "math")) == [number, number]
 
+    @needs(CheckpointStorage, CopyStorage)
     async def test_checkpoints_outlive_the_process(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
-from replaybuf.testing.harness import Harness, OpenBuffer, drawn, fill, found, group, ids
+from replaybuf.storage.contract import CopyStorage
+from replaybuf.testing.harness import Harness, OpenBuffer, drawn, fill, found, group, ids, needs
 
 RANDOM = pytest.mark.parametrize("policy", ["uniform", "prioritized"])
 
@@ -92,6 +93,7 @@ class PolicyLaws(Harness):
                     await call
         assert [item.priority for item in await found(buffer)] == [1, 1]
 
+    @needs(CopyStorage)
     @RANDOM
     @pytest.mark.parametrize("how", ["snapshot", "state"])
     async def test_a_resumed_buffer_draws_what_would_have_been_drawn(

@@ -11,18 +11,15 @@ import pytest
 
 from replaybuf import (
     ConflictError,
-    EncodeError,
     InputError,
-    MissingSnapshotError,
-    NotEmptyError,
     OrderTerm,
     QueryError,
     ReplayBufError,
     ReplayBuffer,
     RolloutError,
     SnapshotError,
-    SnapshotMismatchError,
 )
+from replaybuf.errors import EncodeError, MissingSnapshotError, NotEmptyError, SnapshotMismatchError
 from tests.bad_input.calls import Call, Odd, entered_twice, find, itself, leased, load, put, refresh, rollouts
 from tests.stores import TASK, build, group, numbers_of, take_all
 

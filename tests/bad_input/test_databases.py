@@ -12,13 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf import (
-    AccessError,
-    ClosedError,
-    LockedError,
-    NotADatabaseError,
-    UnreachableError,
-)
+from replaybuf import ClosedError, LockedError, UnreachableError
+from replaybuf.errors import AccessError, NotADatabaseError
 from tests.bad_input.calls import find, refresh, refused
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, numbers_of, take_all

@@ -19,8 +19,7 @@ def run_limited(script: str, *arguments: object) -> None:
         """
         import asyncio, os, resource, signal, sys
         import pytest
-        import replaybuf
-        from replaybuf import *
+        from replaybuf.errors import AccessError, DiskFullError
         from tests.stores import *
         """
     ) + textwrap.dedent(script)
@@ -54,7 +53,7 @@ def test_what_is_read_only_can_not_be_written_to(open_folder: Path, what: str) -
     open_folder.chmod(0o777 if what == "file" else 0o555)
     run_limited(
         """
-        import replaybuf.storage.sql.watch, replaybuf.storage.sql.snapshot, sqlite3, aiosqlite
+        import replaybuf.storage.sql.tasks.watch, replaybuf.storage.sql.copies.snapshot, sqlite3, aiosqlite
         async def main():
             buffer = build(sys.argv[1])
             for call in (buffer.put(group(1), TASK), buffer.get(1, TASK), buffer.delete({})):

@@ -15,13 +15,8 @@ from urllib.parse import quote
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf import (
-    AccessError,
-    ConfigError,
-    MissingDriverError,
-    ReplayBufferConfig,
-    UnreachableError,
-)
+from replaybuf import ConfigError, ReplayBufferConfig, UnreachableError
+from replaybuf.errors import AccessError, MissingDriverError
 from replaybuf.storage.sql.engine.urls import redact
 from tests.bad_input.calls import refused
 from tests.postgres import running_server
@@ -135,7 +130,7 @@ async def test_a_password_is_never_shown(secret: str, place: str) -> None:
         with pytest.raises(UnreachableError) as caught:
             await buffer.put(group(1), TASK)
         texts += shown(caught.value)
-        texts += [repr(storage._state().database.engine), repr(storage._state().database.engine.pool)]
+        texts += [repr(storage._state().engine.pool), repr(storage._state().engine.pool.pool)]
         await buffer.close()
     assert leaks(secret, texts + lines) == []
 

@@ -7,15 +7,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf import (
-    Chunk,
-    ChunkBuffer,
-    ChunkBufferConfig,
-    FragmentError,
-    ReplayBuffer,
-    RolloutType,
-    Selection,
-)
+from replaybuf import ChunkBuffer, ChunkBufferConfig, FragmentError, ReplayBuffer
+from replaybuf.chunks import Chunk, Selection
+from replaybuf.rollouts.rollout_type import RolloutType
 
 W = "w"
 

@@ -8,12 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf import (
-    EncodeError,
-    InputError,
-    NotReadyError,
-    ReplayBufError,
-)
+from replaybuf import InputError, NotReadyError, ReplayBufError
+from replaybuf.errors import EncodeError
 from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
 
 

@@ -10,13 +10,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import (
-    Chunk,
-    ChunkBuffer,
-    FragmentError,
-    NotReadyError,
-    ReplayBuffer,
-)
+from replaybuf import ChunkBuffer, FragmentError, NotReadyError, ReplayBuffer
+from replaybuf.chunks import Chunk
 from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from replaybuf.cli import app
+from replaybuf.cli.app import app
 from tests.cli.example import fill, fill_busy, fill_hostile
 from tests.postgres import new_database
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.cli import app
+from replaybuf.cli.app import app
 from tests.cli.example import fill
 from tests.cli.test_help import COMMANDS
 

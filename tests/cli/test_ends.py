@@ -123,7 +123,7 @@ def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
 
 def test_nothing_slow_is_imported_without_need(file: Path) -> None:
     code = (
-        "import sys; from replaybuf.cli import app\n"
+        "import sys; from replaybuf.cli.app import app\n"
         "for args in (['--help'], ['stats', sys.argv[1], '--nl'], ['ls', sys.argv[1], '--nl']):\n"
         "    try: app(args)\n"
         "    except SystemExit: pass\n"

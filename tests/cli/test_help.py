@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import typer
 
-from replaybuf.cli import app
+from replaybuf.cli.app import app
 from tests.cli.conftest import run, run_json
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command with its path: ("db", "upgrade")."""
-    for name, command in (group or typer.main.get_command(app)).commands.items():
+    group = group or typer.main.get_command(app)
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
         else:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBufferConfig, SnapshotMismatchError
+from replaybuf import ReplayBufferConfig
+from replaybuf.errors import SnapshotMismatchError
 from replaybuf.testing.harness import group
 from tests.cli.conftest import run, run_json, start
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBufferConfig, Status, Tally
+from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer.metrics import RATES
 from replaybuf.cli import output
 from replaybuf.produce import Sampler, TrainState, publish
@@ -121,7 +121,8 @@ def test_a_buffer_that_is_not_there_is_an_error(busy: str, command: str) -> None
 def test_a_task_of_which_all_was_dropped_is_there(empty: str) -> None:
     async def drop() -> None:
         async with ReplayBufferConfig(url=empty).build() as buffer:
-            await buffer.storage.count_lost("math", Status.EXPIRED, Tally.DROPPED)
+            old = RolloutState(message=[], status=Status.COMPLETED, seq_staleness=9)
+            assert await buffer.put([old], "math", stale_threshold=4, expired_groups_retryable=False) is None
 
     asyncio.run(drop())
     assert run_json("stats", empty)["groups"] == []

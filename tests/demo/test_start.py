@@ -65,7 +65,7 @@ async def test_a_run_goes_on_from_the_buffer_of_its_weights(buffer, folder):
     saved = await begin(buffer, folder, None)
     assert (saved.step, saved.seed, saved.trained) == (57, 3, [5])
     assert await buffer.count_statuses([TASK], Status) == {TASK: {s: int(s == Status.COMPLETED) for s in Status}}
-    assert (await buffer.storage.cursor(TASK)).position == 0
+    assert (await buffer.cursors.read(TASK)).position == 0
 
 
 async def test_another_seed_is_refused(buffer, folder):

@@ -102,7 +102,7 @@ async def test_a_worker_that_is_stopped_puts_back_what_it_has_in_hand(buffer, sa
     workers.stop.set()
     await workers.end()
     counts = (await buffer.count_statuses([TASK], Status))[TASK]
-    assert counts[Status.ABORTED] + counts[Status.INIT] == (await buffer.storage.cursor(TASK)).position > 0
+    assert counts[Status.ABORTED] + counts[Status.INIT] == (await buffer.cursors.read(TASK)).position > 0
 
 
 async def test_a_worker_generates_with_the_weights_that_were_saved(buffer, saved, workers, tmp_path):
@@ -128,8 +128,8 @@ async def test_expired_groups_are_generated_again_with_newer_weights(buffer, sav
     await buffer.wait_ready({TASK: BATCH_GROUPS}, timeout=20)
     again = await completed(buffer)
     assert {item.staleness for item in again} == {0}
-    assert {item.item[0].group_id for item in again} <= set(range((await buffer.storage.cursor(TASK)).position))
-    assert (await buffer.storage.cursor(TASK)).position < PROMPTS  # no new ones, as long as there are others
+    assert {item.item[0].group_id for item in again} <= set(range((await buffer.cursors.read(TASK)).position))
+    assert (await buffer.cursors.read(TASK)).position < PROMPTS  # no new ones, as long as there are others
 
 
 async def test_a_worker_joins_a_run_that_was_restored(buffer, saved, workers):

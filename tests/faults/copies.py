@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, inspect, make_url, text
 
-from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.urls import parse_url
 from tests.postgres import execute, new_database
 
@@ -76,11 +76,11 @@ def copies(kind: str, folder: Path, server: str | None) -> Iterator[Copies]:
 
 async def transact(url: str, function: Any) -> Any:
     """Run a function over a connection in a write transaction of its own."""
-    database = Database(parse_url(url), durability="normal", lock_timeout=10)
+    engine = open_engine(parse_url(url), lock_timeout=10)
     try:
-        return await database.write(function)
+        return await engine.write(lambda tx: function(tx.connection))
     finally:
-        await database.dispose()
+        await engine.dispose()
 
 
 async def look(url: str) -> dict[str, Any]:

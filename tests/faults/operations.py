@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection
-
 from replaybuf import Lease, Prompt, PromptLedger, ReplayBuffer, Status
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.sweep import sweep
 from tests.faults.copies import transact
@@ -148,17 +147,16 @@ async def delete(buffer: ReplayBuffer, _: Any) -> None:
 
 
 async def sweep_all(buffer: ReplayBuffer, _: Any) -> None:
-    assert await in_thread(buffer, lambda connection: sweep(connection, time.time() + 60, 100)) == 4
+    assert await in_thread(buffer, lambda tx: sweep(tx, time.time() + 60, 100)) == 4
 
 
 async def end_all_leases(buffer: ReplayBuffer, _: Any) -> None:
-    scope = buffer.storage.scope  # type: ignore[attr-defined]
-    assert await in_thread(buffer, lambda connection: end_leases(connection, scope)) == 4
+    assert await in_thread(buffer, end_leases) == 4
 
 
-async def in_thread(buffer: ReplayBuffer, function: Callable[[Connection], Any]) -> Any:
+async def in_thread(buffer: ReplayBuffer, function: Callable[[Transaction], Any]) -> Any:
     state = buffer.storage._state()  # type: ignore[attr-defined]
-    return await state.thread.run(lambda: state.database.write(function))
+    return await state.thread.run(lambda: state.write(function))
 
 
 async def save(buffer: ReplayBuffer, _: Any) -> None:
@@ -203,7 +201,7 @@ async def kept_and_changed(buffer: ReplayBuffer) -> None:
 async def finish(buffer: ReplayBuffer, held: Lease) -> None:
     """Store a result in the place of what it was made from."""
     [first, *_] = sorted(held.open)
-    await buffer.put(group(100), TASK, replaces=[first], lease=held)
+    await held.finish(group(100), TASK, replaces=[first])
 
 
 def prompts_of(buffer: ReplayBuffer) -> PromptLedger:

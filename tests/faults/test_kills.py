@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from replaybuf import ReplayBuffer, Tally
+from replaybuf import ReplayBuffer
+from replaybuf.rules.tallies import Tally
 from tests.faults.copies import Copies, copies, look, transact
 from tests.faults.failpoints import choose
 from tests.faults.figures import Figures

@@ -10,7 +10,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from replaybuf import Lease, ReplayBuffer, Status, Tally
+from replaybuf import Lease, ReplayBuffer, Status
+from replaybuf.rules.tallies import Tally
 from tests.faults.figures import Figures
 from tests.faults.proxy import COMMIT, Link, Proxy, once, proxied
 from tests.postgres import execute

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf import NotADatabaseError
+from replaybuf.errors import NotADatabaseError
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger, numbers
 from tests.faults.processes import end, kill, start

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf import NetworkFilesystemError, ReplayBufferConfig
+from replaybuf import ReplayBufferConfig
+from replaybuf.errors import NetworkFilesystemError
 from replaybuf.storage.sql.engine import filesystem
 from replaybuf.storage.sql.engine.filesystem import filesystem_type, is_network, refuse_network_filesystem
 from tests.cli.conftest import run
@@ -113,7 +114,7 @@ def on_network(monkeypatch: pytest.MonkeyPatch) -> None:
 # A file system of its own program, mounted as sshfs mounts one; it has a root folder and nothing in it.
 _FUSE = """
 import ctypes, os, struct, sys, threading
-from replaybuf import NetworkFilesystemError
+from replaybuf.errors import NetworkFilesystemError
 from tests.stores import TASK, build, group
 import asyncio
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-from replaybuf.storage.sql.engine.sqlite import _patiently
+from replaybuf.storage.sql.engine.sqlite_connections import _patiently
 from replaybuf.storage.sql.engine.urls import parse_url
 from tests.stores import TASK, build, fill, group, numbers_of, opened, take_all, until
 
@@ -183,7 +183,7 @@ async def test_a_waiting_take_wakes_although_its_listening_connection_died(postg
         await other.put(group(7), TASK)
         batch, _ = await task
         assert numbers_of(batch[TASK]) == [7]
-        pool = buffer.storage._state().database.engine.pool  # type: ignore[attr-defined]
+        pool = buffer.storage._state().engine.pool.pool  # type: ignore[attr-defined]
 
         async def none_is_leaked() -> bool:
             return int(pool.checkedout()) <= 1  # for a moment the sweep may have another one

@@ -109,7 +109,7 @@ def test_what_is_no_state_of_a_trainer_is_refused(arguments: tuple[Any, ...], me
 
 @pytest.mark.parametrize("value", [b"", b"garbage", b"\x93\x01\x02\x03", b"\x81\xa1a\x01", b"\x07"])
 async def test_what_no_trainer_has_published_is_refused(buffer: ReplayBuffer, value: bytes) -> None:
-    now = await buffer.storage.cursor("mine")
-    assert await buffer.storage.claim([], replace(now, position=1, value=value), 1.0) is not None
+    now = await buffer.cursors.read("mine")
+    assert await buffer.cursors.move(replace(now, position=1, value=value))
     with pytest.raises(InputError, match="not what a trainer has published"):
         await published(buffer, name="mine")

@@ -31,6 +31,7 @@ from replaybuf.storage.memory.groups import Groups
 from replaybuf.storage.memory.items import Items, in_lane
 from replaybuf.storage.memory.leased import Loans
 from replaybuf.storage.portable import check_empty, pack_state, unpack_state
+from replaybuf.storage.state_copies import StateCopies
 from replaybuf.storage.values import (
     Changes,
     Checkpoint,
@@ -50,7 +51,7 @@ Drawn = dict[str, list[StorageItem]]
 _ALL = LogicNode("$and", ())
 
 
-class MemoryStorage(StorageBackend):
+class MemoryStorage(StateCopies, StorageBackend):
     """Groups in a dict of this process; gone with it. Threads share it: one does something at a time."""
 
     new_table: type[Items] = Items
@@ -98,6 +99,21 @@ class MemoryStorage(StorageBackend):
             groups.evict(group.task_name)
         self._notify()
         return item.uid
+
+    async def drop(self, group: NewGroup) -> None:
+        with self._lock:
+            if group.lease is not None:
+                check_epoch(group.lease, self._epoch)
+            loans, replaced = self._loans.replaced_by(group), self._groups.replaced_by(group)
+            self._groups.remove(replaced, Tally.REPLACED)
+            self._loans.remove(loans)
+            for name in (Tally.PUT, Tally.DROPPED):
+                self._groups.tallies[(group.task_name, group.status, name)] += 1
+            self._notify()
+
+    async def refuse(self, group: NewGroup) -> None:
+        with self._lock:
+            self._groups.tallies[(group.task_name, group.status, Tally.REFUSED)] += 1
 
     def _add(self, group: NewGroup, payload: bytes, reward: float | None) -> StorageItem:
         uid, groups = self._new_uid(), self._groups
@@ -326,13 +342,10 @@ class MemoryStorage(StorageBackend):
             groups.move(item.uid, Status.EXPIRED)
         return bool(expired)
 
-    async def count_lost(self, task_name: str, status: Status, why: Tally) -> None:
-        with self._lock:
-            self._groups.tallies[(task_name, status, why)] += 1
-            if why == Tally.DROPPED:
-                self._groups.tallies[(task_name, status, Tally.PUT)] += 1
-
     # Checkpoints
+
+    async def check_fence(self) -> None:
+        """Nobody else can restore what is in this process alone."""
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
         with self._lock:
@@ -371,13 +384,24 @@ class MemoryStorage(StorageBackend):
         with self._lock:
             return replace(self._cursors.get(name, Cursor(name)), epoch=self._epoch)
 
+    async def move_cursor(self, cursor: Cursor) -> bool:
+        with self._lock:
+            moved = self._move(cursor)
+            self._notify()
+            return moved
+
+    def _move(self, cursor: Cursor) -> bool:
+        now = self._cursors.get(cursor.name, Cursor(cursor.name))
+        if (now.version, self._epoch) != (cursor.version, cursor.epoch):
+            return False
+        self._cursors[cursor.name] = replace(cursor, version=cursor.version + 1)
+        return True
+
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
         encoded = [(group, self.codec.encode(group.rollouts)) for group in groups]
         with self._lock:
-            now = await self.cursor(cursor.name)
-            if (now.version, now.epoch) != (cursor.version, cursor.epoch):
+            if not self._move(cursor):
                 return None
-            self._cursors[cursor.name] = replace(cursor, version=cursor.version + 1)
             items = [self._add(group, payload, Marks.of(group.rollouts).mean_reward) for group, payload in encoded]
             token, until = self._new_uid(), time.time() + seconds
             claimed: Drawn = {}

@@ -10,8 +10,6 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection
-
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError, DecodeError, StorageError
 from replaybuf.progress import OnProgress
@@ -23,18 +21,17 @@ from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.copies.state_dict import load_state, read_state
-from replaybuf.storage.sql.engine.sqlite import is_memory
+from replaybuf.storage.sql.engine.sqlite_connections import is_memory
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import parse_url, public_url
 from replaybuf.storage.sql.statements import leases as leasing
 from replaybuf.storage.sql.statements import matching as selecting
 from replaybuf.storage.sql.statements import put, refresh
-from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, make_checkpoint, read_checkpoints
+from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import read_tallies
-from replaybuf.storage.sql.statements.cursors import read_cursor
-from replaybuf.storage.sql.statements.fence import check_fence
-from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.storage.sql.statements.cursors import move_cursor, read_cursor
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.store import Opened, Options
+from replaybuf.storage.sql.store import Options, Store
 from replaybuf.storage.sql.tasks.claims import Claiming
 from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
@@ -44,7 +41,7 @@ T = TypeVar("T")
 
 FIND_CHUNK_BYTES = 8 * 1024 * 1024
 FIND_CHUNK_GROUPS = 256
-_inherited: list[Opened | None] = []
+_inherited: list[Store | None] = []
 
 
 class SQLStorage(StorageBackend):
@@ -82,7 +79,7 @@ class SQLStorage(StorageBackend):
         )
         self._closed = False
         self._opening = threading.Lock()
-        self._open: Opened | None = None
+        self._open: Store | None = None
 
     def __repr__(self) -> str:
         name = "" if self.scope.buffer == "default" else f", name={self.scope.buffer!r}"
@@ -91,23 +88,23 @@ class SQLStorage(StorageBackend):
     # Opening and closing
 
     async def open(self) -> None:
-        state = self._state()
-        if not state.ready:
-            await state.thread.run(state.prepare)
+        store = self._state()
+        if not store.ready:
+            await store.thread.run(store.prepare)
 
     async def close(self) -> None:
         with self._opening:
-            state, self._closed = self._open, True
-        if state is not None and state.thread.pid == os.getpid():
+            store, self._closed = self._open, True
+        if store is not None and store.thread.pid == os.getpid():
             # In a thread, and shielded: a cancelled close still commits what waits.
             try:
-                closing = asyncio.get_running_loop().run_in_executor(None, state.close)
+                closing = asyncio.get_running_loop().run_in_executor(None, store.close)
             except RuntimeError:  # the interpreter is being shut down: no thread can be had any more
-                state.close()
+                store.close()
             else:
                 await asyncio.shield(closing)
 
-    def _state(self) -> Opened:
+    def _state(self) -> Store:
         with self._opening:
             if self._closed:
                 raise ClosedError
@@ -120,73 +117,75 @@ class SQLStorage(StorageBackend):
                         raise StorageError(
                             "this buffer is in the memory of the process that was forked; use a file or a server"
                         )
-                self._open = Opened(self._options, self.scope)
+                self._open = Store(self._options, self.scope)
                 weakref.finalize(self, self._open.abandon).atexit = False
             return self._open
 
-    async def _read(self, function: Callable[[Connection], T]) -> T:
-        state = await self._ready()
-        return await state.thread.run(lambda: state.database.read(function))
+    async def _read(self, function: Callable[[Transaction], T]) -> T:
+        store = await self._ready()
+        return await store.thread.run(lambda: store.read(function))
 
-    async def _write(self, function: Callable[[Connection, Scope], T], *, alone: bool = False) -> T:
-        state = await self._ready()
-        return await state.thread.run(lambda: state.write(function, alone=alone))
+    async def _write(self, function: Callable[[Transaction], T], *, alone: bool = False) -> T:
+        store = await self._ready()
+        return await store.thread.run(lambda: store.write(function, alone=alone))
 
-    async def _ready(self) -> Opened:
-        state = self._state()
-        if not state.ready:
-            await state.thread.run(state.prepare)
-        return state
+    async def _ready(self) -> Store:
+        store = self._state()
+        if not store.ready:
+            await store.thread.run(store.prepare)
+        return store
 
     # Putting and taking
 
     async def put(self, group: NewGroup) -> int:
-        state = self._open
-        if state is None or not state.ready or self._closed or state.thread.pid != os.getpid():
-            state = await self._ready()
-        return await state.commits.put(group)
+        store = self._open
+        if store is None or not store.ready or self._closed or store.thread.pid != os.getpid():
+            store = await self._ready()
+        return await store.commits.put(group)
+
+    async def drop(self, group: NewGroup) -> None:
+        await self._write(lambda tx: put.drop(tx, group, time.time()))
+
+    async def refuse(self, group: NewGroup) -> None:
+        await self._write(lambda tx: put.refuse(tx, group))
 
     async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
-        state = await self._ready()
-        drawing = Drawing(state, self.codec, draw)
-        taken = await state.thread.run(drawing.run, undo=drawing.undo)
+        store = await self._ready()
+        drawing = Drawing(store, self.codec, draw)
+        taken = await store.thread.run(drawing.run, undo=drawing.undo)
         return None if taken is None else taken.items
 
     async def lease(self, draw: Draw, seconds: float) -> Leased | None:
-        state = await self._ready()
-        drawing = Drawing(state, self.codec, draw, seconds)
-        taken = await state.thread.run(drawing.run, undo=drawing.undo)
+        store = await self._ready()
+        drawing = Drawing(store, self.codec, draw, seconds)
+        taken = await store.thread.run(drawing.run, undo=drawing.undo)
         return None if taken is None else taken.lease()
 
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
-        await self._write(lambda connection, scope: leasing.acknowledge(connection, scope, lease, uids, time.time()))
+        await self._write(lambda tx: leasing.acknowledge(tx, lease, uids, time.time()))
 
     async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
-        return await self._write(
-            lambda connection, scope: leasing.give_back(connection, scope, lease, uids, counts=counts, reason=reason)
-        )
+        return await self._write(lambda tx: leasing.give_back(tx, lease, uids, counts=counts, reason=reason))
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
-        return await self._write(lambda connection, scope: leasing.extend(connection, scope, lease, uids, seconds))
+        return await self._write(lambda tx: leasing.extend(tx, lease, uids, seconds))
 
     # Reading
 
     async def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
-        found = await self._read(lambda connection: selecting.find_uids(connection, self.scope, query, order, limit))
+        found = await self._read(lambda tx: selecting.find_uids(tx, query, order, limit))
         for uids in _chunks(found):
             for item in await self._read_items(uids, query):
                 yield item
 
     async def _read_items(self, uids: list[int], query: Node) -> list[StorageItem]:
-        state = await self._ready()
+        store = await self._ready()
 
         async def work() -> list[StorageItem]:
-            rows = await state.database.read(
-                lambda connection: selecting.read_groups(connection, self.scope, uids, query)
-            )
-            return await state.compute(self._decode_leniently, rows)
+            rows = await store.read(lambda tx: selecting.read_groups(tx, uids, query))
+            return await store.compute(self._decode_leniently, rows)
 
-        return await state.thread.run(work)
+        return await store.thread.run(work)
 
     def _decode_leniently(self, rows: list[GroupRow]) -> list[StorageItem]:
         items = []
@@ -198,76 +197,62 @@ class SQLStorage(StorageBackend):
         return items
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
-        return await self._read(lambda connection: selecting.count_groups(connection, self.scope, query, at_most))
+        return await self._read(lambda tx: selecting.count_groups(tx, query, at_most))
 
     async def tallies(self) -> dict[tuple[str, Status, Tally], int]:
-        return await self._read(lambda connection: read_tallies(connection, self.scope))
+        return await self._read(read_tallies)
 
     async def histogram(self, field: str) -> dict[LaneName, dict[int, int]]:
-        return await self._read(lambda connection: selecting.read_histogram(connection, self.scope, field))
+        return await self._read(lambda tx: selecting.read_histogram(tx, field))
 
     def __len__(self) -> int:
-        tallies = self._blocking(lambda connection: read_tallies(connection, self.scope))
+        tallies = self._blocking(read_tallies)
         return sum(n for (_, status, name), n in tallies.items() if name == Tally.SIZE and status != Status.ARCHIVED)
 
     # Changing
 
     async def delete(self, query: Node) -> int:
-        return await self._write(
-            lambda connection, scope: selecting.delete_groups(connection, scope, query, time.time())
-        )
+        return await self._write(lambda tx: selecting.delete_groups(tx, query, time.time()))
 
     async def update(self, query: Node, changes: Changes) -> int:
-        return await self._write(
-            lambda connection, scope: selecting.update_groups(connection, scope, query, changes, time.time())
-        )
+        return await self._write(lambda tx: selecting.update_groups(tx, query, changes, time.time()))
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
-        return await self._write(lambda connection, scope: selecting.update_priorities(connection, scope, priorities))
+        return await self._write(lambda tx: selecting.update_priorities(tx, priorities))
 
     async def refresh(self, refresh_: Refresh) -> dict[str, int]:
-        return await self._write(
-            lambda connection, scope: refresh.refresh_staleness(connection, scope, refresh_, time.time()), alone=True
-        )
-
-    async def count_lost(self, task_name: str, status: Status, why: Tally) -> None:
-        await self._write(lambda connection, scope: put.count_lost(connection, scope, (task_name, status), why))
+        return await self._write(lambda tx: refresh.refresh_staleness(tx, refresh_, time.time()), alone=True)
 
     # Checkpoints and prompts
 
     async def check_fence(self) -> None:
-        state = await self._ready()
-
-        async def work(scope: Scope) -> None:
-            await state.database.read(lambda connection: check_fence(connection, scope))
-
-        await state.thread.run(lambda: state.in_epoch(work))
+        store = await self._ready()
+        await store.thread.run(store.check_fence)
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
-        state = await self._ready()
-
-        async def work(scope: Scope) -> Checkpoint:
-            return await make_checkpoint(state.database, scope, step, keep)
-
-        return await state.thread.run(lambda: state.in_epoch(work))
+        store = await self._ready()
+        return await store.thread.run(lambda: store.checkpoint(step, keep))
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
-        state = await self._ready()
-        return await state.thread.run(lambda: state.restore(step, keep_new=keep_new))
+        store = await self._ready()
+        return await store.thread.run(lambda: store.restore(step, keep_new=keep_new))
 
     async def checkpoints(self) -> list[Checkpoint]:
-        return await self._read(lambda connection: read_checkpoints(connection, self.scope))
+        return await self._read(read_checkpoints)
 
     async def drop_checkpoint(self, step: int) -> None:
-        await self._write(lambda connection, scope: drop_checkpoint(connection, scope, step))
+        await self._write(lambda tx: drop_checkpoint(tx, step))
 
     async def cursor(self, name: str) -> Cursor:
-        return await self._read(lambda connection: read_cursor(connection, self.scope, name))
+        return await self._read(lambda tx: read_cursor(tx, name))
+
+    async def move_cursor(self, cursor: Cursor) -> bool:
+        return await self._write(lambda tx: move_cursor(tx, cursor))
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
-        state = await self._ready()
-        claiming = Claiming(state, self.codec, groups, cursor, seconds)
-        taken = await state.thread.run(claiming.run, undo=claiming.undo)
+        store = await self._ready()
+        claiming = Claiming(store, self.codec, groups, cursor, seconds)
+        taken = await store.thread.run(claiming.run, undo=claiming.undo)
         return None if taken is None else taken.lease()
 
     # Waiting
@@ -276,39 +261,38 @@ class SQLStorage(StorageBackend):
         return self._state().watch.version()
 
     async def changed(self, timeout: float, since: int) -> None:
-        state = await self._ready()
-        await state.watch.wait(timeout, since)
+        store = await self._ready()
+        await store.watch.wait(timeout, since)
 
     # Snapshots
 
     def state_dict(self) -> dict[str, Any]:
-        return self._blocking(lambda connection: read_state(connection, self.scope, self.codec))
+        return self._blocking(lambda tx: read_state(tx, self.codec))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        opened = self._state()
-        self._blocking(lambda connection: load_state(connection, opened.scope, self.codec, state), write=True)
+        self._blocking(lambda tx: load_state(tx, self.codec, state), write=True)
 
     async def save(self, path: str, about: Mapping[str, str], progress: OnProgress | None = None) -> None:
-        state = await self._ready()
-        await state.thread.run(lambda: copy_to(state.database, self.scope, path, about, progress))
+        store = await self._ready()
+        await store.thread.run(lambda: copy_to(store.engine, store.scope, path, about, progress))
 
     async def resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
-        state = await self._ready()
+        store = await self._ready()
 
         async def work() -> None:
-            await copy_from(state.database, state.scope, path, expected, progress)
-            state.watch.committed()
+            await copy_from(store.engine, store.scope, path, expected, progress)
+            store.watch.committed()
 
-        await state.thread.run(work)
+        await store.thread.run(work)
 
-    def _blocking(self, function: Callable[[Connection], T], *, write: bool = False) -> T:
-        state = self._state()
+    def _blocking(self, function: Callable[[Transaction], T], *, write: bool = False) -> T:
+        store = self._state()
 
         async def work() -> T:
-            await state.prepare()
-            return await (state.database.write(function) if write else state.database.read(function))
+            await store.prepare()
+            return await (store.engine.write(function, store.scope) if write else store.read(function))
 
-        return state.thread.run_blocking(work, self._options.lock_timeout + 600)
+        return store.thread.run_blocking(work, self._options.lock_timeout + 600)
 
 
 def _chunks(found: Sequence[tuple[int, int]]) -> list[list[int]]:

@@ -19,7 +19,7 @@ from sqlalchemy.engine import URL
 
 from replaybuf.errors import AccessError, ConfigError, LockedError, NotADatabaseError, UnreachableError
 from replaybuf.storage.sql.engine.errors import translated
-from replaybuf.storage.sql.engine.sqlite import is_memory, quote_path
+from replaybuf.storage.sql.engine.sqlite_connections import is_memory, quote_path
 from replaybuf.storage.sql.engine.urls import parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema
 
@@ -183,7 +183,7 @@ class PostgresReader(Reader):
         return asyncio.run(self._read(function, timeout))
 
     async def _read(self, function: Callable[[Connection], T], timeout: float | None) -> T:
-        from replaybuf.storage.sql.engine.database import Database
+        from replaybuf.storage.sql.engine.postgres import PostgresEngine
 
         def limited(connection: Connection) -> T:
             if timeout is not None:
@@ -191,12 +191,12 @@ class PostgresReader(Reader):
                 connection.execute(text("SELECT set_config('statement_timeout', :time, true)"), {"time": milliseconds})
             return function(connection)
 
-        database = Database(self.url, durability="full", lock_timeout=LOCK_TIMEOUT, read_only=True)
+        engine = PostgresEngine(self.url, lock_timeout=LOCK_TIMEOUT, read_only=True)
         try:
-            async with database.transaction(write=False) as connection:
+            async with engine.transaction(write=False) as steps:
                 try:
-                    return await connection.run_sync(limited)
+                    return await steps.run(lambda tx: limited(tx.connection))
                 finally:
-                    await connection.rollback()
+                    await steps.rollback()
         finally:
-            await database.dispose()
+            await engine.dispose()

@@ -7,32 +7,30 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError, FencedError
-from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.filesystem import refuse_network_filesystem
-from replaybuf.storage.sql.engine.sqlite import is_memory
+from replaybuf.storage.sql.engine.locks import Lock
+from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.thread import DatabaseThread
-from replaybuf.storage.sql.engine.urls import public_url
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
-from replaybuf.storage.sql.statements import put
-from replaybuf.storage.sql.statements.fence import check_fence, join
-from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, make_checkpoint
+from replaybuf.storage.sql.statements.fence import check_fence, joined
 from replaybuf.storage.sql.statements.race_keys import RaceNotRunError, begin_races
 from replaybuf.storage.sql.statements.restore import restore
-from replaybuf.storage.sql.statements.rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.watch import Watch
-from replaybuf.storage.values import Checkpoint, NewGroup
+from replaybuf.storage.values import Checkpoint
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -50,13 +48,8 @@ class Options:
     read_only: bool
     allow_network_filesystem: bool
 
-    @property
-    def is_written_file(self) -> bool:
-        """Whether it is a SQLite file that is opened for writing."""
-        return self.url.get_backend_name() == "sqlite" and not (is_memory(self.url) or self.read_only)
 
-
-class Opened:
+class Store:
     """What an open store holds: the thread, the engine, and the tasks that run beside the operations."""
 
     def __init__(self, options: Options, scope: Scope) -> None:
@@ -67,7 +60,7 @@ class Opened:
         self._closing = threading.Lock()
         self._preparing: asyncio.Lock | None = None
         self._restoring = asyncio.Lock()
-        self.database = Database(
+        self.engine = open_engine(
             options.url,
             durability=options.durability,
             lock_timeout=options.lock_timeout,
@@ -76,9 +69,9 @@ class Opened:
         )
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
         self.thread = DatabaseThread("replaybuf-database")
-        self.watch = Watch(self.thread, self.database)
-        self.sweeper = Sweeper(self.database, self.scope, self.watch.committed)
-        self.commits = GroupCommit(self.thread, self._encode, self._commit, self.compute)
+        self.watch = Watch(self.thread, self.engine)
+        self.sweeper = Sweeper(self.engine, self.scope, self.watch.committed)
+        self.commits = GroupCommit(self, options.codec)
 
     async def prepare(self) -> None:
         """Check the schema, or create it in a new database (database's thread)."""
@@ -87,17 +80,20 @@ class Opened:
         async with self._preparing:
             if self.ready:
                 return
-            where, options = public_url(self.database.url), self._options
-            if options.is_written_file and not options.allow_network_filesystem:
-                refuse_network_filesystem(str(options.url.database))
-            exists = await self.database.read(lambda connection: check_schema(connection, where))
-            if not exists:
-                await self.database.write(lambda connection: create_schema(connection, where))
-            self.scope = await self.database.read(lambda connection: join(connection, self.scope))
-            self.database.opened = True
+            where, options = self.engine.where, self._options
+            if self.engine.path is not None and not (options.read_only or options.allow_network_filesystem):
+                refuse_network_filesystem(self.engine.path)
+            if not await self.engine.read(lambda tx: check_schema(tx.connection, where)):
+                await self.engine.write(self._create)
+            self.scope = await self.engine.read(joined, self.scope)
+            self.engine.opened = True
             if not options.read_only:
                 self.sweeper.start()
             self.ready = True
+
+    def _create(self, tx: Transaction) -> None:
+        tx.dialect.lock(tx.connection, Lock.SCHEMA)
+        create_schema(tx.connection, self.engine.where)
 
     async def compute(self, function: Callable[[S], T], argument: S) -> T:
         """Run CPU work in another thread."""
@@ -107,62 +103,72 @@ class Opened:
             return function(argument)
         return await future
 
-    def _encode(self, new: NewGroup) -> EncodedGroup:
-        return encode_group(self._options.codec, new)
+    # Transactions of the buffer (database's thread)
+
+    async def read(self, function: Callable[[Transaction], T]) -> T:
+        """Run `function(tx)` in a read transaction."""
+        return await self.engine.read(function, self.scope)
 
     async def write(
         self,
-        function: Callable[[Connection, Scope], T],
+        function: Callable[[Transaction], T],
         *,
         alone: bool = False,
         announce: Callable[[], bool] = lambda: True,
     ) -> T:
-        """Run `function(connection, scope)` in a write transaction, and tell those who wait (database's thread)."""
-
-        async def work(scope: Scope) -> T:
-            return await self.database.write(
-                lambda connection: function(connection, check_fence(connection, scope)), alone=alone
-            )
-
-        while True:
-            try:
-                result = await self.in_epoch(work)
-            except RaceNotRunError as need:
-                await self._begin_races(need)
-                continue
-            if announce():
-                self.watch.committed()
-            return result
-
-    async def in_epoch(self, work: Callable[[Scope], Awaitable[T]]) -> T:
-        """`await work(scope)`; once more when a restore by this store itself has fenced it off (database's thread)."""
+        """Run `function(tx)` in a write transaction behind the fence, and tell those who wait."""
+        fenced = partial(_fenced, function)
         while True:
             scope = self.scope
             try:
-                return await work(scope)
-            except FencedError:
-                async with self._restoring:  # it may be committed, and not yet known to be
-                    if self.scope.epoch == scope.epoch:
-                        raise
+                result = await self.engine.write(fenced, scope, alone=alone)
+            except RaceNotRunError as need:
+                begin = partial(begin_races, names=need.names, order=need.order)
+                await self.engine.write(begin, scope, alone=True)
+            except FencedError as error:
+                await self._rejoin(scope, error)
+            else:
+                if announce():
+                    self.watch.committed()
+                return result
+
+    async def check_fence(self) -> None:
+        """Raise FencedError when another store has restored the buffer since this one joined it."""
+        while True:
+            scope = self.scope
+            try:
+                return await self.engine.read(check_fence, scope)
+            except FencedError as error:
+                await self._rejoin(scope, error)
+
+    async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
+        """Keep the buffer as it is now."""
+        copy = partial(_fenced, lambda tx: make_checkpoint(tx, step, keep, time.time()))
+        while True:
+            scope = self.scope
+            try:
+                return await self.engine.write_beside(copy, keep_sweeps_away, scope)
+            except FencedError as error:
+                await self._rejoin(scope, error)
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
-        """Restore a checkpoint, and go on in the epoch that begins with it (database's thread)."""
+        """Restore a checkpoint, and go on in the epoch that begins with it."""
 
-        def work(connection: Connection) -> tuple[Checkpoint, Scope]:
-            return restore(connection, join(connection, self.scope), step, time.time(), keep_new=keep_new)
+        def work(tx: Transaction) -> tuple[Checkpoint, Scope]:
+            return restore(tx, step, time.time(), keep_new=keep_new), tx.scope
 
         async with self._restoring:
-            made, self.scope = await self.database.write(work, alone=True)
+            made, self.scope = await self.engine.write(work, self.scope, alone=True)
         self.watch.committed()
         return made
 
-    async def _begin_races(self, need: RaceNotRunError) -> None:
-        await self.database.write(
-            lambda connection: begin_races(connection, self.scope, need.names, need.order), alone=True
-        )
+    async def _rejoin(self, scope: Scope, error: FencedError) -> None:
+        """Return when it was a restore by this store itself that fenced it off; otherwise raise the error."""
+        async with self._restoring:  # it may be committed, and not yet known to be
+            if self.scope.epoch == scope.epoch:
+                raise error
 
-    async def _commit(self, groups: Sequence[EncodedGroup]) -> list[put.Outcome]:
-        return await self.write(lambda connection, scope: put.put_groups(connection, scope, groups, time.time()))
+    # Closing
 
     def close(self) -> None:
         """Commit what waits and let go of everything; blocks. A second call waits for the first."""
@@ -172,7 +178,7 @@ class Opened:
             self.closed = True
             try:
                 with contextlib.suppress(ClosedError):
-                    self.thread.post(self.database.hurry)
+                    self.thread.post(self.engine.hurry)
                 self.thread.close(self._shut_down, timeout=60)
             finally:
                 self.executor.shutdown(wait=True)
@@ -182,11 +188,16 @@ class Opened:
         if self.thread.pid == os.getpid() and not self.closed:
             self.executor.shutdown(wait=False)
             with contextlib.suppress(ClosedError):
-                self.thread.post(self.database.hurry)
+                self.thread.post(self.engine.hurry)
             self.thread.abandon(self._shut_down, timeout=60)
 
     async def _shut_down(self) -> None:
         await self.commits.close()
         await self.sweeper.stop()
         await self.watch.stop()
-        await self.database.dispose()
+        await self.engine.dispose()
+
+
+def _fenced(function: Callable[[Transaction], T], tx: Transaction) -> T:
+    check_fence(tx)
+    return function(tx)

@@ -10,9 +10,10 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import delete, func, insert, select
 
 from replaybuf.errors import NotADatabaseError, SnapshotError, StorageError
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import buffer, counter, cursor, group, info, lane, tally
 
 GROUPS, BYTES, DIGEST = "groups", "bytes", "digest"
@@ -33,12 +34,12 @@ def payloads_digest(rows: Iterable[Mapping[str, Any]]) -> int:
     return total
 
 
-def _metadata_digest(connection: Connection) -> int:
+def _metadata_digest(tx: Transaction) -> int:
     """The digest of all other rows of a snapshot file (SQLite)."""
     total = 0
     for table in _TABLES:
         after = -1
-        while rows := connection.exec_driver_sql(
+        while rows := tx.connection.exec_driver_sql(
             f"SELECT rowid, * FROM {table.name} WHERE rowid > ? ORDER BY rowid LIMIT ?",  # noqa: S608
             (after, _BATCH),
         ).fetchall():
@@ -52,28 +53,28 @@ def _encoded(values: tuple[Any, ...]) -> bytes:
     return repr(values).encode("utf-8", "surrogatepass")
 
 
-def write_facts(connection: Connection, about: Mapping[str, str], payloads: int) -> None:
+def write_facts(tx: Transaction, about: Mapping[str, str], payloads: int) -> None:
     """Say what the file holds; `payloads` is the digest of the payloads."""
-    count, nbytes = _sizes(connection)
-    set_info(connection, {**about, GROUPS: str(count), BYTES: str(nbytes)})
-    set_info(connection, {DIGEST: _text(_metadata_digest(connection) + payloads)})
+    count, nbytes = _sizes(tx)
+    set_info(tx, {**about, GROUPS: str(count), BYTES: str(nbytes)})
+    set_info(tx, {DIGEST: _text(_metadata_digest(tx) + payloads)})
 
 
-def check_facts(connection: Connection, path: str, payloads: int) -> None:
+def check_facts(tx: Transaction, path: str, payloads: int) -> None:
     """Raise SnapshotError when the file doesn't hold what it says."""
-    facts = read_facts(connection)
-    count, nbytes = _sizes(connection)
+    facts = read_facts(tx)
+    count, nbytes = _sizes(tx)
     for name, found in ((GROUPS, count), (BYTES, nbytes)):
         if facts.get(name, str(found)) != str(found):
             raise damaged(path, f"it should have {facts[name]} {name}, and has {found}")
     # (It has no digest when it was brought to another schema.)
-    if DIGEST in facts and facts[DIGEST] != _text(_metadata_digest(connection) + payloads):
+    if DIGEST in facts and facts[DIGEST] != _text(_metadata_digest(tx) + payloads):
         raise damaged(path, "its rows are not those that were saved")
 
 
-def read_facts(connection: Connection) -> dict[str, str]:
+def read_facts(tx: Transaction) -> dict[str, str]:
     """All facts about the file."""
-    return {row.name: row.value for row in connection.execute(select(info))}
+    return {row.name: row.value for row in tx.execute(select(info))}
 
 
 def damaged(path: str, why: object) -> SnapshotError:
@@ -92,8 +93,8 @@ def is_damage(error: Exception) -> bool:
     return type(error) in (StorageError, NotADatabaseError) or isinstance(error, (ValueError, TypeError, LookupError))
 
 
-def _sizes(connection: Connection) -> tuple[int, int]:
-    count, nbytes = connection.execute(select(func.count(), func.coalesce(func.sum(group.c.bytes), 0))).one()
+def _sizes(tx: Transaction) -> tuple[int, int]:
+    count, nbytes = tx.execute(select(func.count(), func.coalesce(func.sum(group.c.bytes), 0))).one()
     return int(count), int(nbytes)
 
 
@@ -101,8 +102,8 @@ def _text(digest: int) -> str:
     return f"{digest & _BITS:016x}"
 
 
-def set_info(connection: Connection, facts: Mapping[str, str]) -> None:
+def set_info(tx: Transaction, facts: Mapping[str, str]) -> None:
     """Write facts about the store, over what they were before."""
-    connection.execute(delete(info).where(info.c.name.in_(list(facts))))
+    tx.execute(delete(info).where(info.c.name.in_(list(facts))))
     if facts:
-        connection.execute(insert(info), [{"name": name, "value": value} for name, value in facts.items()])
+        tx.execute(insert(info), [{"name": name, "value": value} for name, value in facts.items()])

@@ -11,35 +11,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Table, func, insert, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Table, func, insert, select
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import SnapshotError
 from replaybuf.progress import OnProgress, Teller
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Rules
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.copies.facts import check_facts, damaged, is_damage, payloads_digest, write_facts
 from replaybuf.storage.sql.copies.snapshot_file import (
     close_file,
-    file_database,
+    file_engine,
     open_file,
     partial_file,
     publish,
     same_file,
 )
 from replaybuf.storage.sql.copies.state_dict import load_state, read_state
-from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.port import Engine, Steps
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import group, lane, payload, tally
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
 from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
-from replaybuf.storage.sql.statements.fence import check_fence, join, set_next_ticket
-from replaybuf.storage.sql.statements.lanes import CLOCKS, Scope, all_lanes
+from replaybuf.storage.sql.statements.fence import check_fence, joined, set_next_ticket
+from replaybuf.storage.sql.statements.lanes import CLOCKS, all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.rows import rescoped_key
-from replaybuf.storage.sql.statements.uids import free_shift, last_uid, make_room, raise_uid
+from replaybuf.storage.sql.statements.uids import free_shift, make_room, raise_uid
 
 _BATCH_BYTES = 16 * 1024 * 1024
 _BATCH_GROUPS = 1000
@@ -49,19 +50,22 @@ T = TypeVar("T")
 
 
 async def copy_to(
-    source: Database, scope: Scope, path: str, about: Mapping[str, str], progress: OnProgress | None = None
+    source: Engine, scope: Scope, path: str, about: Mapping[str, str], progress: OnProgress | None = None
 ) -> None:
     """Write a snapshot of a buffer in `source` to the file `path`, over an older one."""
-    if source.dialect == "sqlite" and not source.memory and same_file(path, str(source.url.database)):
+    if source.path is not None and same_file(path, source.path):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
     with partial_file(path) as partial:
-        target, held = file_database(partial), Scope(rules=scope.rules)
+        target, held = file_engine(partial), Scope(rules=scope.rules)
         try:
-            await target.write(lambda connection: create_schema(connection, path))
-            async with source.transaction(write=False) as reading, target.transaction(write=True) as writing:
+            await target.write(lambda tx: create_schema(tx.connection, path))
+            async with (
+                source.transaction(scope, write=False) as reading,
+                target.transaction(held, write=True) as writing,
+            ):
                 ends = _End(source, scope, reading), _End(target, held, writing)
                 digest = await _copy_rows(*ends, progress)
-                await ends[1].run(return_all, held)
+                await ends[1].run(return_all)
                 await ends[1].run(write_facts, about, digest)
         finally:
             await close_file(target)
@@ -69,16 +73,16 @@ async def copy_to(
 
 
 async def copy_from(
-    target: Database, scope: Scope, path: str, expected: Mapping[str, str], progress: OnProgress | None = None
+    target: Engine, scope: Scope, path: str, expected: Mapping[str, str], progress: OnProgress | None = None
 ) -> None:
     """Load the snapshot at `path` into a buffer in `target`, which must be empty."""
     source = await open_file(path, expected)
     try:
-        async with target.transaction(write=True, alone=True) as writing:
-            await writing.run_sync(check_fence, scope)
-            await writing.run_sync(make_room, scope)
+        async with target.transaction(scope, write=True, alone=True) as writing:
+            await writing.run(check_fence)
+            await writing.run(make_room)
             async with source.transaction(write=False) as reading:
-                ends = _End(source, _FILE, reading, path), _End(target, scope, writing)
+                ends = _End(source, DEFAULT, reading, path), _End(target, scope, writing)
                 try:
                     digest = await _copy_rows(*ends, progress, anew=True)
                 except Exception:
@@ -89,23 +93,19 @@ async def copy_from(
         await source.dispose()
 
 
-#: A snapshot file holds one buffer.
-_FILE = Scope()
-
-
 @dataclass(frozen=True, slots=True)
 class _End:
     """One end of a copy: a buffer in a database, and a transaction of it. What goes wrong at it is of it."""
 
-    database: Database
+    engine: Engine
     scope: Scope
-    connection: AsyncConnection
+    steps: Steps
     snapshot: str | None = None  # the path of one that is being read
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         try:
-            with translated(self.database.url, self.database.lock_timeout):
-                return await self.connection.run_sync(function, *args)
+            with translated(self.engine.url, self.engine.lock_timeout):
+                return await self.steps.run(function, *args)
         except Exception as error:
             if self.snapshot is None or not is_damage(error):
                 raise
@@ -114,19 +114,18 @@ class _End:
 
 async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *, anew: bool = False) -> int:
     """Copy a buffer; the digest of its payloads."""
-    lanes, tallies = await source.run(_read_lanes, source.scope)
-    last = await source.run(last_uid)
-    next_ticket = last + 1 - (await source.run(join, source.scope)).ticket_shift
+    lanes, tallies = await source.run(_read_lanes)
+    last, next_ticket = await source.run(_read_ends)
     shift = await target.run(free_shift, last)
     if anew:
-        _begin_anew(target.scope, lanes, tallies)
-    ids = await target.run(write_lanes, target.scope, lanes)
+        _begin_anew(target.scope.rules, lanes, tallies)
+    ids = await target.run(write_lanes, lanes)
     await target.run(write_tallies, tallies, ids)
     there = (str(Tally.SIZE), str(Tally.LEASED))
     teller = Teller(progress, sum(int(row["amount"]) for row in tallies if row["name"] in there))
     after, size, digest = 0, 1, 0
     while True:
-        groups, payloads = await source.run(_batch, source.scope, after, size)
+        groups, payloads = await source.run(_batch, after, size)
         if not groups:
             break
         after, nbytes = groups[-1]["uid"], sum(row["bytes"] for row in groups)
@@ -146,61 +145,65 @@ async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *,
         await target.run(_insert_rows, payload, payloads)
         teller.add(len(groups), nbytes)
     await target.run(raise_uid, last + shift)
-    await target.run(set_next_ticket, target.scope, next_ticket)
-    await target.run(write_cursors, target.scope, await source.run(read_cursors, source.scope))
+    await target.run(set_next_ticket, next_ticket)
+    await target.run(write_cursors, await source.run(read_cursors))
     teller.finish()
     return digest
 
 
-def _read_lanes(connection: Connection, scope: Scope) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _read_lanes(tx: Transaction) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The lanes of a buffer, and what was counted in them."""
-    lanes = [row._asdict() for row in all_lanes(connection, scope)]
-    return lanes, read_lane_tallies(connection, [row["id"] for row in lanes])
+    lanes = [row._asdict() for row in all_lanes(tx)]
+    return lanes, read_lane_tallies(tx, [row["id"] for row in lanes])
 
 
-def _begin_anew(scope: Scope, lanes: Sequence[dict[str, Any]], tallies: Sequence[dict[str, Any]]) -> None:
+def _read_ends(tx: Transaction) -> tuple[int, int]:
+    """The last uid that was given, and the ticket that the next group of the buffer gets."""
+    last = tx.dialect.last_uid(tx.connection)
+    return last, last + 1 - joined(tx).ticket_shift
+
+
+def _begin_anew(rules: Rules, lanes: Sequence[dict[str, Any]], tallies: Sequence[dict[str, Any]]) -> None:
     """Lanes without groups, whose races have not begun to run, are as in a new buffer: the races are the rules' own."""
     filled = {row["lane"] for row in tallies if row["name"] == str(Tally.SIZE) and row["amount"]}
     clocks = {key: column.name for key, column in CLOCKS.items()}
     for row in lanes:
         if row["id"] not in filled and not any(row[name] for name in (*clocks.values(), lane.c.idle_clock.name)):
-            own = () if row["leased"] or row["status"] == str(Status.ARCHIVED) else scope.rules.races
+            own = () if row["leased"] or row["status"] == str(Status.ARCHIVED) else rules.races
             row.update({name: 0.0 if key in own else None for key, name in clocks.items()})
 
 
-def write_lanes(connection: Connection, scope: Scope, lanes: Sequence[dict[str, Any]]) -> dict[int, int]:
+def write_lanes(tx: Transaction, lanes: Sequence[dict[str, Any]]) -> dict[int, int]:
     """Make the lanes in a buffer that has none; their new ids by the old ones."""
     if not lanes:
         return {}
-    connection.execute(
+    tx.execute(
         insert(lane),
-        [{name: value for name, value in row.items() if name != "id"} | {"buffer": scope.buffer} for row in lanes],
+        [{name: value for name, value in row.items() if name != "id"} | {"buffer": tx.scope.buffer} for row in lanes],
     )
-    found = {(row.task_name, row.status, row.leased): row.id for row in all_lanes(connection, scope)}
+    found = {(row.task_name, row.status, row.leased): row.id for row in all_lanes(tx)}
     return {row["id"]: found[(row["task_name"], row["status"], row["leased"])] for row in lanes}
 
 
-def write_tallies(connection: Connection, tallies: Sequence[dict[str, Any]], ids: Mapping[int, int]) -> None:
+def write_tallies(tx: Transaction, tallies: Sequence[dict[str, Any]], ids: Mapping[int, int]) -> None:
     """Write what was counted in these lanes; `ids` has their new ids."""
-    _insert_rows(connection, tally, [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies])
+    _insert_rows(tx, tally, [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies])
 
 
-def _insert_rows(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
+def _insert_rows(tx: Transaction, table: Table, rows: list[dict[str, Any]]) -> None:
     if rows:
-        connection.execute(insert(table), rows)
+        tx.execute(insert(table), rows)
 
 
-def _batch(
-    connection: Connection, scope: Scope, after: int, size: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    lanes = [row.id for row in all_lanes(connection, scope)]
+def _batch(tx: Transaction, after: int, size: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    lanes = [row.id for row in all_lanes(tx)]
     chosen = select(group).where(group.c.uid > after, group.c.lane.in_(lanes)).order_by(group.c.uid).limit(size)
-    groups = [dict(row) for row in connection.execute(chosen).mappings()]
+    groups = [dict(row) for row in tx.execute(chosen).mappings()]
     if not groups:
         return [], []
     between = payload.c.uid.between(groups[0]["uid"], groups[-1]["uid"])
     wanted = select(payload).join(group, group.c.uid == payload.c.uid).where(between, group.c.lane.in_(lanes))
-    payloads = [dict(row) for row in connection.execute(wanted).mappings()]
+    payloads = [dict(row) for row in tx.execute(wanted).mappings()]
     for row in payloads:
         if not isinstance(row["data"], bytes):  # somebody's doing, or damage: it goes on as what can't be decoded
             row["data"] = str(row["data"]).encode()
@@ -212,14 +215,14 @@ def write_state(
 ) -> None:
     """Write a portable state as a snapshot file; blocks."""
 
-    def work(connection: Connection) -> None:
-        create_schema(connection, path)
-        load_state(connection, _FILE, codec, state)
-        write_facts(connection, about, _look_through(connection, progress))
+    def work(tx: Transaction) -> None:
+        create_schema(tx.connection, path)
+        load_state(tx, codec, state)
+        write_facts(tx, about, _look_through(tx, progress))
 
     async def write() -> None:
         with partial_file(path) as partial:
-            target = file_database(partial)
+            target = file_engine(partial)
             try:
                 await target.write(work)
             finally:
@@ -234,9 +237,9 @@ def load_file_state(
 ) -> dict[str, Any]:
     """The portable state in a snapshot file; blocks."""
 
-    def work(connection: Connection) -> dict[str, Any]:
-        _check_file(connection, path, progress)
-        return read_state(connection, _FILE, codec)
+    def work(tx: Transaction) -> dict[str, Any]:
+        _check_file(tx, path, progress)
+        return read_state(tx, codec)
 
     async def read() -> dict[str, Any]:
         source = await open_file(path, expected)
@@ -252,17 +255,17 @@ def load_file_state(
     return asyncio.run(read())
 
 
-def _check_file(connection: Connection, path: str, progress: OnProgress | None = None) -> None:
-    check_facts(connection, path, _look_through(connection, progress))
+def _check_file(tx: Transaction, path: str, progress: OnProgress | None = None) -> None:
+    check_facts(tx, path, _look_through(tx, progress))
 
 
-def _look_through(connection: Connection, progress: OnProgress | None) -> int:
+def _look_through(tx: Transaction, progress: OnProgress | None) -> int:
     """The digest of the payloads in a snapshot file."""
-    count = connection.execute(select(func.count()).select_from(group)).scalar_one()
+    count = tx.execute(select(func.count()).select_from(group)).scalar_one()
     teller = Teller(progress, count)
     after, digest = 0, 0
     while True:
-        groups, payloads = _batch(connection, _FILE, after, _FEW_GROUPS)
+        groups, payloads = _batch(tx, after, _FEW_GROUPS)
         if not groups:
             break
         after = groups[-1]["uid"]

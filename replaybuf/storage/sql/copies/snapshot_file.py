@@ -15,45 +15,46 @@ from sqlalchemy import Connection
 
 from replaybuf.errors import SnapshotMismatchError
 from replaybuf.storage.sql.copies.facts import GROUPS, damaged, is_damage, read_facts
-from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.sqlite import SqliteEngine
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
 
 
-def file_database(path: str, *, read_only: bool = False) -> Database:
+def file_engine(path: str, *, read_only: bool = False) -> SqliteEngine:
     """The SQLite file of a snapshot."""
     url = parse_url("sqlite://").set(database=str(Path(path).absolute()))
-    return Database(url, durability="normal", lock_timeout=30, read_only=read_only)
+    return SqliteEngine(url, durability="normal", lock_timeout=30, read_only=read_only)
 
 
-async def open_file(path: str, expected: Mapping[str, str]) -> Database:
+async def open_file(path: str, expected: Mapping[str, str]) -> SqliteEngine:
     """A snapshot that is of this schema and as expected. Raises SnapshotError, or SchemaError, when it isn't."""
-    database = file_database(path, read_only=True)
+    engine = file_engine(path, read_only=True)
     try:
-        facts = await database.read(lambda connection: _facts(connection, path))
+        facts = await engine.read(lambda tx: _facts(tx, path))
         _compare(facts, expected, path)
     except BaseException as error:
-        await database.dispose()
+        await engine.dispose()
         if isinstance(error, Exception) and is_damage(error):
             raise damaged(path, error) from error
         raise
-    return database
+    return engine
 
 
 async def read_snapshot_facts(path: str) -> dict[str, str]:
     """What a snapshot says of itself. Raises SnapshotError, or SchemaError, when it is none."""
-    database = await open_file(path, {})
+    engine = await open_file(path, {})
     try:
-        return await database.read(read_facts)
+        return await engine.read(read_facts)
     finally:
-        await database.dispose()
+        await engine.dispose()
 
 
-def _facts(connection: Connection, path: str) -> dict[str, str]:
-    if not check_schema(connection, path):
+def _facts(tx: Transaction, path: str) -> dict[str, str]:
+    if not check_schema(tx.connection, path):
         raise SnapshotMismatchError(f"{path} is a database, but not a snapshot of replaybuf")
-    facts = read_facts(connection)
+    facts = read_facts(tx)
     if GROUPS not in facts and "policy" not in facts:  # before there were others, the policy was written last
         raise damaged(path, "whoever wrote it did not come to the end")
     return facts
@@ -68,14 +69,14 @@ def _compare(facts: Mapping[str, str], expected: Mapping[str, str], path: str) -
             )
 
 
-async def close_file(database: Database) -> None:
+async def close_file(engine: SqliteEngine) -> None:
     """Leave everything in the one file: no log beside it."""
     try:
-        with translated(database.url, database.lock_timeout):
-            async with database.engine.connect() as connection:
+        with translated(engine.url, engine.lock_timeout):
+            async with engine.pool.connect() as connection:
                 await connection.run_sync(_leave_wal)
     finally:
-        await database.dispose()
+        await engine.dispose()
 
 
 def _leave_wal(connection: Connection) -> None:

@@ -6,48 +6,50 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import select, update
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Rules
 from replaybuf.rules.race import KEYS, PRIORITIZED, UNIFORM, Clock
 from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.storage.portable import State, StoredGroup, pack_state, unpack_state
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
-from replaybuf.storage.sql.statements.bulk import insert_rows
 from replaybuf.storage.sql.statements.counts import add_counts, read_tallies
 from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, set_next_ticket
-from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, Scope, need_lanes
+from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes
 from replaybuf.storage.sql.statements.put import group_row, payload_row
 from replaybuf.storage.sql.statements.race_keys import new_keys
 from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, describe, scoped_key
-from replaybuf.storage.sql.statements.uids import free_shift, last_uid, make_room, raise_uid
+from replaybuf.storage.sql.statements.uids import free_shift, make_room, raise_uid
 from replaybuf.storage.values import NewGroup
 
 
-def read_state(connection: Connection, scope: Scope, codec: Codec) -> dict[str, Any]:
+def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
     """The portable state of the buffer."""
-    tallies = Counter(read_tallies(connection, scope))
-    homes = {one.name: one for one in map(Lane.of, connection.execute(select(lane).where(scope.lanes)))}
+    tallies = Counter(read_tallies(tx))
+    homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
     groups = []
-    for row in connection.execute(_all_groups(scope)).mappings():
+    for row in tx.execute(_all_groups(tx)).mappings():
         found = GroupRow.of(row)
         stored = _stored(found, codec, homes[(found.task_name, found.status)])
         if row["lease"] is not None:
-            stored = _given_back(stored, scope, homes[(found.task_name, found.status)], tallies)
+            stored = _given_back(stored, tx.scope.rules, homes[(found.task_name, found.status)], tallies)
         groups.append(stored)
     clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
-    next_uid = last_uid(connection) + 1
-    next_ticket = next_uid - join(connection, scope).ticket_shift
-    return pack_state(State(groups, next_uid, tallies, clocks, next_ticket, read_cursors(connection, scope)))
+    next_uid = tx.dialect.last_uid(tx.connection) + 1
+    join(tx)
+    next_ticket = next_uid - tx.scope.ticket_shift
+    return pack_state(State(groups, next_uid, tallies, clocks, next_ticket, read_cursors(tx)))
 
 
-def _all_groups(scope: Scope) -> Any:
+def _all_groups(tx: Transaction) -> Any:
     joined = group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid)
     columns = select(group, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
-    return columns.select_from(joined).where(lane.c.buffer == scope.buffer).order_by(group.c.uid)
+    return columns.select_from(joined).where(lane.c.buffer == tx.scope.buffer).order_by(group.c.uid)
 
 
 def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
@@ -63,7 +65,7 @@ def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
 
 
 def _given_back(
-    stored: StoredGroup, scope: Scope, home: Lane, tallies: Counter[tuple[str, Status, Tally]]
+    stored: StoredGroup, rules: Rules, home: Lane, tallies: Counter[tuple[str, Status, Tally]]
 ) -> StoredGroup:
     """A leased group as it will be when its lease is undone."""
     times = stored.item.times_sampled - 1
@@ -71,37 +73,37 @@ def _given_back(
     sampled = Tally.SAMPLED_AGAIN if times else Tally.SAMPLED_NEW
     for name, by in ((Tally.LEASED, -1), (sampled, -1), (Tally.SIZE, 1)):
         tallies[(item.task_name, item.status, name)] += by
-    keys = new_keys(scope, home, [(item.uid, stored.ticket, item.priority)])[item.uid]
+    keys = new_keys(rules, home, [(item.uid, stored.ticket, item.priority)])[item.uid]
     return StoredGroup(item, stored.payload, stored.ticket, keys)
 
 
-def load_state(connection: Connection, scope: Scope, codec: Codec, state: dict[str, Any]) -> None:
+def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:
     """Load a portable state into the buffer, which must be empty."""
     loaded = unpack_state(state)
-    check_fence(connection, scope)
-    make_room(connection, scope)
-    shift = free_shift(connection, loaded.next_uid - 1)
+    check_fence(tx)
+    make_room(tx)
+    shift = free_shift(tx, loaded.next_uid - 1)
     names = {(one.item.task_name, one.item.status) for one in loaded.groups}
     names |= {(task, status) for task, status, _ in (*loaded.tallies, *loaded.clocks)}
-    lanes = need_lanes(connection, scope, names)
+    lanes = need_lanes(tx, names)
     used = {(one.item.task_name, one.item.status) for one in loaded.groups}
     used |= {(task, status) for task, status, _ in loaded.clocks}
-    _set_clocks(connection, {name: lanes[name] for name in used}, loaded.clocks)
+    _set_clocks(tx, {name: lanes[name] for name in used}, loaded.clocks)
     rows = [(one, _encoded(codec, one)) for one in loaded.groups]
     keyed = [
-        (one.item.uid + shift, encoded, scoped_key(scope.buffer, one.item.task_name, one.item.key), one.ticket)
+        (one.item.uid + shift, encoded, scoped_key(tx.scope.buffer, one.item.task_name, one.item.key), one.ticket)
         for one, encoded in rows
     ]
     groups = [group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None) for uid, one, key, ticket in keyed]
-    insert_rows(connection, group, groups)
-    insert_rows(connection, payload, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
+    tx.insert_rows(group, groups)
+    tx.insert_rows(payload, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
     for one in loaded.groups:
-        connection.execute(update(group).where(group.c.uid == one.item.uid + shift).values(_rest(one)))
+        tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(_rest(one)))
     counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}
-    add_counts(connection, counts)
-    raise_uid(connection, loaded.next_uid - 1 + shift)
-    set_next_ticket(connection, scope, loaded.next_ticket)
-    write_cursors(connection, scope, loaded.cursors)
+    add_counts(tx, counts)
+    raise_uid(tx, loaded.next_uid - 1 + shift)
+    set_next_ticket(tx, loaded.next_ticket)
+    write_cursors(tx, loaded.cursors)
 
 
 def _rest(one: StoredGroup) -> dict[str, Any]:
@@ -118,9 +120,7 @@ def _rest(one: StoredGroup) -> dict[str, Any]:
     }
 
 
-def _set_clocks(
-    connection: Connection, lanes: dict[LaneName, Lane], clocks: dict[tuple[str, Status, str], Clock]
-) -> None:
+def _set_clocks(tx: Transaction, lanes: dict[LaneName, Lane], clocks: dict[tuple[str, Status, str], Clock]) -> None:
     """The races that are run, and no others."""
     for name, one in lanes.items():
         uniform, prioritized = clocks.get((*name, UNIFORM)), clocks.get((*name, PRIORITIZED))
@@ -129,7 +129,7 @@ def _set_clocks(
             CLOCKS[PRIORITIZED]: prioritized.time if prioritized else None,
             lane.c.idle_clock: prioritized.idle_time if prioritized else None,
         }
-        connection.execute(update(lane).where(lane.c.id == one.id).values(values))
+        tx.execute(update(lane).where(lane.c.id == one.id).values(values))
 
 
 def _encoded(codec: Codec, stored: StoredGroup) -> EncodedGroup:

@@ -1,1 +1,1 @@
-"""One way to each database: connections, transactions, locks, errors, the thread."""
+"""One way to each database: connections, transactions, locks, what errors mean, the thread that all of it runs in."""

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
 from pathlib import Path
 
 from sqlalchemy import exc
@@ -42,7 +43,7 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     where = public_url(url)
     cause = _driver_error(error)
     if url.get_backend_name() == "sqlite":
-        return translate_sqlite(cause, where, str(url.database), lock_timeout)
+        return _translate_sqlite(cause, where, str(url.database), lock_timeout)
     if isinstance(error, exc.TimeoutError) or is_lost(error, connected=False):
         return _unreachable(cause, where)
     return _translate_postgres(cause, where, lock_timeout)
@@ -58,43 +59,7 @@ def _driver_error(error: BaseException) -> BaseException:
         seen = inner
 
 
-# What PostgreSQL's error codes mean for the user: https://www.postgresql.org/docs/current/errcodes-appendix.html
-_DISK_FULL = {"53100"}
-
-
-_LOCKED = {"55P03", "57014"}
-
-
-_ACCESS = {"28000", "28P01", "42501", "25006"}
-
-
-def _translate_postgres(error: BaseException, where: str, lock_timeout: float) -> ReplayBufError:
-    code = getattr(error, "sqlstate", None)
-    text = str(error) or type(error).__name__
-    if code in _ACCESS:
-        return AccessError(f"{where} refused access: {text}")
-    if code == "3D000":
-        return UnreachableError(f"{where}: {text}; create the database first (createdb)")
-    if code in _LOCKED:
-        return LockedError(f"{where}: waited more than {lock_timeout:g} s for a lock: {text}")
-    if code in _DISK_FULL:
-        return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
-    return StorageError(f"{where}: {text}")
-
-
-def _unreachable(error: BaseException, where: str) -> UnreachableError:
-    text = str(error) or type(error).__name__
-    if getattr(error, "sqlstate", None) == "53300":
-        return UnreachableError(f"{where}: {text}; raise its max_connections, or open fewer buffers at once")
-    return UnreachableError(f"can't reach {where}: {text}; is the server running, and are host and port right?")
-
-
-def is_transient(error: BaseException) -> bool:
-    """Whether PostgreSQL rolled a transaction back for another's sake, so that it can be run again.
-
-    (Of two that insert the same key, the second finds the first one's group when it looks again.)
-    """
-    return getattr(_driver_error(error), "sqlstate", None) in {"40001", "40P01", "23505"}
+# SQLite
 
 
 # What goes wrong in writing, by SQLite's names: a quota and a limit of the file's size are told like that, too.
@@ -108,7 +73,7 @@ _WRITING = {
 }
 
 
-def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: float) -> ReplayBufError:
+def _translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: float) -> ReplayBufError:
     """An error of the `sqlite3` module as one of replaybuf's that says what to do."""
     text, name = str(error), getattr(error, "sqlite_errorname", "")
     if "locked" in text:
@@ -146,34 +111,89 @@ def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: 
     return StorageError(f"{where}: {text}")
 
 
-# https://www.postgresql.org/docs/current/errcodes-appendix.html
-_LOST = {
-    "57P01",  # ended by an administrator
-    "57P02",  # another process of the server crashed
-    "57P03",  # starting, stopping or recovering
-    "25P03",  # _IDLE_SECONDS were over
-    "53300",  # no connection left
+# PostgreSQL
+
+
+class _State(Enum):
+    """What a code of PostgreSQL's says: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
+
+    REFUSED = auto()
+    NO_DATABASE = auto()
+    LOCKED = auto()
+    FULL = auto()
+    LOST = auto()
+    CONFLICT = auto()
+
+
+_STATES = {
+    "28000": _State.REFUSED,  # the user
+    "28P01": _State.REFUSED,  # the password
+    "42501": _State.REFUSED,  # for lack of a privilege
+    "25006": _State.REFUSED,  # read-only
+    "3D000": _State.NO_DATABASE,
+    "55P03": _State.LOCKED,  # lock_timeout
+    "57014": _State.LOCKED,  # statement_timeout
+    "53100": _State.FULL,
+    "57P01": _State.LOST,  # ended by an administrator
+    "57P02": _State.LOST,  # another process of the server crashed
+    "57P03": _State.LOST,  # starting, stopping or recovering
+    "25P03": _State.LOST,  # idle in a transaction for too long
+    "53300": _State.LOST,  # no connection left
+    "40001": _State.CONFLICT,  # serialisation
+    "40P01": _State.CONFLICT,  # deadlock
+    "23505": _State.CONFLICT,  # the same key: the second one finds the first one's group when it looks again
 }
+#: What another attempt would not change.
+_FINAL = {_State.REFUSED, _State.NO_DATABASE, _State.FULL}
 
 
-_FINAL = {"28000", "28P01", "3D000", "42501", "25006", "53100"}
+def _state(error: BaseException) -> _State | None:
+    code = getattr(error, "sqlstate", None)
+    if isinstance(code, str) and code.startswith("08"):
+        return _State.LOST
+    return _STATES.get(code) if isinstance(code, str) else None
+
+
+def _translate_postgres(error: BaseException, where: str, lock_timeout: float) -> ReplayBufError:
+    text = str(error) or type(error).__name__
+    match _state(error):
+        case _State.REFUSED:
+            return AccessError(f"{where} refused access: {text}")
+        case _State.NO_DATABASE:
+            return UnreachableError(f"{where}: {text}; create the database first (createdb)")
+        case _State.LOCKED:
+            return LockedError(f"{where}: waited more than {lock_timeout:g} s for a lock: {text}")
+        case _State.FULL:
+            return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
+    return StorageError(f"{where}: {text}")
+
+
+def _unreachable(error: BaseException, where: str) -> UnreachableError:
+    text = str(error) or type(error).__name__
+    if getattr(error, "sqlstate", None) == "53300":
+        return UnreachableError(f"{where}: {text}; raise its max_connections, or open fewer buffers at once")
+    return UnreachableError(f"can't reach {where}: {text}; is the server running, and are host and port right?")
+
+
+# May it be run again?
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether PostgreSQL rolled a transaction back for another's sake, so that it can be run again."""
+    return _state(_driver_error(error)) == _State.CONFLICT
 
 
 def is_lost(error: BaseException, *, connected: bool) -> bool:
-    """Whether a connection was lost or, before it was there, could not be had for the moment.
-
-    Never so for what another attempt would not change: a refused user, an unknown database, a full disk.
-    """
+    """Return whether a connection was lost or, before it was there, could not be had for the moment."""
     causes = list(_causes(error))
-    if any(getattr(cause, "sqlstate", None) in _FINAL for cause in causes):
+    if any(_state(cause) in _FINAL for cause in causes):
         return False
     return any(_says_lost(cause, connected) for cause in causes)
 
 
 def _says_lost(cause: BaseException, connected: bool) -> bool:
-    code = getattr(cause, "sqlstate", None)
-    if isinstance(code, str):
-        return code in _LOST or code.startswith("08")
+    if isinstance(getattr(cause, "sqlstate", None), str):
+        return _state(cause) == _State.LOST
     if isinstance(cause, exc.DBAPIError) and cause.connection_invalidated:
         return True
     if isinstance(cause, TimeoutError) and cause.errno is None:  # not the network's, but asyncio's
@@ -189,3 +209,16 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield seen
         inner = getattr(seen, "orig", None) or seen.__cause__
         seen = inner if inner is not seen else None
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether the database or its driver refused a row, as opposed to being out of reach, locked or full."""
+    refusals = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError)
+    cause = error.__cause__
+    if isinstance(error, UnreachableError):  # one by one might store them twice
+        return False
+    return (
+        not isinstance(error, ReplayBufError)
+        or isinstance(cause, refusals)
+        or type(cause) in (exc.StatementError, exc.DBAPIError)
+    )

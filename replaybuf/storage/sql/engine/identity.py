@@ -11,17 +11,16 @@ that their ids were given: the server then gives the same ids to others, and rep
 
 from __future__ import annotations
 
-import time
 import uuid
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, select, text
+from sqlalchemy import Connection, select, text
 
+from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.schema.tables import counter
 
-_PREFIX = "connection "
-#: Longer than anyone asks for an outcome.
-_KEPT_SECONDS = 7 * 86_400
+#: What the names of the rows of connections in `rb_counter` begin with.
+PREFIX = "connection "
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +49,10 @@ def _begin(lock: str) -> str:
 _BEGIN = {True: text(_begin("pg_advisory_xact_lock")), False: text(_begin("pg_advisory_xact_lock_shared"))}
 
 
-def begin(connection: Connection, key: int, *, alone: bool) -> Identity:
-    """Take the advisory lock `key`, alone or shared, as the first statement of a transaction; its identity."""
-    row = connection.info.setdefault("replaybuf_row", f"{_PREFIX}{uuid.uuid4().hex}")
-    number, pid, xid, _ = connection.execute(_BEGIN[alone], {"row": row, "key": key}).one()
+def begin(connection: Connection, *, alone: bool) -> Identity:
+    """Take the lock of writers, alone or shared, as the first statement of a transaction; return its identity."""
+    row = connection.info.setdefault("replaybuf_row", f"{PREFIX}{uuid.uuid4().hex}")
+    number, pid, xid, _ = connection.execute(_BEGIN[alone], {"row": row, "key": Lock.WRITERS}).one()
     return Identity(row, number, pid, xid)
 
 
@@ -72,10 +71,3 @@ def was_committed(connection: Connection, identity: Identity) -> bool:
     """Whether a transaction that doesn't run any more was committed."""
     found = connection.execute(select(counter.c.value).where(counter.c.name == identity.row)).scalar()
     return found is not None and int(found) == identity.number
-
-
-def forget_old(connection: Connection) -> None:
-    """Forget outcomes that nobody asks for any more."""
-    if connection.dialect.name == "postgresql":
-        old = int((time.time() - _KEPT_SECONDS) * 1_000_000)
-        connection.execute(delete(counter).where(counter.c.name.startswith(_PREFIX), counter.c.value < old))

@@ -1,101 +1,255 @@
-"""PostgreSQL through asyncpg: the engine, its settings, and what says that a connection was lost.
+"""PostgreSQL through asyncpg: transactions that go on after a lost connection.
 
-Both sides notice within `SILENCE_SECONDS` when the other can't be heard any more (a cut network, a host without power),
-so that neither waits for an answer that will never come, nor holds locks for a client that is gone.
+A connection may be lost at any moment. A transaction that was not committed then is run again; whether it was, when the
+answer to COMMIT is what was lost, is found out by its identity (`engine.identity`). So a put is stored once, and what
+was taken reaches its taker.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping
-from typing import Any
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, event, exc
+from sqlalchemy import Connection, exc, text
 from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaybuf.storage.sql.engine.sqlite import JSON_OPTIONS
+from replaybuf.errors import ReplayBufError
+from replaybuf.storage.sql.engine import identity as identities
+from replaybuf.storage.sql.engine import locks
+from replaybuf.storage.sql.engine.errors import is_conflict, is_lost, translated
+from replaybuf.storage.sql.engine.identity import Identity
+from replaybuf.storage.sql.engine.locks import Lock
+from replaybuf.storage.sql.engine.outage import Outage, OutcomeUnknownError, Patience
+from replaybuf.storage.sql.engine.port import Changes, Engine, Function, Steps
+from replaybuf.storage.sql.engine.postgres_connections import forget_writing, has_written, postgres_pool
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 
-#: For how long the other side may be silent when it should answer, before a TCP connection is given up.
-SILENCE_SECONDS = 20
-#: A transaction whose client does nothing for so long (a stopped process) is rolled back, for the sake of its locks.
-#: The longest that a working one pauses is while a snapshot writes a batch to a slow disk.
-_IDLE_SECONDS = 300
-_WROTE = "replaybuf_wrote"
+T = TypeVar("T")
 
-
-def postgres_engine(url: URL, options: Mapping[str, Any], *, lock_timeout: float, read_only: bool) -> AsyncEngine:
-    """The async engine for a PostgreSQL URL; `options` are asyncpg's."""
-    options = dict(options)
-    settings = {"application_name": options.pop("application_name", "replaybuf"), "jit": "off"}
-    settings |= {"lock_timeout": str(max(1, int(lock_timeout * 1000))), **_server_settings()}
-    if not read_only:  # who only looks sees the server's own
-        settings["synchronous_commit"] = "on"
-    else:
-        settings["default_transaction_read_only"] = "on"
-    engine = create_async_engine(
-        url,
-        **JSON_OPTIONS,
-        pool_size=8,
-        max_overflow=8,
-        pool_timeout=lock_timeout,
-        connect_args={"timeout": 10, "command_timeout": 600, **options, "server_settings": settings},
-    )
-    event.listen(engine.sync_engine, "connect", _watch_socket)
-    event.listen(engine.sync_engine, "checkout", _check_open)
-    event.listen(engine.sync_engine, "before_cursor_execute", _note_writing)
-    return engine
+_ATTEMPTS = 5
+#: How often, and after what time, a server process that was told to end is looked for again.
+_ENDING_LOOKS, _ENDING_SECONDS = 100, 0.02
+_CHANNEL = "replaybuf"
 
 
-def _server_settings() -> dict[str, str]:
-    idle, interval, count = _keepalive()
-    return {
-        "tcp_keepalives_idle": str(idle),
-        "tcp_keepalives_interval": str(interval),
-        "tcp_keepalives_count": str(count),
-        "tcp_user_timeout": str(SILENCE_SECONDS * 1000),
-        "idle_in_transaction_session_timeout": str(_IDLE_SECONDS * 1000),
-    }
+@dataclass(slots=True)
+class _Attempt(Generic[T]):
+    """How far a transaction came."""
+
+    since: float | None = None  # of an operation that had trouble before: when that began
+    connected: bool = False
+    identity: Identity | None = None
+    committing: bool = False
+    result: Any = None
 
 
-def _keepalive() -> tuple[int, int, int]:
-    """After how many seconds without a word to ask whether the other side is there, how often, and how many times."""
-    return max(1, SILENCE_SECONDS // 2), max(1, SILENCE_SECONDS // 4), 2
+class PostgresEngine(Engine):
+    """A PostgreSQL database. Lost connections are made again for up to `reconnect_timeout` seconds."""
+
+    def __init__(
+        self, url: URL, *, lock_timeout: float, reconnect_timeout: float = 60.0, read_only: bool = False
+    ) -> None:
+        super().__init__(url, lock_timeout)
+        with translated(url, lock_timeout):
+            self.pool = postgres_pool(url, lock_timeout=lock_timeout, read_only=read_only)
+        self._pairing = asyncio.Lock()
+        self._outage = Outage(self.where, reconnect_timeout)
+
+    async def read(self, function: Function[T], scope: Scope = DEFAULT) -> T:
+        async def once(attempt: _Attempt[T]) -> T:
+            async with self._connected(attempt) as connection:
+                await connection.execution_options(isolation_level="REPEATABLE READ")
+                async with connection.begin():
+                    return await connection.run_sync(lambda inner: function(self._tx(inner, scope)))
+
+        return await self._until_done(once)
+
+    async def write(self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False) -> T:
+        async def once(attempt: _Attempt[T]) -> T:
+            def transact(inner: Connection) -> bool:
+                if self.opened:
+                    attempt.identity = identities.begin(inner, alone=alone)
+                else:
+                    _keep_out(inner, alone=alone)
+                forget_writing(inner)
+                attempt.result = function(self._tx(inner, scope))
+                return has_written(inner)
+
+            async with self._connected(attempt) as connection, connection.begin() as begun:
+                attempt.committing = await connection.run_sync(transact)
+                if not attempt.committing:
+                    await begun.rollback()  # a take that found nothing need not wait for the disk
+            result: T = attempt.result
+            return result
+
+        return await self._until_done(once, stored="; nothing of it was stored")
+
+    async def write_beside(self, function: Function[T], guard: Function[object], scope: Scope = DEFAULT) -> T:
+        async def once(attempt: _Attempt[T]) -> T:
+            # Both connections are there before anything is locked. One at a time: many of those who have one and wait
+            # for their second would have taken all that there are.
+            async with self._pairing, self._connected(attempt) as guarding, self._connected(attempt) as connection:
+                await connection.execution_options(isolation_level="REPEATABLE READ")
+                async with guarding.begin():
+                    await guarding.run_sync(_keep_out, alone=False)
+                    await guarding.run_sync(lambda inner: guard(self._tx(inner, scope)))
+                    async with connection.begin():
+                        return await connection.run_sync(lambda inner: function(self._tx(inner, scope)))
+
+        return await self._until_done(once)
+
+    def _tx(self, connection: Connection, scope: Scope) -> Transaction:
+        return Transaction(connection, self.dialect, scope)
+
+    # Going on after a lost connection
+
+    async def _until_done(self, once: Callable[[_Attempt[T]], Awaitable[T]], *, stored: str = "") -> T:
+        patience, conflicts = Patience(self._outage), 0
+        while True:
+            attempt: _Attempt[T] = _Attempt(patience.since)
+            try:
+                result = await once(attempt)
+            except ReplayBufError as error:
+                if is_conflict(error) and conflicts + 1 < _ATTEMPTS:
+                    conflicts += 1
+                    await asyncio.sleep(0.01 * 2**conflicts)
+                elif not (self.opened and self._is_lost(error, attempt)):
+                    raise
+                elif await self._was_committed(attempt, error, patience, stored):
+                    return attempt.result  # type: ignore[no-any-return]
+            else:
+                self._outage.end()
+                return result
+
+    def _is_lost(self, error: ReplayBufError, attempt: _Attempt[Any]) -> bool:
+        if self._outage.on and not attempt.connected and isinstance(error.__cause__, exc.TimeoutError):
+            return True  # all connections of the pool are just being made, in vain
+        # An answer to COMMIT that doesn't come is as good as lost.
+        return is_lost(error, connected=attempt.connected and not attempt.committing)
+
+    async def _was_committed(
+        self, attempt: _Attempt[Any], error: ReplayBufError, patience: Patience, stored: str
+    ) -> bool:
+        """After a pause, whether a transaction whose connection was lost was committed; if not, it has ended."""
+        while True:
+            try:
+                await patience.wait(error)
+            except TimeoutError:
+                if attempt.committing:
+                    raise self._unknown(attempt, str(patience)) from error
+                raise patience.given_up(stored) from error
+            if attempt.identity is None:
+                return False
+            asking: _Attempt[bool] = _Attempt(patience.since)
+            try:
+                committed = await self._find_out(attempt.identity, asking)
+            except ReplayBufError as later:
+                if not self._is_lost(later, asking):
+                    if attempt.committing:
+                        raise self._unknown(attempt, str(later)) from later
+                    raise
+                error = later
+            else:
+                self._outage.end()
+                return committed
+
+    def _unknown(self, attempt: _Attempt[Any], why: str) -> OutcomeUnknownError:
+        identity = attempt.identity
+        assert identity is not None
+        return OutcomeUnknownError(
+            f"{why}; the answer to a commit was lost, and it isn't known whether it succeeded: a put with "
+            "key= can be repeated, and what was taken comes back",
+            lambda: self._find_out(identity, _Attempt()),
+            attempt.result,
+        )
+
+    async def _find_out(self, identity: Identity, attempt: _Attempt[bool]) -> bool:
+        """Whether a transaction was committed. One that is still running, without a client, is ended first."""
+        async with self._connected(attempt) as connection:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            for _ in range(_ENDING_LOOKS):
+                if not await connection.run_sync(identities.end_if_running, identity):
+                    return await connection.run_sync(identities.was_committed, identity)
+                await asyncio.sleep(_ENDING_SECONDS)
+            raise ConnectionError(f"the server process {identity.pid} of a lost connection doesn't end")
+
+    def hurry(self) -> None:
+        self._outage.hurry()
+
+    # Connections
+
+    @asynccontextmanager
+    async def _connected(self, attempt: _Attempt[Any]) -> AsyncIterator[AsyncConnection]:
+        with translated(self.url, self.lock_timeout):
+            async with self._outage.connecting(attempt.since) as connected, self.pool.connect() as connection:
+                await connected()
+                attempt.connected = True
+                try:
+                    yield connection
+                except OSError as error:
+                    if not isinstance(error, ReplayBufError):
+                        await connection.invalidate(error)  # what SQLAlchemy doesn't know to mean that
+                    raise
+
+    @asynccontextmanager
+    async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
+        with translated(self.url, self.lock_timeout):
+            async with self.pool.connect() as connection:
+                if not write:
+                    await connection.execution_options(isolation_level="REPEATABLE READ")
+                async with connection.begin():
+                    if write:
+                        await connection.run_sync(_keep_out, alone=alone)
+                    yield Steps(self, connection, scope)
+
+    def changes(self, hint: Callable[[], object]) -> Changes:
+        return _Notifications(self, hint)
+
+    async def dispose(self) -> None:
+        await self.pool.dispose()
 
 
-def _watch_socket(connection: Any, _record: Any) -> None:
-    transport = getattr(connection.driver_connection, "_transport", None)
-    sock = transport.get_extra_info("socket") if transport is not None else None
-    if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
-        return
-    idle, interval, count = _keepalive()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", idle),
-        ("TCP_KEEPINTVL", interval),
-        ("TCP_KEEPCNT", count),
-        ("TCP_USER_TIMEOUT", SILENCE_SECONDS * 1000),
-    ):
-        if hasattr(socket, name):  # not every system has all of them
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+def _keep_out(connection: Connection, *, alone: bool) -> None:
+    """Keep out other writers, or only those who write alone."""
+    connection.execute(locks.TAKE if alone else locks.TAKE_SHARED, {"key": Lock.WRITERS})
 
 
-def _check_open(connection: Any, _record: Any, _proxy: Any) -> None:
-    # The pool then makes a new one. What closes unnoticed is found by the first statement, which is repeated.
-    if connection.driver_connection.is_closed():
-        raise exc.DisconnectionError
+class _Notifications(Changes):
+    """NOTIFY as a hint that comes at once. Each look may find something: a LISTEN connection can die without a word."""
 
+    seconds = 0.5
+    announces = True
 
-def _note_writing(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-    if not statement.startswith("SELECT"):
-        connection.info[_WROTE] = True
+    def __init__(self, engine: PostgresEngine, hint: Callable[[], object]) -> None:
+        self._engine = engine
+        self._hint = hint
+        self._connection: AsyncConnection | None = None
+        self._listening: Any = None
 
+    async def look(self) -> bool:
+        if self._connection is not None and self._listening.is_closed():
+            await self.close()
+        if self._connection is None:
+            with translated(self._engine.url, self._engine.lock_timeout):
+                self._connection = await self._engine.pool.connect().start()
+            raw = await self._connection.get_raw_connection()
+            self._listening = raw.driver_connection
+            await self._listening.add_listener(_CHANNEL, lambda *_: self._hint())
+        return True
 
-def forget_writing(connection: Connection) -> None:
-    """From now on `has_written` is about what comes."""
-    connection.info[_WROTE] = False
+    async def announce(self) -> None:
+        # Only a hint, and not tried again: if it is lost, the others notice with their next look.
+        async with self._engine._connected(_Attempt()) as connection, connection.begin():
+            await connection.execute(text(f"NOTIFY {_CHANNEL}"))
 
-
-def has_written(connection: Connection) -> bool:
-    """Whether anything but plain SELECTs was sent since `forget_writing`."""
-    return bool(connection.info.get(_WROTE, True))
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                await connection.invalidate()
+                await connection.close()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement
 
 from replaybuf.query import SetNode, compile_sql
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, staleness
 
 #: They need `group` joined to `lane`.
@@ -25,6 +26,6 @@ FIELDS: dict[str, ColumnElement[Any]] = {
 }
 
 
-def uid_in(connection: Connection, uids: Sequence[int]) -> ColumnElement[bool]:
+def uid_in(tx: Transaction, uids: Sequence[int]) -> ColumnElement[bool]:
     """`uid IN (...)`, for any number of uids."""
-    return compile_sql(SetNode("uid", "$in", tuple(uids)), FIELDS, connection.dialect.name)
+    return compile_sql(SetNode("uid", "$in", tuple(uids)), FIELDS, tx.dialect.name)

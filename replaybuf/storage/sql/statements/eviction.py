@@ -6,15 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import and_, func, select
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import in_order
 from replaybuf.rules.race import IDLE, KEYS
 from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import lane, tally
 from replaybuf.storage.sql.statements.counts import Counts
-from replaybuf.storage.sql.statements.lanes import Lane, Scope
+from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.leaving import remove
 from replaybuf.storage.sql.statements.ordering import Source
 from replaybuf.storage.sql.statements.race_keys import check_races, pass_time
@@ -28,50 +29,50 @@ class _Candidate:
     priority: float
 
 
-def evict(connection: Connection, scope: Scope, tasks: Iterable[str], counts: Counts, now: float) -> None:
+def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, now: float) -> None:
     """Remove what is beyond the capacity of these tasks; `counts` has what this transaction has yet to count."""
-    limits = scope.rules.limits
+    limits = tx.scope.rules.limits
     if limits.capacity is None or limits.on_full != "evict":
         return
-    lanes, sizes = _lanes_with_sizes(connection, scope, tasks)
+    lanes, sizes = _lanes_with_sizes(tx, tasks)
     gone: list[int] = []
     for task in sorted({one.task_name for one in lanes}):
         size = {one.id: sizes[one.id] + counts[(one.id, Tally.SIZE)] for one in lanes if one.task_name == task}
         here = [one for one in lanes if size.get(one.id, 0) > 0]
         excess = sum(size.values()) - limits.capacity
-        for candidate in _first(connection, scope, here, excess) if excess > 0 else ():
+        for candidate in _first(tx, here, excess) if excess > 0 else ():
             gone.append(candidate.uid)
             counts[(candidate.home.id, Tally.EVICTED)] += 1
             counts[(candidate.home.id, Tally.SIZE)] -= 1
-    remove(connection, gone, now)
+    remove(tx, gone, now)
 
 
-def _lanes_with_sizes(connection: Connection, scope: Scope, tasks: Iterable[str]) -> tuple[list[Lane], dict[int, int]]:
+def _lanes_with_sizes(tx: Transaction, tasks: Iterable[str]) -> tuple[list[Lane], dict[int, int]]:
     """The lanes of these tasks that the capacity is for, and how many groups each has."""
     size = func.coalesce(func.sum(tally.c.amount), 0).label("size")
     query = (
         select(lane, size)
         .outerjoin(tally, and_(tally.c.lane == lane.c.id, tally.c.name == str(Tally.SIZE)))
-        .where(scope.lanes, lane.c.task_name.in_(sorted(tasks)), lane.c.status != str(Status.ARCHIVED))
+        .where(tx.scope.lanes, lane.c.task_name.in_(sorted(tasks)), lane.c.status != str(Status.ARCHIVED))
         .group_by(lane.c.id)
     )
-    rows = connection.execute(query).all()
+    rows = tx.execute(query).all()
     return [Lane.of(row) for row in rows], {row.id: int(row.size) for row in rows}
 
 
-def _first(connection: Connection, scope: Scope, lanes: Sequence[Lane], count: int) -> list[_Candidate]:
+def _first(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[_Candidate]:
     """The first groups in the remover's order, of several lanes together."""
-    remover = scope.rules.remover
+    remover = tx.scope.rules.remover
     check_races(lanes, remover.order)
     candidates: list[_Candidate] = []
     for home in lanes:
-        for row in Source(home).first(connection, count, remover.order):
+        for row in Source(home).first(tx, count, remover.order):
             names = [term.field for term in remover.order]
             candidates.append(_Candidate(row.uid, home, dict(zip(names, row.values, strict=True)), row.priority))
     chosen = in_order(candidates, remover.order, _value)[:count] if len(lanes) > 1 else candidates[:count]
     if remover.race is not None:
         waits = [_value(one, remover.race) for one in chosen]
-        pass_time(connection, lanes, remover.race, waits, [one.priority for one in chosen])
+        pass_time(tx, lanes, remover.race, waits, [one.priority for one in chosen])
     return chosen
 
 

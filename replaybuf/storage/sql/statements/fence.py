@@ -10,55 +10,63 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, bindparam, func, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Column, ColumnElement, bindparam, func, select
 
 from replaybuf.errors import FencedError
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint
-from replaybuf.storage.sql.statements.lanes import Scope
-from replaybuf.storage.sql.statements.uids import last_uid
 
 
-def join(connection: Connection, scope: Scope) -> Scope:
-    """The scope in the buffer's present epoch."""
-    row = _row(connection, scope)
-    return replace(scope, epoch=row.epoch or 0, ticket_shift=row.ticket_shift or 0, checkpoint=row.checkpoint or 0)
+def join(tx: Transaction) -> None:
+    """Bring the scope of a transaction to the buffer's present epoch."""
+    row = _row(tx)
+    tx.scope = replace(
+        tx.scope, epoch=row.epoch or 0, ticket_shift=row.ticket_shift or 0, checkpoint=row.checkpoint or 0
+    )
 
 
-def check_fence(connection: Connection, scope: Scope) -> Scope:
-    """The scope as it is now. Raises FencedError when the buffer was restored since it was joined."""
-    row = _row(connection, scope)
-    if (row.epoch or 0) != scope.epoch:
+def joined(tx: Transaction) -> Scope:
+    """Return the scope of a transaction, brought to the buffer's present epoch."""
+    join(tx)
+    return tx.scope
+
+
+def check_fence(tx: Transaction) -> None:
+    """Bring the scope of a transaction up to date. Raises FencedError when the buffer was restored since it was joined.
+
+    It is the first statement of every transaction that writes for a buffer.
+    """
+    row = _row(tx)
+    if (row.epoch or 0) != tx.scope.epoch:
         restored = "restored"
         if row.restored_step is not None:
             at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(row.restored_at))
             restored = f"restored to the checkpoint of step {row.restored_step} at {at}"
         raise FencedError(
-            f"the buffer {scope.buffer!r} was {restored}, after this process had opened it: what it does belongs to "
+            f"the buffer {tx.scope.buffer!r} was {restored}, after this process had opened it: what it does belongs to "
             "the run before that, and nothing was changed. Build a new buffer to join the restored run"
         )
     shift, newest = row.ticket_shift or 0, row.checkpoint or 0
-    if shift == scope.ticket_shift and newest == scope.checkpoint:
-        return scope
-    return replace(scope, ticket_shift=shift, checkpoint=newest)
+    if (shift, newest) != (tx.scope.ticket_shift, tx.scope.checkpoint):
+        tx.scope = replace(tx.scope, ticket_shift=shift, checkpoint=newest)
 
 
-def begin_epoch(connection: Connection, scope: Scope, step: int, now: float, ticket_shift: int) -> Scope:
-    """Fence off all who have joined before; the scope in the new epoch."""
-    epoch = (_row(connection, scope).epoch or 0) + 1
-    _write(connection, scope, epoch=epoch, ticket_shift=ticket_shift, restored_step=step, restored_at=now)
-    return replace(scope, epoch=epoch, ticket_shift=ticket_shift)
+def begin_epoch(tx: Transaction, step: int, now: float, ticket_shift: int) -> None:
+    """Fence off all who have joined before, and bring the transaction to the new epoch."""
+    epoch = (_row(tx).epoch or 0) + 1
+    _write(tx, epoch=epoch, ticket_shift=ticket_shift, restored_step=step, restored_at=now)
+    tx.scope = replace(tx.scope, epoch=epoch, ticket_shift=ticket_shift)
 
 
-def set_next_ticket(connection: Connection, scope: Scope, ticket: int) -> None:
+def set_next_ticket(tx: Transaction, ticket: int) -> None:
     """Let the next group have this ticket, and those after it the ones that follow."""
-    shift, row = last_uid(connection) + 1 - ticket, _row(connection, scope)
+    shift, row = tx.dialect.last_uid(tx.connection) + 1 - ticket, _row(tx)
     if shift or row.epoch is not None:
-        _write(connection, scope, epoch=row.epoch or 0, ticket_shift=shift)
+        _write(tx, epoch=row.epoch or 0, ticket_shift=shift)
 
 
-def _row(connection: Connection, scope: Scope) -> Any:
-    return connection.execute(_READ, {"name": scope.buffer}).one()
+def _row(tx: Transaction) -> Any:
+    return tx.execute(_READ, {"name": tx.scope.buffer}).one()
 
 
 def _of_buffer(column: Column[Any]) -> ColumnElement[Any]:
@@ -72,7 +80,6 @@ _READ = select(
 ).where(checkpoint.c.buffer == bindparam("name"))
 
 
-def _write(connection: Connection, scope: Scope, **values: Any) -> None:
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    row = dialect.insert(buffer).values(name=scope.buffer, **values)
-    connection.execute(row.on_conflict_do_update(index_elements=[buffer.c.name], set_=values))
+def _write(tx: Transaction, **values: Any) -> None:
+    row = tx.dialect.insert(buffer).values(name=tx.scope.buffer, **values)
+    tx.execute(row.on_conflict_do_update(index_elements=[buffer.c.name], set_=values))

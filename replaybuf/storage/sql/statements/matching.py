@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, func, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, func, select, update
 
 from replaybuf.query import Node, compile_sql
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.columns import FIELDS, uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts
-from replaybuf.storage.sql.statements.lanes import Lane, Scope, need_lane
+from replaybuf.storage.sql.statements.lanes import Lane, need_lane
 from replaybuf.storage.sql.statements.leaving import pinned, remove
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -24,70 +25,68 @@ from replaybuf.storage.values import Changes, Unset
 _CHUNK = 10_000
 
 
-def _matching(connection: Connection, scope: Scope, query: Node, *columns: Any) -> Select[Any]:
-    condition = compile_sql(query, FIELDS, connection.dialect.name)
-    return select(*columns).select_from(group.join(lane, lane.c.id == group.c.lane)).where(scope.lanes, condition)
+def _matching(tx: Transaction, query: Node, *columns: Any) -> Select[Any]:
+    condition = compile_sql(query, FIELDS, tx.dialect.name)
+    return select(*columns).select_from(group.join(lane, lane.c.id == group.c.lane)).where(tx.scope.lanes, condition)
 
 
-def find_uids(
-    connection: Connection, scope: Scope, query: Node, order: Order, limit: int | None
-) -> list[tuple[int, int]]:
+def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[tuple[int, int]]:
     """The uids of the groups that match, in order, each with the size of its payload in bytes."""
     keys = []
     for term in order:
         key = FIELDS[term.field].desc() if term.descending else FIELDS[term.field].asc()
         keys.append(key.nulls_last() if term.field == "reward" else key)
-    statement = _matching(connection, scope, query, group.c.uid, group.c.bytes).order_by(*keys).limit(limit)
-    return [(uid, size) for uid, size in connection.execute(statement)]
+    statement = _matching(tx, query, group.c.uid, group.c.bytes).order_by(*keys).limit(limit)
+    return [(uid, size) for uid, size in tx.execute(statement)]
 
 
-def read_groups(connection: Connection, scope: Scope, uids: Sequence[int], query: Node) -> list[GroupRow]:
+def read_groups(tx: Transaction, uids: Sequence[int], query: Node) -> list[GroupRow]:
     """The groups with these uids that are there (and still match), with their payloads, in the order given."""
     statement = (
         select(group, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
         .select_from(group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid))
-        .where(uid_in(connection, uids), scope.lanes, compile_sql(query, FIELDS, connection.dialect.name))
+        .where(uid_in(tx, uids), tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name))
     )
-    rows = {row["uid"]: GroupRow.of(row) for row in connection.execute(statement).mappings()}
+    rows = {row["uid"]: GroupRow.of(row) for row in tx.execute(statement).mappings()}
     return [rows[uid] for uid in uids if uid in rows]
 
 
-def count_groups(connection: Connection, scope: Scope, query: Node, at_most: int | None) -> int:
+def count_groups(tx: Transaction, query: Node, at_most: int | None) -> int:
     """How many groups match, counting no further than `at_most`."""
-    matching = _matching(connection, scope, query, group.c.uid)
+    matching = _matching(tx, query, group.c.uid)
     if at_most is None:
-        return int(connection.execute(matching.with_only_columns(func.count())).scalar_one())
-    return int(connection.execute(select(func.count()).select_from(matching.limit(at_most).subquery())).scalar_one())
+        return int(tx.execute(matching.with_only_columns(func.count())).scalar_one())
+    return int(tx.execute(select(func.count()).select_from(matching.limit(at_most).subquery())).scalar_one())
 
 
-def read_histogram(connection: Connection, scope: Scope, field: str) -> dict[LaneName, dict[int, int]]:
+def read_histogram(tx: Transaction, field: str) -> dict[LaneName, dict[int, int]]:
     """How many groups of each lane have each value of a field."""
     value = FIELDS[field]
     query = (
         select(lane.c.task_name, lane.c.status, value, func.count())
         .select_from(group.join(lane, lane.c.id == group.c.lane))
-        .where(scope.lanes)
+        .where(tx.scope.lanes)
         .group_by(lane.c.task_name, lane.c.status, value)
     )
     found: dict[LaneName, dict[int, int]] = {}
-    for task_name, status, number, count in connection.execute(query):
+    for task_name, status, number, count in tx.execute(query):
         found.setdefault((task_name, Status(status)), {})[int(number)] = int(count)
     return found
 
 
-def delete_groups(connection: Connection, scope: Scope, query: Node, now: float) -> int:
+def delete_groups(tx: Transaction, query: Node, now: float) -> int:
     """Remove the groups that match; how many."""
     counts: Counts = Counter()
-    for uids, lanes in _locked(connection, scope, query):
-        remove(connection, uids, now)
+    for uids, lanes in _locked(tx, query):
+        remove(tx, uids, now)
         for lane_id in lanes:
             counts[(lane_id, Tally.SIZE)] -= 1
             counts[(lane_id, Tally.DELETED)] += 1
-    add_counts(connection, counts)
+    add_counts(tx, counts)
     return sum(n for (_, name), n in counts.items() if name == Tally.DELETED)
 
 
-def update_groups(connection: Connection, scope: Scope, query: Node, changes: Changes, now: float) -> int:
+def update_groups(tx: Transaction, query: Node, changes: Changes, now: float) -> int:
     """Change the groups that match; how many."""
     values: dict[str, Any] = {}
     if not isinstance(changes.priority, Unset):
@@ -95,67 +94,65 @@ def update_groups(connection: Connection, scope: Scope, query: Node, changes: Ch
     if not isinstance(changes.tags, Unset):
         values["tags"] = changes.tags or None
     changed = 0
-    for uids, lanes in _locked(connection, scope, query):
+    for uids, lanes in _locked(tx, query):
         if values:
-            connection.execute(update(group).where(uid_in(connection, uids)).values(values))
-        homes = _lanes_by_id(connection, scope, lanes)
+            tx.execute(update(group).where(uid_in(tx, uids)).values(values))
+        homes = _lanes_by_id(tx, lanes)
         for lane_id, members in _grouped(uids, lanes).items():
             home = homes[lane_id]
             if not isinstance(changes.status, Unset):
-                home = _move(connection, scope, home, members, changes.status, now)
+                home = _move(tx, home, members, changes.status, now)
             if "priority" in values or home.id != lane_id:
-                enter_races(connection, scope, home, members)
+                enter_races(tx, home, members)
         changed += len(uids)
     return changed
 
 
-def update_priorities(connection: Connection, scope: Scope, priorities: Mapping[int, float]) -> int:
+def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:
     """Set the priorities of groups, leased ones too; how many of them are there."""
     if not priorities:
         return 0
-    locked = lock_groups(connection, uid_in(connection, sorted(priorities)))
-    homes = _lanes_by_id(connection, scope, [lane_id for _, lane_id in locked])
+    locked = lock_groups(tx, uid_in(tx, sorted(priorities)))
+    homes = _lanes_by_id(tx, [lane_id for _, lane_id in locked])
     rows = [(uid, lane_id) for uid, lane_id in locked if lane_id in homes]
     if not rows:
         return 0
-    connection.execute(_SET_PRIORITY, [{"of_uid": uid, "new_priority": priorities[uid]} for uid, _ in rows])
+    tx.execute(_SET_PRIORITY, [{"of_uid": uid, "new_priority": priorities[uid]} for uid, _ in rows])
     for lane_id, members in _grouped(*zip(*rows, strict=True)).items():
-        enter_races(connection, scope, homes[lane_id], members)
+        enter_races(tx, homes[lane_id], members)
     return len(rows)
 
 
 _SET_PRIORITY = update(group).where(group.c.uid == bindparam("of_uid")).values(priority=bindparam("new_priority"))
 
 
-def _move(connection: Connection, scope: Scope, home: Lane, uids: Sequence[int], status: Status, now: float) -> Lane:
+def _move(tx: Transaction, home: Lane, uids: Sequence[int], status: Status, now: float) -> Lane:
     """Move groups of a lane to that of another status, and return it.
 
     Their staleness stays: they don't follow the old lane's step.
     """
-    chosen = uid_in(connection, uids)
+    chosen = uid_in(tx, uids)
     values: dict[str, Any] = {"error": None, "deliveries": 0}
-    target = need_lane(connection, scope, (home.task_name, status))
+    target = need_lane(tx, (home.task_name, status))
     if target.id != home.id:
         archived_at = now if status == Status.ARCHIVED else None
         values |= pinned(home) | {"lane": target.id, "archived_at": archived_at}
-        add_counts(connection, {(home.id, Tally.SIZE): -len(uids), (target.id, Tally.SIZE): len(uids)})
-    connection.execute(update(group).where(chosen).values(values))
+        add_counts(tx, {(home.id, Tally.SIZE): -len(uids), (target.id, Tally.SIZE): len(uids)})
+    tx.execute(update(group).where(chosen).values(values))
     return target
 
 
-def lock_groups(connection: Connection, condition: ColumnElement[bool]) -> list[tuple[int, int]]:
+def lock_groups(tx: Transaction, condition: ColumnElement[bool]) -> list[tuple[int, int]]:
     """The groups of any buffer that meet a condition on them alone, locked, and their lanes, leased ones too.
 
     Without a join: PostgreSQL would leave out a group that moved to another lane while its lock was waited for.
     """
     found = select(group.c.uid, group.c.lane).where(condition).order_by(group.c.uid)
-    if connection.dialect.name == "postgresql":
-        found = found.with_for_update()
-    return [(uid, lane_id) for uid, lane_id in connection.execute(found)]
+    return [(uid, lane_id) for uid, lane_id in tx.execute(tx.dialect.for_update(found))]
 
 
-def _lanes_by_id(connection: Connection, scope: Scope, ids: Sequence[int]) -> dict[int, Lane]:
-    rows = connection.execute(select(lane).where(lane.c.buffer == scope.buffer, lane.c.id.in_(sorted(set(ids)))))
+def _lanes_by_id(tx: Transaction, ids: Sequence[int]) -> dict[int, Lane]:
+    rows = tx.execute(select(lane).where(lane.c.buffer == tx.scope.buffer, lane.c.id.in_(sorted(set(ids)))))
     return {row.id: Lane.of(row) for row in rows}
 
 
@@ -167,12 +164,12 @@ def _grouped(uids: Sequence[int], lanes: Sequence[int]) -> dict[int, list[int]]:
     return found
 
 
-def _locked(connection: Connection, scope: Scope, query: Node) -> Iterator[tuple[list[int], list[int]]]:
+def _locked(tx: Transaction, query: Node) -> Iterator[tuple[list[int], list[int]]]:
     """The groups that match, locked, in chunks: their uids, and their lanes."""
-    statement = _matching(connection, scope, query, group.c.uid, group.c.lane)
-    if connection.dialect.name == "postgresql":
-        statement = statement.order_by(group.c.uid).with_for_update(of=group)
-    rows = connection.execute(statement).all()
+    statement = _matching(tx, query, group.c.uid, group.c.lane)
+    if tx.dialect.locks_rows:
+        statement = tx.dialect.for_update(statement.order_by(group.c.uid), of=group)
+    rows = tx.execute(statement).all()
     for start in range(0, len(rows), _CHUNK):
         chunk = rows[start : start + _CHUNK]
         yield [uid for uid, _ in chunk], [lane_id for _, lane_id in chunk]

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, String, func, literal, select
+from sqlalchemy import ColumnElement, Select, String, func, literal, select
 
 from replaybuf.query import Node, compile_sql
 from replaybuf.rules.policies import Order, OrderTerm, in_order
 from replaybuf.rules.race import KEYS
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.lanes import Lane
@@ -33,27 +34,27 @@ class Source:
     def __init__(self, home: Lane, where: Node | None = None, skip: Collection[int] = ()) -> None:
         self.lane, self._where, self._skip = home, where, tuple(skip)
 
-    def first(self, connection: Connection, size: int, order: Order) -> list[Ordered]:
+    def first(self, tx: Transaction, size: int, order: Order) -> list[Ordered]:
         """The first `size` groups.
 
         Groups that follow the lane are ordered by their oldest step, the others by their own staleness, each by an
         index; so an order by staleness is merged from the first of both.
         """
         if not order or order[0].field != "staleness":
-            return self._read(connection, self._select(connection, order, size, self._staleness(), pinned_ones=None))
+            return self._read(tx, self._select(tx, order, size, self._staleness(), pinned_ones=None))
         rows: list[Ordered] = []
         for pinned_ones in (False, True):
             value = group.c.pinned_staleness if pinned_ones else (self._step() - group.c.oldest_step - 1)
-            rows += self._read(connection, self._select(connection, order, size, value, pinned_ones=pinned_ones))
+            rows += self._read(tx, self._select(tx, order, size, value, pinned_ones=pinned_ones))
         places = {term.field: place for place, term in enumerate(order)}
         return in_order(rows, order, lambda row, name: row.values[places[name]])[:size]
 
-    def _read(self, connection: Connection, statement: Select[Any]) -> list[Ordered]:
-        return [Ordered(row[0], row[1], tuple(row[2:])) for row in connection.execute(statement)]
+    def _read(self, tx: Transaction, statement: Select[Any]) -> list[Ordered]:
+        return [Ordered(row[0], row[1], tuple(row[2:])) for row in tx.execute(statement)]
 
     def _select(
         self,
-        connection: Connection,
+        tx: Transaction,
         order: Order,
         size: int,
         staleness: ColumnElement[Any],
@@ -63,11 +64,6 @@ class Source:
         fields = self._fields(staleness)
         values = (fields[term.field].label(f"order_{i}") for i, term in enumerate(order))
         statement = select(group.c.uid, group.c.priority, *values)
-        postgres = connection.dialect.name == "postgresql"
-        if postgres:
-            statement = statement.where(group.c.lane.between(self.lane.id, self.lane.id))
-        else:
-            statement = statement.where(group.c.lane == self.lane.id)
         if pinned_ones is not None:
             missing = group.c.pinned_staleness.is_(None)
             statement = statement.where(~missing if pinned_ones else missing)
@@ -75,17 +71,12 @@ class Source:
             if term.field in KEYS:  # every group of the lane has it; this says which index has them in order
                 statement = statement.where(fields[term.field].is_not(None))
         if self._where is not None:
-            statement = statement.where(compile_sql(self._where, fields, connection.dialect.name))
+            statement = statement.where(compile_sql(self._where, fields, tx.dialect.name))
         if self._skip:
-            statement = statement.where(~uid_in(connection, self._skip))
+            statement = statement.where(~uid_in(tx, self._skip))
         keys = [_sort_key(term, fields, pinned_ones is False) for term in order]
-        if postgres:
-            # With `lane = n` the planner takes the lane for a constant and may walk the primary key from its beginning,
-            # past the groups of other lanes. A range of one lane leaves only indexes that begin with the lane.
-            newest_first = order[0].descending and order[0].field in ("uid", "timestamp_id")
-            lane_key = group.c.lane.desc() if newest_first else group.c.lane
-            return statement.order_by(lane_key, *keys).limit(size).with_for_update(skip_locked=True)
-        return statement.order_by(*keys).limit(size)
+        newest_first = order[0].descending and order[0].field in ("uid", "timestamp_id")
+        return tx.dialect.first_of_lane(statement, self.lane.id, keys, size, backwards=newest_first)
 
     def _fields(self, staleness: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
         return {

@@ -6,17 +6,16 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, text
-
 from replaybuf.errors import FullError, ReplayBufError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.race import PRIORITIZED, UNIFORM
 from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.storage.sql.engine.locks import NamedLock
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
-from replaybuf.storage.sql.statements.bulk import insert_rows
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, lock_tasks, read_levels
 from replaybuf.storage.sql.statements.eviction import evict
-from replaybuf.storage.sql.statements.lanes import Lane, Scope, need_lanes, start_steps
+from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
 from replaybuf.storage.sql.statements.race_keys import new_keys
 from replaybuf.storage.sql.statements.replacing import (
@@ -28,49 +27,48 @@ from replaybuf.storage.sql.statements.replacing import (
     replaced_by_place,
 )
 from replaybuf.storage.sql.statements.rows import EncodedGroup, dump_json, scoped_key
-from replaybuf.storage.sql.statements.uids import reserve_uids, uids_in_checkpoints
+from replaybuf.storage.sql.statements.uids import uids_in_checkpoints
 from replaybuf.storage.values import NewGroup
 
 Outcome = int | ReplayBufError
 
 
-def put_groups(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup], now: float) -> list[Outcome]:
+def put_groups(tx: Transaction, groups: Sequence[EncodedGroup], now: float) -> list[Outcome]:
     """Insert groups, in order, and evict what is beyond the capacity; their uids, or why one was not stored."""
-    limits = scope.rules.limits
+    limits = tx.scope.rules.limits
     tasks = {encoded.group.task_name for encoded in groups}
     if limits.slows_puts or limits.capacity is not None:
-        lock_tasks(connection, scope, tasks)
+        lock_tasks(tx, tasks)
     replacing = any(one.group.replaces for one in groups)
     keyed = any(one.group.key for one in groups)
     if any(one.group.stays_leased for one in groups) or (keyed and (replacing or limits.slows_puts)):
-        return [_put_one(connection, scope, one, now) for one in groups]
-    return _put_together(connection, scope, groups, now)
+        return [_put_one(tx, one, now) for one in groups]
+    return _put_together(tx, groups, now)
 
 
-def _put_together(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup], now: float) -> list[Outcome]:
+def _put_together(tx: Transaction, groups: Sequence[EncodedGroup], now: float) -> list[Outcome]:
     """Store groups that don't depend on each other."""
-    replaced, refused = replaced_by_place(connection, scope, [one.group for one in groups])
-    if scope.rules.limits.slows_puts:
-        refused |= _refused(connection, scope, groups, replaced, refused)
+    replaced, refused = replaced_by_place(tx, [one.group for one in groups])
+    if tx.scope.rules.limits.slows_puts:
+        refused |= _refused(tx, groups, replaced, refused)
     kept = [place for place in range(len(groups)) if place not in refused]
     gone = [row for place in kept for row in replaced.get(place, ())]
-    kept_by_checkpoints = set(uids_in_checkpoints(connection, scope, origins(gone)))
+    kept_by_checkpoints = set(uids_in_checkpoints(tx, origins(gone)))
     made_from = [sorted(origins(replaced.get(place, ())) & kept_by_checkpoints) for place in kept]
-    remove_replaced(connection, scope, gone, now)
-    uids = iter(store(connection, scope, [groups[place] for place in kept], now, made_from=made_from))
+    remove_replaced(tx, gone, now)
+    uids = iter(store(tx, [groups[place] for place in kept], now, made_from=made_from))
     return [refused[place] if place in refused else next(uids) for place in range(len(groups))]
 
 
 def _refused(
-    connection: Connection,
-    scope: Scope,
+    tx: Transaction,
     groups: Sequence[EncodedGroup],
     replaced: Mapping[int, Sequence[Any]],
     passed_over: Container[int],
 ) -> dict[int, FullError]:
     """Which of these groups, by place, find no room."""
-    limits = scope.rules.limits
-    levels = read_levels(connection, scope, {one.group.task_name for one in groups})
+    limits = tx.scope.rules.limits
+    levels = read_levels(tx, {one.group.task_name for one in groups})
     refused = {}
     for place, new in enumerate(one.group for one in groups):
         if place in passed_over:
@@ -88,41 +86,40 @@ def _buffered(replaced: Iterable[Any], task_name: str) -> list[Status]:
     return [Status(row.status) for row in replaced if row.task_name == task_name and not row.leased]
 
 
-def _put_one(connection: Connection, scope: Scope, encoded: EncodedGroup, now: float) -> Outcome:
+def _put_one(tx: Transaction, encoded: EncodedGroup, now: float) -> Outcome:
     """Store a group that takes the place of others, if it can."""
     new = encoded.group
     try:
-        replaced = find_replaced(connection, scope, new)
+        replaced = find_replaced(tx, new)
         if not new.stays_leased:
-            _check_room(connection, scope, new, replaced)
+            _check_room(tx, new, replaced)
     except ReplayBufError as error:  # nothing was changed
         return error
-    made_from = uids_in_checkpoints(connection, scope, origins(replaced))
-    remove_replaced(connection, scope, replaced, now)
-    [uid] = store(connection, scope, [encoded], now, evicting=not new.stays_leased, made_from=[made_from])
+    made_from = uids_in_checkpoints(tx, origins(replaced))
+    remove_replaced(tx, replaced, now)
+    [uid] = store(tx, [encoded], now, evicting=not new.stays_leased, made_from=[made_from])
     if new.stays_leased:
         delivered = max(row.deliveries for row in replaced)
-        rows = rows_of(connection, scope, [uid])
-        hold(connection, scope, rows, replaced[0].lease, replaced[0].leased_until, deliveries=delivered)
+        rows = rows_of(tx, [uid])
+        hold(tx, rows, replaced[0].lease, replaced[0].leased_until, deliveries=delivered)
     return uid
 
 
-def _check_room(connection: Connection, scope: Scope, new: NewGroup, replaced: Iterable[Any]) -> None:
+def _check_room(tx: Transaction, new: NewGroup, replaced: Iterable[Any]) -> None:
     """Raise FullError when the limits leave no room for a group that takes the place of these, and of its key's."""
-    limits = scope.rules.limits
+    limits = tx.scope.rules.limits
     if not limits.slows_puts:
         return
-    keyed = lock_replaced(connection, scope, group.c.scoped_key == _key_of(scope, new)) if new.key else []
+    keyed = lock_replaced(tx, group.c.scoped_key == _key_of(tx, new)) if new.key else []
     gone = {row.uid: row for row in (*keyed, *replaced)}
-    level = read_levels(connection, scope, [new.task_name])[new.task_name]
+    level = read_levels(tx, [new.task_name])[new.task_name]
     level = level.without(_buffered(gone.values(), new.task_name))
     if limits.insertable(level, new.status) == 0:
         raise FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
 
 
 def store(
-    connection: Connection,
-    scope: Scope,
+    tx: Transaction,
     groups: Sequence[EncodedGroup],
     now: float,
     *,
@@ -135,33 +132,33 @@ def store(
     """
     if not groups:
         return []
-    lanes = _lanes_for(connection, scope, groups)
-    uids = reserve_uids(connection, len(groups))
+    lanes = _lanes_for(tx, groups)
+    uids = tx.dialect.reserve_uids(tx.connection, len(groups))
     counts: Counts = Counter()
     for encoded in groups:
         home = lanes[(encoded.group.task_name, encoded.group.status)]
         counts[(home.id, Tally.PUT)] += 1
         counts[(home.id, Tally.SIZE)] += 1
-    rows = [(uid, one, _key_of(scope, one.group)) for uid, one in zip(uids, groups, strict=True)]
+    rows = [(uid, one, _key_of(tx, one.group)) for uid, one in zip(uids, groups, strict=True)]
     if any(key is not None for _, _, key in rows):
-        rows = _replace_same_keys(connection, scope, rows, lanes, counts, now)
-    drawn, shift = _draw_keys(scope, lanes, rows), scope.ticket_shift
+        rows = _replace_same_keys(tx, rows, lanes, counts, now)
+    drawn, shift = _draw_keys(tx, lanes, rows), tx.scope.ticket_shift
     made = dict(zip(uids, made_from, strict=False))
     values = [
         group_row(uid, one, key, lanes, drawn.get(uid, {}), uid - shift if shift else None, made.get(uid, ()))
         for uid, one, key in rows
     ]
-    insert_rows(connection, group, values)
-    insert_rows(connection, payload, [payload_row(uid, one) for uid, one, _ in rows])
+    tx.insert_rows(group, values)
+    tx.insert_rows(payload, [payload_row(uid, one) for uid, one, _ in rows])
     if evicting:
-        evict(connection, scope, {task for task, _ in lanes}, counts, now)
-    add_counts(connection, counts)
+        evict(tx, {task for task, _ in lanes}, counts, now)
+    add_counts(tx, counts)
     return uids
 
 
-def _lanes_for(connection: Connection, scope: Scope, groups: Sequence[EncodedGroup]) -> dict[LaneName, Lane]:
+def _lanes_for(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[LaneName, Lane]:
     names = {(encoded.group.task_name, encoded.group.status) for encoded in groups}
-    lanes = need_lanes(connection, scope, names)
+    lanes = need_lanes(tx, names)
     steps: dict[int, int] = {}
     for encoded in groups:
         home, train_step = lanes[(encoded.group.task_name, encoded.group.status)], encoded.group.train_step
@@ -169,17 +166,16 @@ def _lanes_for(connection: Connection, scope: Scope, groups: Sequence[EncodedGro
             steps.setdefault(home.id, train_step)
     if not steps:
         return lanes
-    start_steps(connection, steps)
-    return need_lanes(connection, scope, names)
+    start_steps(tx, steps)
+    return need_lanes(tx, names)
 
 
-def _key_of(scope: Scope, new: NewGroup) -> str | None:
-    return scoped_key(scope.buffer, new.task_name, new.key)
+def _key_of(tx: Transaction, new: NewGroup) -> str | None:
+    return scoped_key(tx.scope.buffer, new.task_name, new.key)
 
 
 def _replace_same_keys(
-    connection: Connection,
-    scope: Scope,
+    tx: Transaction,
     rows: list[tuple[int, EncodedGroup, str | None]],
     lanes: Mapping[LaneName, Lane],
     counts: Counts,
@@ -187,11 +183,8 @@ def _replace_same_keys(
 ) -> list[tuple[int, EncodedGroup, str | None]]:
     """Delete the stored groups that have one of these keys; of several new ones with the same key the last stays."""
     last = {key: uid for uid, _, key in rows if key is not None}
-    if connection.dialect.name == "postgresql":
-        # Two puts of one key wait for each other here, instead of failing on the unique index.
-        for name in sorted(last):
-            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": name})
-    replace_groups(connection, scope, group.c.scoped_key.in_(sorted(last)), now)
+    tx.dialect.lock_names(tx.connection, NamedLock.KEY, last)
+    replace_groups(tx, group.c.scoped_key.in_(sorted(last)), now)
     kept: list[tuple[int, EncodedGroup, str | None]] = []
     for uid, encoded, key in rows:
         if key is None or last[key] == uid:
@@ -204,15 +197,15 @@ def _replace_same_keys(
 
 
 def _draw_keys(
-    scope: Scope, lanes: Mapping[LaneName, Lane], rows: Sequence[tuple[int, EncodedGroup, str | None]]
+    tx: Transaction, lanes: Mapping[LaneName, Lane], rows: Sequence[tuple[int, EncodedGroup, str | None]]
 ) -> dict[int, dict[str, float]]:
     """The keys of new groups in the races of their lanes."""
     drawn: dict[int, dict[str, float]] = {}
     for name, home in lanes.items():
         if home.clocks:
             members = [one for one in rows if (one[1].group.task_name, one[1].group.status) == name]
-            entries = [(uid, uid - scope.ticket_shift, encoded.group.priority) for uid, encoded, _ in members]
-            drawn |= new_keys(scope, home, entries)
+            entries = [(uid, uid - tx.scope.ticket_shift, encoded.group.priority) for uid, encoded, _ in members]
+            drawn |= new_keys(tx.scope.rules, home, entries)
     return drawn
 
 
@@ -272,10 +265,22 @@ def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
     return uid, encoded.outline, encoded.prompt, encoded.payload
 
 
-def count_lost(connection: Connection, scope: Scope, name: LaneName, why: Tally) -> None:
-    """Count a put that was not stored."""
-    home = need_lanes(connection, scope, [name])[name]
-    counts: Counts = Counter({(home.id, why): 1})
-    if why == Tally.DROPPED:
-        counts[(home.id, Tally.PUT)] = 1
-    add_counts(connection, counts)
+def drop(tx: Transaction, new: NewGroup, now: float) -> None:
+    """Count a group that expired before it could be stored, and remove what a put of it would replace."""
+    gone = {row.uid: row for row in find_replaced(tx, new)}
+    if (key := _key_of(tx, new)) is not None:
+        tx.dialect.lock_names(tx.connection, NamedLock.KEY, [key])
+        gone |= {row.uid: row for row in lock_replaced(tx, group.c.scoped_key == key)}
+    remove_replaced(tx, list(gone.values()), now)
+    _count_one(tx, new, Tally.PUT, Tally.DROPPED)
+
+
+def refuse(tx: Transaction, new: NewGroup) -> None:
+    """Count a group for which there was no room."""
+    _count_one(tx, new, Tally.REFUSED)
+
+
+def _count_one(tx: Transaction, new: NewGroup, *names: Tally) -> None:
+    lane_name = (new.task_name, new.status)
+    home = need_lanes(tx, [lane_name])[lane_name]
+    add_counts(tx, {(home.id, name): 1 for name in names})

@@ -6,18 +6,19 @@ whoever puts a group into the lane reads the lane's row first, and gives it one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, and_, bindparam, case, func, or_, select, update
-from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
+from sqlalchemy import ColumnElement, and_, case, func, or_, select, update
 
+from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.race import IDLE, KEYS, PRIORITIZED, Clock, draw_keys, weight_of
 from replaybuf.rules.tallies import LaneName
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import uid_in
-from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, Scope, find_lanes
+from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, find_lanes
 
 #: A group in a race: its uid, its ticket, its priority.
 Member = tuple[int, int, float]
@@ -40,41 +41,41 @@ def check_races(lanes: Iterable[Lane], order: Order) -> None:
         raise RaceNotRunError(missing, order)
 
 
-def begin_races(connection: Connection, scope: Scope, names: Iterable[LaneName], order: Order) -> None:
+def begin_races(tx: Transaction, names: Iterable[LaneName], order: Order) -> None:
     """Begin the races of an order: a key for every group. Nobody else may write meanwhile."""
     wanted = [key for key in KEYS if key in {term.field for term in order}]
-    for one in find_lanes(connection, scope, names).values():
+    for one in find_lanes(tx, names).values():
         for key in wanted:
             if key not in one.clocks:
                 one.clocks[key] = Clock()
-                connection.execute(update(lane).where(lane.c.id == one.id).values(_clock_values(key, Clock())))
-                _set_keys(connection, scope, one, key, _members(connection, group.c.lane == one.id))
+                tx.execute(update(lane).where(lane.c.id == one.id).values(_clock_values(key, Clock())))
+                _set_keys(tx, one, key, _members(tx, group.c.lane == one.id))
 
 
-def enter_races(connection: Connection, scope: Scope, home: Lane, uids: Sequence[int]) -> None:
+def enter_races(tx: Transaction, home: Lane, uids: Sequence[int]) -> None:
     """Give groups that came into a lane, or whose priority has changed, keys in the races of the lane."""
     if home.clocks and uids:
-        members = _members(connection, uid_in(connection, uids))
+        members = _members(tx, uid_in(tx, uids))
         for key in home.clocks:
-            _set_keys(connection, scope, home, key, members)
+            _set_keys(tx, home, key, members)
 
 
-def _members(connection: Connection, condition: ColumnElement[bool]) -> list[Member]:
+def _members(tx: Transaction, condition: ColumnElement[bool]) -> list[Member]:
     query = select(group.c.uid, func.coalesce(group.c.ticket, group.c.uid), group.c.priority).where(condition)
-    return [(uid, ticket, priority) for uid, ticket, priority in connection.execute(query)]
+    return [(uid, ticket, priority) for uid, ticket, priority in tx.execute(query)]
 
 
-def new_keys(scope: Scope, home: Lane, members: Sequence[Member]) -> dict[int, dict[str, float]]:
+def new_keys(rules: Rules, home: Lane, members: Sequence[Member]) -> dict[int, dict[str, float]]:
     """The keys by uid of groups that come into the lane."""
     keys: dict[int, dict[str, float]] = {uid: {} for uid, _, _ in members}
     for name, clock in home.clocks.items():
         entries = [(ticket, weight_of(name, priority)) for _, ticket, priority in members]
-        for (uid, _, _), key in zip(members, draw_keys(scope.rules.seed_of(name), clock, entries), strict=True):
+        for (uid, _, _), key in zip(members, draw_keys(rules.seed_of(name), clock, entries), strict=True):
             keys[uid][name] = key
     return keys
 
 
-def advance(connection: Connection, home: Lane, race: str, keys: Sequence[float], priorities: Sequence[float]) -> None:
+def advance(tx: Transaction, home: Lane, race: str, keys: Sequence[float], priorities: Sequence[float]) -> None:
     """Groups with these keys came first in the lane's race: its time moves on. A race that is worn out ends."""
     if not keys:
         return
@@ -82,23 +83,22 @@ def advance(connection: Connection, home: Lane, race: str, keys: Sequence[float]
     clock.advance(keys)
     if clock.is_worn(weight_of(race, priority) for priority in priorities):
         del home.clocks[race]
-        connection.execute(update(lane).where(lane.c.id == home.id).values({CLOCKS[race]: None}))
+        tx.execute(update(lane).where(lane.c.id == home.id).values({CLOCKS[race]: None}))
         return
-    connection.execute(update(lane).where(lane.c.id == home.id).values(_later(race, clock)))
+    tx.execute(update(lane).where(lane.c.id == home.id).values(_later(race, clock)))
 
 
-def skip_arrived(connection: Connection, scope: Scope, home: Lane, race: str) -> None:
+def skip_arrived(tx: Transaction, home: Lane, race: str) -> None:
     """Groups that have arrived in the lane's race by now, and weren't drawn, run again."""
     clock, key = home.clocks[race], group.c[race]
     arrived = or_(key <= clock.time, and_(key >= IDLE, key <= IDLE * (1.0 + clock.idle_time)))
     chosen = select(group.c.uid).where(group.c.lane == home.id, key.is_not(None), arrived)
-    if connection.dialect.name == "postgresql":
-        chosen = chosen.with_for_update(skip_locked=True)
-    enter_races(connection, scope, home, list(connection.execute(chosen).scalars()))
+    uids = tx.execute(tx.dialect.for_update(chosen, skip_locked=True)).scalars()
+    enter_races(tx, home, list(uids))
 
 
 def pass_time(
-    connection: Connection, lanes: Sequence[Lane], race: str, waits: Sequence[float], priorities: Sequence[float]
+    tx: Transaction, lanes: Sequence[Lane], race: str, waits: Sequence[float], priorities: Sequence[float]
 ) -> None:
     """Groups came first in the races of several lanes, after these times: it passed in all of them."""
     elapsed = max((wait for wait in waits if wait < IDLE), default=0.0)
@@ -109,7 +109,7 @@ def pass_time(
         clock.idle_time += idle
         worn = clock.is_worn(weight_of(race, priority) for priority in priorities)
         values = {CLOCKS[race]: None} if worn else _later(race, clock)
-        connection.execute(update(lane).where(lane.c.id == home.id).values(values))
+        tx.execute(update(lane).where(lane.c.id == home.id).values(values))
 
 
 def _clock_values(race: str, clock: Clock) -> dict[Any, float]:
@@ -128,29 +128,10 @@ def _later(race: str, clock: Clock) -> dict[Any, Any]:
     return later
 
 
-def _set_keys(connection: Connection, scope: Scope, home: Lane, race: str, members: Sequence[Member]) -> None:
-    seed, clock = scope.rules.seed_of(race), home.clocks[race]
+def _set_keys(tx: Transaction, home: Lane, race: str, members: Sequence[Member]) -> None:
+    seed, clock = tx.scope.rules.seed_of(race), home.clocks[race]
     for start in range(0, len(members), _CHUNK):
         chunk = members[start : start + _CHUNK]
         uids = [uid for uid, _, _ in chunk]
         keys = draw_keys(seed, clock, [(ticket, weight_of(race, priority)) for _, ticket, priority in chunk])
-        if connection.dialect.name == "postgresql":
-            connection.execute(_SET_KEYS[race], {"uids": uids, "keys": keys})
-        else:
-            rows = [{"of_uid": uid, "new_key": key} for uid, key in zip(uids, keys, strict=True)]
-            connection.execute(_SET_KEY[race], rows)
-
-
-_SET_KEY: Mapping[str, Any] = {
-    race: update(group).where(group.c.uid == bindparam("of_uid")).values({group.c[race]: bindparam("new_key")})
-    for race in KEYS
-}
-
-# PostgreSQL takes all of them as two arrays, in one statement.
-_drawn = select(
-    func.unnest(bindparam("uids", type_=ARRAY(BigInteger))).label("uid"),
-    func.unnest(bindparam("keys", type_=ARRAY(DOUBLE_PRECISION))).label("key"),
-).subquery("drawn")
-_SET_KEYS: Mapping[str, Any] = {
-    race: update(group).where(group.c.uid == _drawn.c.uid).values({group.c[race]: _drawn.c.key}) for race in KEYS
-}
+        tx.dialect.set_keys(tx.connection, race, uids, keys)

@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, case, or_, select, update
+from sqlalchemy import and_, bindparam, case, or_, select, update
 
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, unsettled
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts
-from replaybuf.storage.sql.statements.lanes import Lane, Scope, find_lanes, need_lane
+from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lane
 from replaybuf.storage.sql.statements.leaving import remove
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.values import Refresh
@@ -28,38 +29,38 @@ _CHUNK = 5_000
 _FEW = 8
 
 
-def refresh_staleness(connection: Connection, scope: Scope, refresh: Refresh, now: float) -> dict[str, int]:
+def refresh_staleness(tx: Transaction, refresh: Refresh, now: float) -> dict[str, int]:
     """Refresh the lanes and expire groups; the number of expired groups by task."""
     names = [(task_name, status) for task_name in refresh.rules for status in refresh.statuses]
-    lanes = find_lanes(connection, scope, names)
+    lanes = find_lanes(tx, names)
     counts = dict.fromkeys(refresh.rules, 0)
     # EXPIRED goes first: what expires from the other lanes now must not be refreshed a second time there.
     for task_name, status in sorted(lanes, key=lambda name: (name[0], name[1] != Status.EXPIRED)):
         home = lanes[(task_name, status)]
-        _set_step(connection, home, refresh.train_step)
-        counts[task_name] += _expire(connection, scope, home, refresh, now)
+        _set_step(tx, home, refresh.train_step)
+        counts[task_name] += _expire(tx, home, refresh, now)
     return counts
 
 
-def _set_step(connection: Connection, home: Lane, step: int) -> None:
+def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     """Give the lane its step, and the groups whose staleness was pinned since the last one their own."""
-    connection.execute(update(lane).where(lane.c.id == home.id).values(step=step))
+    tx.execute(update(lane).where(lane.c.id == home.id).values(step=step))
     # Staleness 0 can't be derived from the step for groups without model steps, and for mixed groups whose model is
     # ahead of the train step.
     ahead = and_(group.c.mixed, group.c.oldest_step >= step)
     zero = or_(group.c.oldest_step.is_(None), ahead)
     in_lane = group.c.lane == home.id
-    connection.execute(
+    tx.execute(
         update(group).where(in_lane, unsettled).values(pinned_staleness=case((zero, 0)), pinned_step=case((zero, step)))
     )
-    connection.execute(
+    tx.execute(
         update(group)
         .where(in_lane, group.c.pinned_staleness.is_(None), group.c.oldest_step >= step, group.c.mixed)
         .values(pinned_staleness=0, pinned_step=step)
     )
 
 
-def _expire(connection: Connection, scope: Scope, home: Lane, refresh: Refresh, now: float) -> int:
+def _expire(tx: Transaction, home: Lane, refresh: Refresh, now: float) -> int:
     """Expire the groups of a lane that its task's rule says are too old; how many."""
     rule, step = refresh.rules[home.task_name], refresh.train_step
     thresholds = [t for t in (rule.stale_threshold, rule.token_stale_threshold) if t is not None]
@@ -71,18 +72,17 @@ def _expire(connection: Connection, scope: Scope, home: Lane, refresh: Refresh, 
         group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired
     )
     expired: list[tuple[int, Marks]] = []
-    for uid, data in connection.execute(candidates):
+    for uid, data in tx.execute(candidates):
         marks = Marks.from_json(data)
         if marks.expire(rule, step):
             expired.append((uid, marks))
     if expired:
-        _store_expired(connection, scope, home, expired, rule, now)
+        _store_expired(tx, home, expired, rule, now)
     return len(expired)
 
 
 def _store_expired(
-    connection: Connection,
-    scope: Scope,
+    tx: Transaction,
     home: Lane,
     expired: Sequence[tuple[int, Marks]],
     rule: ExpiryRule,
@@ -92,19 +92,19 @@ def _store_expired(
     counts: Counts = Counter({(home.id, why): len(expired)})
     counts[(home.id, Tally.SIZE)] -= len(expired)
     if rule.retryable:
-        target = need_lane(connection, scope, (home.task_name, Status.EXPIRED))
+        target = need_lane(tx, (home.task_name, Status.EXPIRED))
         counts[(target.id, Tally.SIZE)] += len(expired)
-        _rewrite(connection, target, expired)
+        _rewrite(tx, target, expired)
         if target.id != home.id:
-            enter_races(connection, scope, target, [uid for uid, _ in expired])
+            enter_races(tx, target, [uid for uid, _ in expired])
     else:
         for start in range(0, len(expired), _CHUNK):
             uids = [uid for uid, _ in expired[start : start + _CHUNK]]
-            remove(connection, uids, now)
-    add_counts(connection, counts)
+            remove(tx, uids, now)
+    add_counts(tx, counts)
 
 
-def _rewrite(connection: Connection, target: Lane, expired: Sequence[tuple[int, Marks]]) -> None:
+def _rewrite(tx: Transaction, target: Lane, expired: Sequence[tuple[int, Marks]]) -> None:
     # Groups all of whose rollouts expired look alike afterwards; those are written by one statement.
     alike: dict[str, tuple[dict[str, Any], list[int]]] = {}
     for uid, marks in expired:
@@ -116,10 +116,10 @@ def _rewrite(connection: Connection, target: Lane, expired: Sequence[tuple[int, 
             few += [{"expired_uid": uid, **{f"new_{name}": value for name, value in values.items()}} for uid in uids]
             continue
         for start in range(0, len(uids), _CHUNK):
-            chosen = uid_in(connection, uids[start : start + _CHUNK])
-            connection.execute(update(group).where(chosen).values(values))
+            chosen = uid_in(tx, uids[start : start + _CHUNK])
+            tx.execute(update(group).where(chosen).values(values))
     if few:
-        connection.execute(_EXPIRE, few)
+        tx.execute(_EXPIRE, few)
 
 
 _EXPIRE = (

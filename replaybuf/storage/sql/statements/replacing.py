@@ -6,37 +6,38 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import ColumnElement, select
 
 from replaybuf.errors import ConflictError, ReplayBufError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts
-from replaybuf.storage.sql.statements.lanes import Scope, need_lanes
+from replaybuf.storage.sql.statements.lanes import need_lanes
 from replaybuf.storage.sql.statements.leaving import remove
 from replaybuf.storage.sql.statements.matching import lock_groups
 from replaybuf.storage.values import NewGroup, check_epoch, lost_to_others
 
 
-def replace_groups(connection: Connection, scope: Scope, condition: ColumnElement[bool], now: float) -> None:
+def replace_groups(tx: Transaction, condition: ColumnElement[bool], now: float) -> None:
     """Remove the groups, leased ones too, in whose place others come."""
-    remove_replaced(connection, scope, lock_replaced(connection, scope, condition), now)
+    remove_replaced(tx, lock_replaced(tx, condition), now)
 
 
 def replaced_by_place(
-    connection: Connection, scope: Scope, groups: Sequence[NewGroup]
+    tx: Transaction, groups: Sequence[NewGroup]
 ) -> tuple[dict[int, list[Any]], dict[int, ReplayBufError]]:
     """What each of these groups replaces, by place, and why it can't. Each stored group is replaced once."""
     wanted = sorted({uid for new in groups for uid in new.replaces})
-    there = {row.uid: row for row in lock_replaced(connection, scope, uid_in(connection, wanted))} if wanted else {}
+    there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, wanted))} if wanted else {}
     replaced: dict[int, list[Any]] = {}
     refused: dict[int, ReplayBufError] = {}
     for place, new in enumerate(groups):
         if new.replaces:
             try:
-                replaced[place] = _check_replaced(scope, new, there)
+                replaced[place] = _check_replaced(tx.scope.epoch, new, there)
             except ReplayBufError as error:
                 refused[place] = error
             else:
@@ -45,17 +46,17 @@ def replaced_by_place(
     return replaced, refused
 
 
-def find_replaced(connection: Connection, scope: Scope, new: NewGroup) -> list[Any]:
+def find_replaced(tx: Transaction, new: NewGroup) -> list[Any]:
     """The groups that a put names. Raises ConflictError, LeaseLostError and FencedError."""
-    there = {row.uid: row for row in lock_replaced(connection, scope, uid_in(connection, new.replaces))}
-    return _check_replaced(scope, new, there)
+    there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, new.replaces))}
+    return _check_replaced(tx.scope.epoch, new, there)
 
 
-def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, Any]) -> list[Any]:
+def _check_replaced(epoch: int, new: NewGroup, there: Mapping[int, Any]) -> list[Any]:
     """Those of the groups that are there which a put names. Raises ConflictError, LeaseLostError and FencedError."""
     token = None
     if new.lease is not None:
-        check_epoch(new.lease, scope.epoch)
+        check_epoch(new.lease, epoch)
         token = new.lease.token
     found = {uid: there[uid] for uid in new.replaces if uid in there and there[uid].lease == token}
     missing = [uid for uid in new.replaces if uid not in found]
@@ -66,32 +67,32 @@ def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, Any]) -> li
     return list(found.values())
 
 
-def lock_replaced(connection: Connection, scope: Scope, condition: Any) -> list[Any]:
+def lock_replaced(tx: Transaction, condition: Any) -> list[Any]:
     """The stored groups that are to be replaced, leased ones too, with their lanes."""
-    locked = [uid for uid, _ in lock_groups(connection, condition)]
+    locked = [uid for uid, _ in lock_groups(tx, condition)]
     found = (
         select(
             *(group.c[name] for name in ("uid", "lane", "lease", "leased_until", "deliveries", "made_from")),
             *(lane.c[name] for name in ("task_name", "status", "leased")),
         )
         .select_from(group.join(lane, lane.c.id == group.c.lane))
-        .where(lane.c.buffer == scope.buffer, uid_in(connection, locked))
+        .where(lane.c.buffer == tx.scope.buffer, uid_in(tx, locked))
     )
-    return list(connection.execute(found)) if locked else []
+    return list(tx.execute(found)) if locked else []
 
 
-def remove_replaced(connection: Connection, scope: Scope, rows: Sequence[Any], now: float) -> None:
+def remove_replaced(tx: Transaction, rows: Sequence[Any], now: float) -> None:
     if not rows:
         return
-    homes = need_lanes(connection, scope, {(row.task_name, Status(row.status)) for row in rows})
+    homes = need_lanes(tx, {(row.task_name, Status(row.status)) for row in rows})
     counts: Counts = Counter()
     for row in rows:
         home = homes[(row.task_name, Status(row.status))].id
         counts[(home, Tally.LEASED if row.leased else Tally.SIZE)] -= 1
         counts[(home, Tally.REPLACED)] += 1
     uids = [row.uid for row in rows]
-    remove(connection, uids, now)
-    add_counts(connection, counts)
+    remove(tx, uids, now)
+    add_counts(tx, counts)
 
 
 def origins(replaced: Iterable[Any]) -> set[int]:

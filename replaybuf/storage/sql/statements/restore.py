@@ -10,43 +10,44 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, exists, insert, literal, select, update
+from sqlalchemy import ColumnElement, delete, exists, insert, literal, select, update
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, cursor, garbage, group, lane, tally
 from replaybuf.storage.sql.statements.checkpoints import find_checkpoint, keep_sweeps_away
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts
-from replaybuf.storage.sql.statements.fence import begin_epoch
-from replaybuf.storage.sql.statements.lanes import Lane, Scope, all_lanes, need_lanes, new_clocks
+from replaybuf.storage.sql.statements.fence import begin_epoch, join
+from replaybuf.storage.sql.statements.lanes import Lane, all_lanes, need_lanes, new_clocks
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.leaving import pinned
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.replacing import replace_groups
-from replaybuf.storage.sql.statements.uids import last_uid
 from replaybuf.storage.values import Checkpoint
 
 
-def restore(connection: Connection, scope: Scope, step: int, now: float, *, keep_new: bool) -> tuple[Checkpoint, Scope]:
-    """Make the buffer what it was at the checkpoint of a step; the checkpoint, and the scope in the new epoch."""
-    keep_sweeps_away(connection)
-    kept = find_checkpoint(connection, scope, step)
-    shift = scope.ticket_shift if keep_new else last_uid(connection) + 1 - kept.next_ticket
-    new = _set_new_apart(connection, scope, kept.id) if keep_new else []
-    lanes = all_lanes(connection, scope)
-    _remove_changed(connection, lanes, kept.id)
+def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkpoint:
+    """Make the buffer what it was at the checkpoint of a step, in a new epoch; the transaction joins it."""
+    join(tx)
+    keep_sweeps_away(tx)
+    kept = find_checkpoint(tx, step)
+    shift = tx.scope.ticket_shift if keep_new else tx.dialect.last_uid(tx.connection) + 1 - kept.next_ticket
+    new = _set_new_apart(tx, kept.id) if keep_new else []
+    lanes = all_lanes(tx)
+    _remove_changed(tx, lanes, kept.id)
     if not keep_new:
-        _remove_new(connection, lanes, kept.id, now)
-    _bring_back(connection, kept.id)
-    _set_lanes(connection, scope, lanes, kept.lanes)
-    _set_tallies(connection, lanes, kept.tallies)
+        _remove_new(tx, lanes, kept.id, now)
+    _bring_back(tx, kept.id)
+    _set_lanes(tx, lanes, kept.lanes)
+    _set_tallies(tx, lanes, kept.tallies)
     if not keep_new:
-        _set_cursors(connection, scope, kept.id)
-    scope = begin_epoch(connection, scope, step, now, shift)
-    return_all(connection, scope)
-    _let_in(connection, scope, new, now)
-    return Checkpoint(kept.step, kept.created_at, kept.groups, kept.bytes), scope
+        _set_cursors(tx, kept.id)
+    begin_epoch(tx, step, now, shift)
+    return_all(tx)
+    _let_in(tx, new, now)
+    return Checkpoint(kept.step, kept.created_at, kept.groups, kept.bytes)
 
 
 def _kept(checkpoint_id: int, *as_it_is: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -65,49 +66,49 @@ def _in(lanes: Sequence[Any]) -> ColumnElement[bool]:
     return group.c.lane.in_([row.id for row in lanes])
 
 
-def _remove_changed(connection: Connection, lanes: Sequence[Any], checkpoint_id: int) -> None:
+def _remove_changed(tx: Transaction, lanes: Sequence[Any], checkpoint_id: int) -> None:
     """Delete the groups of the checkpoint that aren't any more what they were then."""
-    connection.execute(delete(group).where(_in(lanes), _kept(checkpoint_id), ~_unchanged(checkpoint_id)))
+    tx.execute(delete(group).where(_in(lanes), _kept(checkpoint_id), ~_unchanged(checkpoint_id)))
 
 
-def _remove_new(connection: Connection, lanes: Sequence[Any], checkpoint_id: int, now: float) -> None:
+def _remove_new(tx: Transaction, lanes: Sequence[Any], checkpoint_id: int, now: float) -> None:
     """Delete the groups that were put since."""
     put_since = [_in(lanes), ~_kept(checkpoint_id)]
     gone = select(group.c.uid, literal(now, garbage.c.removed_at.type)).where(*put_since)
-    connection.execute(insert(garbage).from_select(["uid", "removed_at"], gone))
-    connection.execute(delete(group).where(*put_since))
+    tx.execute(insert(garbage).from_select(["uid", "removed_at"], gone))
+    tx.execute(delete(group).where(*put_since))
 
 
-def _bring_back(connection: Connection, checkpoint_id: int) -> None:
+def _bring_back(tx: Transaction, checkpoint_id: int) -> None:
     """Insert the groups of the checkpoint that aren't there."""
     ours = checkpoint_group.c.checkpoint == checkpoint_id
     missing = [ours, ~exists().where(group.c.uid == checkpoint_group.c.uid)]
     back = select(*(checkpoint_group.c[column.name] for column in group.c)).where(*missing)
     names = [column.name for column in group.c]
-    connection.execute(insert(group).from_select(names, back.order_by(checkpoint_group.c.uid)))
-    connection.execute(delete(garbage).where(garbage.c.uid.in_(select(checkpoint_group.c.uid).where(ours))))
+    tx.execute(insert(group).from_select(names, back.order_by(checkpoint_group.c.uid)))
+    tx.execute(delete(garbage).where(garbage.c.uid.in_(select(checkpoint_group.c.uid).where(ours))))
 
 
-def _set_lanes(connection: Connection, scope: Scope, lanes: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:
+def _set_lanes(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:
     """Train steps and clocks as they were; lanes that have been made since are as new."""
     then = {row["id"]: row for row in kept}
     for row in lanes:
-        fresh = {"step": None, "idle_clock": None, **new_clocks(scope, Status(row.status), leased=row.leased)}
+        fresh = {"step": None, "idle_clock": None, **new_clocks(tx.scope.rules, Status(row.status), leased=row.leased)}
         values = {name: then.get(row.id, fresh)[name] for name in fresh}
-        connection.execute(update(lane).where(lane.c.id == row.id).values(values))
+        tx.execute(update(lane).where(lane.c.id == row.id).values(values))
 
 
-def _set_tallies(connection: Connection, lanes: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:
-    connection.execute(delete(tally).where(tally.c.lane.in_([row.id for row in lanes])))
-    add_counts(connection, {(row["lane"], Tally(row["name"])): row["amount"] for row in kept})
+def _set_tallies(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:
+    tx.execute(delete(tally).where(tally.c.lane.in_([row.id for row in lanes])))
+    add_counts(tx, {(row["lane"], Tally(row["name"])): row["amount"] for row in kept})
 
 
-def _set_cursors(connection: Connection, scope: Scope, checkpoint_id: int) -> None:
-    ours = cursor.c.buffer == scope.buffer
-    connection.execute(delete(cursor).where(ours, cursor.c.checkpoint == 0))
+def _set_cursors(tx: Transaction, checkpoint_id: int) -> None:
+    ours = cursor.c.buffer == tx.scope.buffer
+    tx.execute(delete(cursor).where(ours, cursor.c.checkpoint == 0))
     copied = [literal(0) if column is cursor.c.checkpoint else column for column in cursor.c]
     then = select(*copied).where(ours, cursor.c.checkpoint == checkpoint_id)
-    connection.execute(insert(cursor).from_select([column.name for column in cursor.c], then))
+    tx.execute(insert(cursor).from_select([column.name for column in cursor.c], then))
 
 
 # Groups that were put since, and stay
@@ -123,13 +124,13 @@ class _New:
     made_from: Sequence[int]
 
 
-def _set_new_apart(connection: Connection, scope: Scope, checkpoint_id: int) -> list[_New]:
+def _set_new_apart(tx: Transaction, checkpoint_id: int) -> list[_New]:
     """Let the groups that were put since be as if they had never been drawn, with the staleness that they have now."""
-    return_all(connection, scope)
-    lanes = {row.id: row for row in all_lanes(connection, scope)}
+    return_all(tx)
+    lanes = {row.id: row for row in all_lanes(tx)}
     put_since = [_in(list(lanes.values())), ~_kept(checkpoint_id)]
     found = []
-    for row in connection.execute(select(group).where(*put_since).order_by(group.c.uid)):
+    for row in tx.execute(select(group).where(*put_since).order_by(group.c.uid)):
         home = lanes[row.lane]
         archived = home.status == Status.ARCHIVED and row.times_sampled
         status = Status.COMPLETED if archived else Status(home.status)
@@ -137,29 +138,29 @@ def _set_new_apart(connection: Connection, scope: Scope, checkpoint_id: int) -> 
     fresh = {"times_sampled": 0, "deliveries": 0, "scoped_key": None}
     for row in lanes.values():  # as long as these have the train step that their groups follow
         mine = update(group).where(group.c.lane == row.id, ~_kept(checkpoint_id))
-        connection.execute(mine.values(pinned(Lane.of(row)) | fresh))
+        tx.execute(mine.values(pinned(Lane.of(row)) | fresh))
     return found
 
 
-def _let_in(connection: Connection, scope: Scope, new: Sequence[_New], now: float) -> None:
+def _let_in(tx: Transaction, new: Sequence[_New], now: float) -> None:
     """Groups that were put since come into their lanes, in the place of those that have their key, or became them."""
     for condition in (
         group.c.scoped_key.in_([one.scoped_key for one in new if one.scoped_key is not None]),
-        uid_in(connection, [uid for one in new for uid in one.made_from]),
+        uid_in(tx, [uid for one in new for uid in one.made_from]),
     ):
-        replace_groups(connection, scope, condition, now)
+        replace_groups(tx, condition, now)
     counts: Counts = Counter()
-    homes = need_lanes(connection, scope, {one.home for one in new})
+    homes = need_lanes(tx, {one.home for one in new})
     for name, home in homes.items():
         uids = [one.uid for one in new if one.home == name]
         values: dict[str, Any] = {"lane": home.id}
         if name[1] != Status.ARCHIVED:
             values["archived_at"] = None
-        connection.execute(update(group).where(uid_in(connection, uids)).values(values))
-        enter_races(connection, scope, home, uids)
+        tx.execute(update(group).where(uid_in(tx, uids)).values(values))
+        enter_races(tx, home, uids)
         counts[(home.id, Tally.PUT)] += len(uids)
         counts[(home.id, Tally.SIZE)] += len(uids)
     for one in new:
         if one.scoped_key is not None:
-            connection.execute(update(group).where(group.c.uid == one.uid).values(scoped_key=one.scoped_key))
-    add_counts(connection, counts)
+            tx.execute(update(group).where(group.c.uid == one.uid).values(scoped_key=one.scoped_key))
+    add_counts(tx, counts)

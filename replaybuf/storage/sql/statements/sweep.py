@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, select
+import time
 
-from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, garbage, group, payload
+from sqlalchemy import delete, select
+
+from replaybuf.storage.sql.engine.identity import PREFIX
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, counter, garbage, group, payload
 from replaybuf.storage.sql.statements.checkpoints import may_sweep
 from replaybuf.storage.sql.statements.columns import uid_in
 
+#: Longer than anyone asks for an outcome.
+_KEPT_SECONDS = 7 * 86_400
 
-def sweep(connection: Connection, removed_before: float, limit: int) -> int:
+
+def sweep(tx: Transaction, removed_before: float, limit: int) -> int:
     """Delete up to `limit` payloads of groups that were removed before a time; how many were looked at."""
-    if not may_sweep(connection):
+    if not may_sweep(tx):
         return 0
     due = (
         select(garbage.c.uid).where(garbage.c.removed_at <= removed_before).order_by(garbage.c.removed_at).limit(limit)
     )
-    if connection.dialect.name == "postgresql":
-        due = due.with_for_update(skip_locked=True)
-    uids = list(connection.execute(due).scalars())
+    uids = list(tx.execute(tx.dialect.for_update(due, skip_locked=True)).scalars())
     if uids:
-        chosen = uid_in(connection, uids)
-        needed = set(connection.execute(select(group.c.uid).where(chosen)).scalars())
+        chosen = uid_in(tx, uids)
+        needed = set(tx.execute(select(group.c.uid).where(chosen)).scalars())
         in_checkpoints = select(checkpoint_group.c.uid).where(
             checkpoint_group.c.checkpoint.in_(select(checkpoint.c.id)), checkpoint_group.c.uid.in_(uids)
         )
-        needed.update(connection.execute(in_checkpoints).scalars())  # they are garbage again when it is dropped
+        needed.update(tx.execute(in_checkpoints).scalars())  # they are garbage again when it is dropped
         gone = [uid for uid in uids if uid not in needed]
-        connection.execute(delete(payload).where(payload.c.uid.in_(gone)))
-        connection.execute(delete(garbage).where(garbage.c.uid.in_(uids)))
+        tx.execute(delete(payload).where(payload.c.uid.in_(gone)))
+        tx.execute(delete(garbage).where(garbage.c.uid.in_(uids)))
     return len(uids)
 
 
-def any_due(connection: Connection, removed_before: float) -> bool:
+def any_due(tx: Transaction, removed_before: float) -> bool:
     due = select(garbage.c.uid).where(garbage.c.removed_at <= removed_before).limit(1)
-    return connection.execute(due).first() is not None
+    return tx.execute(due).first() is not None
+
+
+def forget_old(tx: Transaction) -> None:
+    """Forget outcomes of transactions that nobody asks for any more."""
+    old = int((time.time() - _KEPT_SECONDS) * 1_000_000)
+    tx.execute(delete(counter).where(counter.c.name.startswith(PREFIX), counter.c.value < old))

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Connection, case, func, literal, select
+from sqlalchemy import ColumnElement, case, func, literal, select
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.race import PRIORITIZED, SLOWEST, UNIT, share
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import lock_tasks, read_levels
-from replaybuf.storage.sql.statements.lanes import Lane, Scope, find_lanes
+from replaybuf.storage.sql.statements.lanes import Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.leaving import by_lane, set_aside
 from replaybuf.storage.sql.statements.ordering import Source
@@ -28,61 +29,57 @@ from replaybuf.storage.values import Draw
 _NEEDED = [column.name for column in group.columns if not column.nullable]
 
 
-def draw_groups(
-    connection: Connection, scope: Scope, codec: Codec, draw: Draw, skip: set[int]
-) -> tuple[list[GroupRow] | None, bool]:
+def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tuple[list[GroupRow] | None, bool]:
     """The first groups of each task whose payload is undamaged, in order; damaged ones are set aside.
 
     None, with `draw.whole`, unless there are as many as wanted. They are still in their lanes, and locked. `skip` has
     the uids of those that were set aside, so that a draw of FAILED groups doesn't meet them again and again. Also
     whether leases were ended for it: others may wait for what came back.
     """
-    rows = _draw_once(connection, scope, codec, draw, skip)
-    ended = len(rows) < sum(draw.sizes.values()) and end_leases(connection, scope) > 0
+    rows = _draw_once(tx, codec, draw, skip)
+    ended = len(rows) < sum(draw.sizes.values()) and end_leases(tx) > 0
     if ended:
-        rows = _draw_once(connection, scope, codec, draw, skip)
+        rows = _draw_once(tx, codec, draw, skip)
     if draw.whole and len(rows) < sum(draw.sizes.values()):
         return None, ended
-    policy = scope.rules.sampler
+    policy = tx.scope.rules.sampler
     # By their numbers, as everywhere: whoever locks the rows of several lanes does so in the same order.
     for _, members in sorted(by_lane(rows).items()):
         home = members[0].home
         if draw.probabilities:
-            _add_probabilities(connection, scope, home, members)
+            _add_probabilities(tx, home, members)
         if policy.race is not None:
             keys = [row.columns[policy.race] for row in members]
-            advance(connection, home, policy.race, keys, [row.columns["priority"] for row in members])
+            advance(tx, home, policy.race, keys, [row.columns["priority"] for row in members])
             if draw.where is not None and policy.race in home.clocks:
-                skip_arrived(connection, scope, home, policy.race)
+                skip_arrived(tx, home, policy.race)
     return rows, ended
 
 
-def _draw_once(connection: Connection, scope: Scope, codec: Codec, draw: Draw, skip: set[int]) -> list[GroupRow]:
-    order, limits = scope.rules.sampler.order, scope.rules.limits
+def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> list[GroupRow]:
+    order, limits = tx.scope.rules.sampler.order, tx.scope.rules.limits
     sizes = dict(draw.sizes)
     if draw.status == Status.COMPLETED and limits.slows_draws:
-        lock_tasks(connection, scope, sizes)
-        levels = read_levels(connection, scope, sizes)
+        lock_tasks(tx, sizes)
+        levels = read_levels(tx, sizes)
         sizes = {task: min(size, limits.drawable(levels[task])) for task, size in sizes.items()}
-    lanes = find_lanes(connection, scope, [(task, draw.status) for task in sizes])
+    lanes = find_lanes(tx, [(task, draw.status) for task in sizes])
     check_races(lanes.values(), order)
     rows: list[GroupRow] = []
     for task, size in sizes.items():
         home = lanes.get((task, draw.status))
         if home is not None and size > 0:
-            rows += _draw_lane(connection, scope, codec, home, size, draw, skip)
+            rows += _draw_lane(tx, codec, home, size, draw, skip)
     return rows
 
 
-def _draw_lane(
-    connection: Connection, scope: Scope, codec: Codec, home: Lane, size: int, draw: Draw, skip: set[int]
-) -> list[GroupRow]:
+def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw, skip: set[int]) -> list[GroupRow]:
     good: dict[int, GroupRow] = {}
     while True:
         source = Source(home, draw.where, skip if home.status == Status.FAILED else ())
-        uids = [one.uid for one in source.first(connection, size, scope.rules.sampler.order)]
+        uids = [one.uid for one in source.first(tx, size, tx.scope.rules.sampler.order)]
         damaged: dict[int, str] = {}
-        for row in _read(connection, home, [uid for uid in uids if uid not in good]):
+        for row in _read(tx, home, [uid for uid in uids if uid not in good]):
             try:
                 if missing := [name for name in _NEEDED if row.columns[name] is None]:
                     raise DecodeError(f"group {row.uid}: its metadata is damaged ({', '.join(missing)} missing)")
@@ -95,26 +92,24 @@ def _draw_lane(
                 damaged[row.uid] = str(error)
         if not damaged:
             return [good[uid] for uid in uids if uid in good]
-        set_aside(connection, scope, home, damaged)
+        set_aside(tx, home, damaged)
         skip.update(damaged)
 
 
-def _read(connection: Connection, home: Lane, uids: Sequence[int]) -> list[GroupRow]:
+def _read(tx: Transaction, home: Lane, uids: Sequence[int]) -> list[GroupRow]:
     """The rows of these groups of a lane with their payloads."""
     if not uids:
         return []
-    statement = (
-        select(group, payload.c.data).outerjoin(payload, payload.c.uid == group.c.uid).where(uid_in(connection, uids))
-    )
+    statement = select(group, payload.c.data).outerjoin(payload, payload.c.uid == group.c.uid).where(uid_in(tx, uids))
     names = {"task_name": home.task_name, "status": home.status, "step": home.step}
-    rows = [GroupRow.of({**row, **names}) for row in connection.execute(statement).mappings()]
+    rows = [GroupRow.of({**row, **names}) for row in tx.execute(statement).mappings()]
     for row in rows:
         row.found_in = home
     return rows
 
 
-def _add_probabilities(connection: Connection, scope: Scope, home: Lane, rows: Sequence[GroupRow]) -> None:
-    prioritized = scope.rules.sampler.race == PRIORITIZED
+def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) -> None:
+    prioritized = tx.scope.rules.sampler.race == PRIORITIZED
     in_lane = select(func.count()).select_from(group).where(group.c.lane == home.id)
     if prioritized:  # every group has a key: an index holds them with their priorities
         in_lane = in_lane.where(group.c.prioritized_key.is_not(None))
@@ -122,10 +117,10 @@ def _add_probabilities(connection: Connection, scope: Scope, home: Lane, rows: S
         zero, least = literal(0.0, priority.type), literal(SLOWEST, priority.type)
         rate: ColumnElement[float] = case((priority == 0, zero), (priority < SLOWEST, least), else_=priority)
         weighed = in_lane.with_only_columns(func.count(), func.sum(rate / UNIT))
-        members, total = connection.execute(weighed).one()
-        idle = connection.execute(in_lane.where(group.c.priority == 0)).scalar_one()
+        members, total = tx.execute(weighed).one()
+        idle = tx.execute(in_lane.where(group.c.priority == 0)).scalar_one()
     else:
-        members, total = connection.execute(in_lane).scalar_one(), 0.0
+        members, total = tx.execute(in_lane).scalar_one(), 0.0
         idle = members
     for row in rows:
         weight = share(row.columns["priority"])

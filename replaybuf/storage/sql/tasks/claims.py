@@ -5,21 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from sqlalchemy import Connection
-
 from replaybuf.codec.payload import Codec
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.cursors import claim
-from replaybuf.storage.sql.statements.lanes import Scope
 from replaybuf.storage.sql.statements.leases import unhold
 from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, encode_group
-from replaybuf.storage.sql.tasks.delivery import Store, Taken
+from replaybuf.storage.sql.tasks.delivery import Taken
+from replaybuf.storage.sql.tasks.port import OpenStore
 from replaybuf.storage.values import Cursor, NewGroup, StorageItem
 
 
 class Claiming:
     """Puts groups that are leased from the beginning, and moves a cursor."""
 
-    def __init__(self, store: Store, codec: Codec, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> None:
+    def __init__(
+        self, store: OpenStore, codec: Codec, groups: Sequence[NewGroup], cursor: Cursor, seconds: float
+    ) -> None:
         self._store = store
         self._codec = codec
         self._groups = groups
@@ -30,11 +31,11 @@ class Claiming:
         """Claim; None where somebody else has moved the cursor (database's thread)."""
         encoded = await self._store.compute(self._encode, self._groups)
 
-        def transaction(connection: Connection, scope: Scope) -> Taken | None:
-            claimed = claim(connection, scope, encoded, self._cursor, self._seconds, time.time())
-            return None if claimed is None else Taken(claimed[0], {}, claimed[1], claimed[2], scope.epoch)
+        def claimed(tx: Transaction) -> Taken | None:
+            found = claim(tx, encoded, self._cursor, self._seconds, time.time())
+            return None if found is None else Taken(found[0], {}, found[1], found[2], tx.scope.epoch)
 
-        taken: Taken | None = await self._store.write(transaction)
+        taken: Taken | None = await self._store.write(claimed)
         if taken is not None:
             try:
                 items = await self._store.compute(self._decode, taken.rows)
@@ -49,7 +50,7 @@ class Claiming:
         """Nobody received them: they are there for the next who asks (database's thread)."""
         if taken is not None:
             lease, uids = taken.lease(), [row.uid for row in taken.rows]
-            await self._store.write(lambda connection, scope: unhold(connection, scope, lease, uids))
+            await self._store.write(lambda tx: unhold(tx, lease, uids))
 
     def _encode(self, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
         return [encode_group(self._codec, new) for new in groups]

@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast
-
-from sqlalchemy import Connection
+from typing import cast
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, FencedError, StorageError
 from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
-from replaybuf.storage.sql.engine.thread import DatabaseThread
-from replaybuf.storage.sql.statements import leases as lease
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, undo_draw
-from replaybuf.storage.sql.statements.lanes import Scope, find_lanes
+from replaybuf.storage.sql.statements.lanes import find_lanes
+from replaybuf.storage.sql.statements.leases import begin_lease, hold, unhold
 from replaybuf.storage.sql.statements.leaving import by_lane, consume, set_aside, unconsume
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.take import draw_groups
+from replaybuf.storage.sql.tasks.port import OpenStore
 from replaybuf.storage.values import Draw, Leased, StorageItem
-
-
-class Store(Protocol):
-    """What a drawing needs of an open store."""
-
-    thread: DatabaseThread
-
-    scope: Scope
-
-    async def write(
-        self, function: Callable[[Connection, Scope], Any], *, announce: Callable[[], bool] = lambda: True
-    ) -> Any: ...
-
-    async def compute(self, function: Callable[[Any], Any], argument: Any) -> Any: ...
 
 
 @dataclass(slots=True)
@@ -59,7 +44,7 @@ class Taken:
 class Drawing:
     """Draws groups, and consumes them or, given a time in seconds, leases them."""
 
-    def __init__(self, store: Store, codec: Codec, draw: Draw, seconds: float | None = None) -> None:
+    def __init__(self, store: OpenStore, codec: Codec, draw: Draw, seconds: float | None = None) -> None:
         self._store = store
         self._codec = codec
         self._draw = replace(draw, sizes={task: size for task, size in draw.sizes.items() if size > 0})
@@ -88,7 +73,7 @@ class Drawing:
 
     async def _take(self) -> Taken | None:
         try:
-            taken: Taken | None = await self._store.write(self._transaction, announce=lambda: self._news)
+            taken: Taken | None = await self._store.write(self._transact, announce=lambda: self._news)
         except OutcomeUnknownError as error:
             self._store.thread.keep_trying(partial(self._give_back_if_taken, error))
             raise
@@ -105,32 +90,31 @@ class Drawing:
         if taken is not None:
             await self._give_back(taken, {})
 
-    def _transaction(self, connection: Connection, scope: Scope) -> Taken | None:
-        rows, ended = draw_groups(connection, scope, self._codec, self._draw, self._set_aside)
+    def _transact(self, tx: Transaction) -> Taken | None:
+        rows, ended = draw_groups(tx, self._codec, self._draw, self._set_aside)
         # Of groups that leave, only who waits for room has to hear.
-        self._news = ended or scope.rules.limits.slows_puts
+        self._news = ended or tx.scope.rules.limits.slows_puts
         if rows is None:
             return None
-        taken = Taken(rows, {}, epoch=scope.epoch, checkpoint=scope.checkpoint)
+        taken = Taken(rows, {}, epoch=tx.scope.epoch, checkpoint=tx.scope.checkpoint)
         if self._seconds is None:
-            consume(connection, scope, rows, time.time())
+            consume(tx, rows, time.time())
         else:
-            taken.token, taken.until = lease.begin_lease(connection, self._seconds)
-            lease.hold(connection, scope, rows, taken.token, taken.until)
+            taken.token, taken.until = begin_lease(tx, self._seconds)
+            hold(tx, rows, taken.token, taken.until)
         return taken
 
     async def _give_back(self, taken: Taken, failed: dict[int, str]) -> None:
-        def transaction(connection: Connection, scope: Scope) -> None:
-            if scope.epoch != taken.epoch:  # a restore has decided what becomes of them
+        def put_back(tx: Transaction) -> None:
+            if tx.scope.epoch != taken.epoch:  # a restore has decided what becomes of them
                 return
             if self._seconds is None:
-                _unconsume(connection, scope, taken)
+                _unconsume(tx, taken)
             else:
-                uids = [row.uid for row in taken.rows]
-                lease.unhold(connection, scope, taken.lease(), uids)
-            _fail(connection, scope, [row for row in taken.rows if row.uid in failed], failed)
+                unhold(tx, taken.lease(), [row.uid for row in taken.rows])
+            _fail(tx, [row for row in taken.rows if row.uid in failed], failed)
 
-        work = Insistent(lambda: self._store.write(transaction))
+        work = Insistent(lambda: self._store.write(put_back))
         try:
             await work()
         except FencedError:  # as above
@@ -155,19 +139,19 @@ class Drawing:
         return items, failed
 
 
-def _unconsume(connection: Connection, scope: Scope, taken: Taken) -> None:
-    keep_sweeps_away(connection)  # and a checkpoint that is being made: it has to be there, to be put right
-    counts = unconsume(connection, scope, taken.rows)
+def _unconsume(tx: Transaction, taken: Taken) -> None:
+    keep_sweeps_away(tx)  # and a checkpoint that is being made: it has to be there, to be put right
+    counts = unconsume(tx, taken.rows)
     drawn = {row.uid: row.times_sampled for row in taken.rows}
-    undo_draw(connection, scope, taken.checkpoint, drawn, counts)
+    undo_draw(tx, taken.checkpoint, drawn, counts)
 
 
-def _fail(connection: Connection, scope: Scope, rows: Sequence[GroupRow], reasons: dict[int, str]) -> None:
+def _fail(tx: Transaction, rows: Sequence[GroupRow], reasons: dict[int, str]) -> None:
     """Set groups aside that turned out not to be decodable."""
-    lanes = find_lanes(connection, scope, {row.home.name for row in rows}) if rows else {}
+    lanes = find_lanes(tx, {row.home.name for row in rows}) if rows else {}
     for members in by_lane(rows).values():
         here = {row.uid: reasons[row.uid] for row in members}
-        set_aside(connection, scope, lanes[members[0].home.name], here)
+        set_aside(tx, lanes[members[0].home.name], here)
 
 
 def _by_task(items: Sequence[StorageItem]) -> dict[str, list[StorageItem]]:

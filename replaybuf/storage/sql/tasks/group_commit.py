@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import exc
-
-from replaybuf.errors import ClosedError, ReplayBufError, UnreachableError
-from replaybuf.storage.sql.engine.thread import DatabaseThread
-from replaybuf.storage.sql.statements.rows import EncodedGroup
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import ClosedError
+from replaybuf.storage.sql.engine.errors import is_refusal
+from replaybuf.storage.sql.statements.put import put_groups
+from replaybuf.storage.sql.statements.rows import EncodedGroup, encode_group
+from replaybuf.storage.sql.tasks.port import OpenStore
 from replaybuf.storage.values import NewGroup
 
 MAX_GROUPS = 512
@@ -40,17 +41,10 @@ class _Waiting:
 class GroupCommit:
     """The queue of puts, and the task that commits them."""
 
-    def __init__(
-        self,
-        thread: DatabaseThread,
-        encode: Callable[[NewGroup], EncodedGroup],
-        commit: Callable[[Sequence[EncodedGroup]], Awaitable[Sequence[Outcome]]],
-        compute: Callable[..., Awaitable[Any]],
-    ) -> None:
-        self._thread = thread
-        self._encode = encode
-        self._commit = commit
-        self._compute = compute
+    def __init__(self, store: OpenStore, codec: Codec) -> None:
+        self._store = store
+        self._codec = codec
+        self._thread = store.thread
         self._lock = threading.Lock()
         self._queue: deque[_Waiting] = deque()
         self._flushing: asyncio.Task[None] | None = None
@@ -135,7 +129,7 @@ class GroupCommit:
 
     async def _encode_batch(self, batch: list[_Waiting]) -> list[_Waiting]:
         try:
-            self._answer(await self._compute(self._encode_all, batch))
+            self._answer(await self._store.compute(self._encode_all, batch))
         except BaseException as error:
             self._fail(batch, error)
             if not isinstance(error, Exception):
@@ -152,7 +146,7 @@ class GroupCommit:
                     self._queue.extendleft(reversed(batch[place:]))
                 break
             try:
-                waiting.encoded = self._encode(waiting.group)
+                waiting.encoded = encode_group(self._codec, waiting.group)
                 size += len(waiting.encoded.payload)
             except Exception as error:
                 failed.append((waiting, error))
@@ -176,7 +170,8 @@ class GroupCommit:
     async def _commit_or_split(self, batch: list[_Waiting]) -> list[tuple[_Waiting, Outcome]]:
         """Commit a batch. When the database refuses it, try its groups one by one, so that only the bad ones fail."""
         try:
-            outcomes = await self._commit([waiting.encoded for waiting in batch if waiting.encoded is not None])
+            groups = [waiting.encoded for waiting in batch if waiting.encoded is not None]
+            outcomes = await self._store.write(lambda tx: put_groups(tx, groups, time.time()))
         except Exception as error:
             if len(batch) == 1 or not is_refusal(error):
                 return [(waiting, error) for waiting in batch]
@@ -193,19 +188,6 @@ class GroupCommit:
                 loop.call_soon_threadsafe(_resolve, answers)
             except RuntimeError:  # that loop was closed: nobody waits any more
                 continue
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Whether the database or its driver refused a row, as opposed to being out of reach, locked or full."""
-    refusals = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError)
-    cause = error.__cause__
-    if isinstance(error, UnreachableError):  # one by one might store them twice
-        return False
-    return (
-        not isinstance(error, ReplayBufError)
-        or isinstance(cause, refusals)
-        or type(cause) in (exc.StatementError, exc.DBAPIError)
-    )
 
 
 def _finish(waiting: _Waiting) -> None:

@@ -13,17 +13,14 @@ import logging
 import time
 from collections.abc import Callable
 
-from sqlalchemy import Connection
-
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.identity import forget_old
+from replaybuf.storage.sql.engine.port import Engine
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.archive import any_to_prune, prune
 from replaybuf.storage.sql.statements.checkpoints import forgotten, sweep_forgotten
 from replaybuf.storage.sql.statements.counts import merge_shards
-from replaybuf.storage.sql.statements.lanes import Scope
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
-from replaybuf.storage.sql.statements.sweep import any_due, sweep
+from replaybuf.storage.sql.statements.sweep import any_due, forget_old, sweep
 
 GRACE_SECONDS = 2.0
 _LONGEST_SECONDS = 0.02
@@ -32,7 +29,7 @@ _LONGEST_SECONDS = 0.02
 _FEWEST = 64
 _NARROW = 8  # so many rows of metadata go in the time of a payload
 _IDLE_SECONDS = 0.5
-_MERGE_SECONDS = 30.0
+_TIDY_SECONDS = 30.0
 
 _logger = logging.getLogger("replaybuf.sweep")
 
@@ -41,14 +38,14 @@ class Sweeper:
     """Sweeps in the background for as long as the store is open."""
 
     def __init__(
-        self, database: Database, scope: Scope, changed: Callable[[], object], grace: float = GRACE_SECONDS
+        self, engine: Engine, scope: Scope, changed: Callable[[], object], grace: float = GRACE_SECONDS
     ) -> None:
-        self._database = database
+        self._engine = engine
         self._scope = scope
         self._changed = changed  # called when groups have come back
         self._grace = grace
         self._limit = _FEWEST
-        self._merge_at = 0.0
+        self._tidy_at = 0.0
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -79,34 +76,34 @@ class Sweeper:
     async def look_after_groups(self) -> None:
         """End leases whose time is over, and prune the archive."""
         scope, now = self._scope, time.time()
-        if await self._database.read(lambda connection: any_overdue(connection, scope)):
-            returned = await self._database.write(lambda connection: end_leases(connection, scope))
+        if await self._engine.read(any_overdue, scope):
+            returned = await self._engine.write(end_leases, scope)
             if returned:
                 self._changed()
         limits = scope.rules.limits
-        if limits.archives and await self._database.read(lambda connection: any_to_prune(connection, scope, now)):
-            await self._database.write(lambda connection: prune(connection, scope, now, self._limit))
-        if self._database.dialect == "postgresql" and time.monotonic() > self._merge_at:
-            self._merge_at = time.monotonic() + _MERGE_SECONDS
-            await self._database.write(merge_shards)
-            await self._database.write(forget_old)
+        if limits.archives and await self._engine.read(lambda tx: any_to_prune(tx, now), scope):
+            await self._engine.write(lambda tx: prune(tx, now, self._limit), scope)
+        if self._engine.dialect.locks_rows and time.monotonic() > self._tidy_at:
+            self._tidy_at = time.monotonic() + _TIDY_SECONDS
+            await self._engine.write(merge_shards)
+            await self._engine.write(forget_old)
 
     async def _step(self) -> bool:
         """One small sweep; whether more is waiting."""
         now = time.time()
         cutoff = now - self._grace
-        due, left = await self._database.read(lambda c: (any_due(c, cutoff), bool(forgotten(c))))
+        due, left = await self._engine.read(lambda tx: (any_due(tx, cutoff), bool(forgotten(tx))))
         full = False
         if due:
-            full = await self._sweep(lambda c, limit: sweep(c, cutoff, limit))
+            full = await self._sweep(lambda tx, limit: sweep(tx, cutoff, limit))
         if left:
-            await self._sweep(lambda c, limit: sweep_forgotten(c, limit * _NARROW, now))
+            await self._sweep(lambda tx, limit: sweep_forgotten(tx, limit * _NARROW, now))
         return full or left
 
-    async def _sweep(self, work: Callable[[Connection, int], int]) -> bool:
+    async def _sweep(self, work: Callable[[Transaction, int], int]) -> bool:
         """Sweep as much as takes a moment; whether that was not all."""
         limit, started = self._limit, time.monotonic()
-        swept = await self._database.write(lambda connection: work(connection, limit))
+        swept = await self._engine.write(lambda tx: work(tx, limit))
         elapsed = time.monotonic() - started
         self._limit = max(_FEWEST, limit // 2) if elapsed > _LONGEST_SECONDS else min(512, limit * 2)
         return swept == limit

@@ -1,0 +1,68 @@
+"""Drawing: what `get`, `take_batch`, `sample` and `lease_batch` share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from replaybuf.buffer.waits import Waits
+from replaybuf.checks import check_exponent, check_sizes, check_status, check_timeout
+from replaybuf.errors import InputError
+from replaybuf.query import Query, parse
+from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.contract import GroupStorage, LeaseStorage
+from replaybuf.storage.values import Draw, Leased, StorageItem
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A batch that somebody asks for: what to draw, how long to wait for it, and the exponent of its weights."""
+
+    draw: Draw
+    patience: float
+    beta: float | None
+
+    @classmethod
+    def checked(
+        cls,
+        sizes: Mapping[str, int],
+        group_status: Status | str,
+        where: Query | None,
+        timeout: float | None = 0,
+        beta: float | None = None,
+    ) -> Wanted:
+        """A batch by the keywords of a draw. Raises InputError and QueryError."""
+        status, exponent = check_status(group_status), check_exponent(beta)
+        if status == Status.ARCHIVED:
+            raise InputError("archived groups are never drawn; read them with find({'status': 'archived'})")
+        node = None if where is None else parse(where)
+        draw = Draw(check_sizes(sizes), status, node, probabilities=exponent is not None)
+        return cls(draw, check_timeout(timeout), exponent)
+
+    async def take(self, storage: GroupStorage, waits: Waits) -> dict[str, list[StorageItem]]:
+        """The groups by task; they have left the buffer. Raises NotReadyError."""
+        taken = await waits.draw(self.draw, self.patience, storage.take)
+        self._weigh(taken)
+        return taken
+
+    async def lease(self, storage: LeaseStorage, waits: Waits, seconds: float) -> Leased:
+        """The groups under a lease. Raises NotReadyError."""
+        leased = await waits.draw(self.draw, self.patience, lambda draw: storage.lease(draw, seconds))
+        self._weigh(leased.items)
+        return leased
+
+    def _weigh(self, drawn: Mapping[str, Sequence[StorageItem]]) -> None:
+        """Storages give N p as weights."""
+        if self.beta is None:
+            return
+        for items in drawn.values():
+            for item in items:
+                item.weight = None if item.weight is None else _power(item.weight, -self.beta)
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return float(base**exponent)
+    except (OverflowError, ZeroDivisionError):  # priorities of extreme ranges: the batch is drawn already
+        return math.inf

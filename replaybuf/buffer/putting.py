@@ -1,0 +1,116 @@
+"""Putting: how groups come into a buffer, by `ReplayBuffer.put` and by the puts of a lease."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, TypedDict
+
+from replaybuf.buffer.waits import Waits
+from replaybuf.checks import (
+    check_key,
+    check_priority,
+    check_step,
+    check_tags,
+    check_task_name,
+    check_timeout,
+    check_uids,
+)
+from replaybuf.errors import InputError
+from replaybuf.rollouts.normalise import as_group, normalise
+from replaybuf.rollouts.rollout import Tags
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.storage.contract import GroupStorage
+from replaybuf.storage.values import UNSET, Leased, NewGroup, Unset
+
+#: Seconds that a put waits for room, unless told otherwise.
+PUT_TIMEOUT = 600.0
+
+
+class PutOptions(TypedDict, total=False):
+    """The options that all puts have; `ReplayBuffer.put` says what they mean."""
+
+    model_step: int | None
+    current_train_step: int | None
+    stale_threshold: int | None
+    token_stale_threshold: int | None
+    expired_groups_retryable: bool
+    priority: float
+    tags: Tags | None
+    key: str | None
+
+
+class Putting:
+    """Checks groups, brings them into the state in which they are stored, and stores them when there is room."""
+
+    def __init__(
+        self, storage: GroupStorage, rollout_type: RolloutType, waits: Waits, timeout: float | None = PUT_TIMEOUT
+    ) -> None:
+        self.storage = storage
+        self.rollout_type = rollout_type
+        self._waits = waits
+        self._timeout = check_timeout(timeout)
+
+    async def put(
+        self,
+        items: Sequence[Any],
+        task_name: str,
+        *,
+        replaces: Iterable[int] = (),
+        lease: Leased | None = None,
+        stays_leased: bool = False,
+        timeout: float | Unset | None = UNSET,
+        model_step: int | None = None,
+        current_train_step: int | None = None,
+        stale_threshold: int | None = None,
+        token_stale_threshold: int | None = None,
+        expired_groups_retryable: bool = True,
+        priority: float = 1.0,
+        tags: Tags | None = None,
+        key: str | None = None,
+    ) -> int | None:
+        """Store a group and return its uid; None for an empty list, and for a group that was dropped.
+
+        With a `lease` it holds the groups that are replaced; with `stays_leased` it goes on to hold the new one.
+        """
+        self._waits.check_open()
+        check_task_name(task_name)
+        newest = None if model_step is None else check_step(model_step, "model_step")
+        step = None if current_train_step is None else check_step(current_train_step, "current_train_step")
+        rule = _expiry_rule(stale_threshold, token_stale_threshold, expired_groups_retryable)
+        if token_stale_threshold is not None and step is None:
+            raise InputError(
+                "token_stale_threshold needs current_train_step: the staleness of a token is relative to it"
+            )
+        patience = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
+        rollouts, replaced = as_group(items), check_uids(replaces, "replaces")
+        priority, tags, key = check_priority(priority), check_tags(tags), check_key(key)
+        if not rollouts:
+            return None
+        created_at = time.time()
+        normal = await normalise(rollouts, self.rollout_type, newest, step, rule)
+        new = NewGroup(
+            task_name=task_name,
+            status=normal.status,
+            staleness=normal.staleness,
+            rollouts=rollouts,
+            created_at=created_at,
+            train_step=normal.train_step,
+            priority=priority,
+            tags=tags,
+            key=key,
+            replaces=replaced,
+            lease=lease,
+            stays_leased=stays_leased,
+        )
+        if normal.dropped:
+            await self.storage.drop(new)
+            return None
+        if self.storage.rules.limits.slows_puts and not stays_leased:
+            return await self._waits.put(new, patience)
+        return await self.storage.put(new)
+
+
+_expiry_rule = lru_cache(typed=True)(ExpiryRule)  # typed: True equals 1, and is no threshold

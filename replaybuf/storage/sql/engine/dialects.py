@@ -1,0 +1,220 @@
+"""What the two databases say differently inside of a transaction: statements ask here, and for none by its name."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
+
+from replaybuf.rules.race import KEYS
+from replaybuf.storage.sql.engine import locks
+from replaybuf.storage.sql.engine.locks import Lock, NamedLock
+from replaybuf.storage.sql.schema.tables import counter, garbage, group, uid_sequence
+
+
+class Dialect(ABC):
+    """The SQL of one kind of database."""
+
+    #: As SQLAlchemy calls it; `query.compile_sql` and the views go by it.
+    name: str
+    #: Whether several transactions write at a time, so that rows have to be locked.
+    locks_rows: bool
+    #: The rows of `rb_tally` that a transaction adds to: those of its connection, where several write at a time.
+    shard: ColumnElement[int]
+
+    @abstractmethod
+    def insert(self, table: Table) -> Any:
+        """An INSERT that may go on with ON CONFLICT."""
+
+    @abstractmethod
+    def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
+        """The query, locking the rows that it finds against other writers, or leaving out those that others hold."""
+
+    @abstractmethod
+    def lock(self, connection: Connection, key: Lock) -> None:
+        """Take a lock alone, until the end of the transaction."""
+
+    @abstractmethod
+    def try_lock(self, connection: Connection, key: Lock, *, shared: bool = False) -> bool:
+        """Take a lock if it is free; return whether it was."""
+
+    @abstractmethod
+    def lock_names(self, connection: Connection, kind: NamedLock, names: Iterable[str]) -> None:
+        """Take the locks of these names alone, in their order."""
+
+    @abstractmethod
+    def clock(self, connection: Connection) -> float:
+        """The time by which leases end, in seconds since the epoch, the same for all who share the database."""
+
+    @abstractmethod
+    def first_of_lane(
+        self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
+    ) -> Select[Any]:
+        """The first groups of a lane by these keys, locked. `backwards`: the keys run against the index on the uid."""
+
+    @abstractmethod
+    def remove_groups(
+        self, connection: Connection, chosen: ColumnElement[bool], uids: Sequence[int], now: float
+    ) -> None:
+        """Delete the metadata of groups, by a condition that says their uids, and note their payloads as garbage."""
+
+    @abstractmethod
+    def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
+        """Give groups their keys in a race."""
+
+    @abstractmethod
+    def reserve_uids(self, connection: Connection, count: int) -> list[int]:
+        """The next uids; they are never given again, even when the transaction fails (PostgreSQL: leaving a gap)."""
+
+    @abstractmethod
+    def last_uid(self, connection: Connection) -> int:
+        """The last uid that was given."""
+
+    @abstractmethod
+    def set_last_uid(self, connection: Connection, last: int) -> None:
+        """Let the next uid be the one after `last`."""
+
+
+class _Sqlite(Dialect):
+    name = "sqlite"
+    locks_rows = False
+    shard = literal(0)
+
+    def insert(self, table: Table) -> Any:
+        return sqlite.insert(table)
+
+    def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
+        return query
+
+    def lock(self, connection: Connection, key: Lock) -> None:
+        pass
+
+    def try_lock(self, connection: Connection, key: Lock, *, shared: bool = False) -> bool:
+        return True
+
+    def lock_names(self, connection: Connection, kind: NamedLock, names: Iterable[str]) -> None:
+        pass
+
+    def clock(self, connection: Connection) -> float:
+        return time.time()
+
+    def first_of_lane(
+        self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
+    ) -> Select[Any]:
+        return query.where(group.c.lane == lane).order_by(*keys).limit(size)
+
+    def remove_groups(
+        self, connection: Connection, chosen: ColumnElement[bool], uids: Sequence[int], now: float
+    ) -> None:
+        connection.execute(delete(group).where(chosen))
+        rows = [(uid, now) for uid in uids]
+        connection.exec_driver_sql("INSERT INTO rb_garbage (uid, removed_at) VALUES (?, ?)", rows)
+
+    def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
+        rows = [{"of_uid": uid, "new_key": key} for uid, key in zip(uids, keys, strict=True)]
+        connection.execute(_SET_KEY[race], rows)
+
+    def reserve_uids(self, connection: Connection, count: int) -> list[int]:
+        raised = update(counter).where(_UID).values(value=counter.c.value + count)
+        last = connection.execute(raised.returning(counter.c.value)).scalar_one()
+        return list(range(last - count + 1, last + 1))
+
+    def last_uid(self, connection: Connection) -> int:
+        return int(connection.execute(select(counter.c.value).where(_UID)).scalar_one())
+
+    def set_last_uid(self, connection: Connection, last: int) -> None:
+        connection.execute(update(counter).where(_UID).values(value=last))
+
+
+_UID = counter.c.name == "uid"
+_SET_KEY: Mapping[str, Any] = {
+    race: update(group).where(group.c.uid == bindparam("of_uid")).values({group.c[race]: bindparam("new_key")})
+    for race in KEYS
+}
+
+
+class _Postgres(Dialect):
+    name = "postgresql"
+    locks_rows = True
+    shard = func.pg_backend_pid()
+
+    def insert(self, table: Table) -> Any:
+        return postgresql.insert(table)
+
+    def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
+        return query.with_for_update(of=of, skip_locked=skip_locked)
+
+    def lock(self, connection: Connection, key: Lock) -> None:
+        connection.execute(locks.TAKE, {"key": key})
+
+    def try_lock(self, connection: Connection, key: Lock, *, shared: bool = False) -> bool:
+        return bool(connection.execute(locks.TRY_SHARED if shared else locks.TRY, {"key": key}).scalar())
+
+    def lock_names(self, connection: Connection, kind: NamedLock, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            connection.execute(locks.TAKE_NAMED, {"name": name, "seed": kind})
+
+    def clock(self, connection: Connection) -> float:
+        return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+
+    def first_of_lane(
+        self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
+    ) -> Select[Any]:
+        # With `lane = n` the planner takes the lane for a constant and may walk the primary key from its beginning,
+        # past the groups of other lanes. A range of one lane leaves only indexes that begin with the lane.
+        query = query.where(group.c.lane.between(lane, lane))
+        query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(size)
+        return query.with_for_update(skip_locked=True)
+
+    def remove_groups(
+        self, connection: Connection, chosen: ColumnElement[bool], uids: Sequence[int], now: float
+    ) -> None:
+        gone = delete(group).where(chosen).returning(group.c.uid).cte("gone")
+        removed = select(gone.c.uid, literal(now, garbage.c.removed_at.type))
+        connection.execute(insert(garbage).from_select(["uid", "removed_at"], removed))
+
+    def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
+        connection.execute(_SET_KEYS[race], {"uids": uids, "keys": keys})
+
+    def reserve_uids(self, connection: Connection, count: int) -> list[int]:
+        series = func.generate_series(1, count).table_valued("n")
+        return [int(uid) for (uid,) in connection.execute(select(uid_sequence.next_value()).select_from(series))]
+
+    def last_uid(self, connection: Connection) -> int:
+        last, called = connection.execute(text("SELECT last_value, is_called FROM rb_uid")).one()
+        return int(last) if called else int(last) - 1
+
+    def set_last_uid(self, connection: Connection, last: int) -> None:
+        connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
+
+
+# All keys as two arrays, in one statement.
+_drawn = select(
+    func.unnest(bindparam("uids", type_=ARRAY(BigInteger))).label("uid"),
+    func.unnest(bindparam("keys", type_=ARRAY(DOUBLE_PRECISION))).label("key"),
+).subquery("drawn")
+_SET_KEYS: Mapping[str, Any] = {
+    race: update(group).where(group.c.uid == _drawn.c.uid).values({group.c[race]: _drawn.c.key}) for race in KEYS
+}
+
+SQLITE, POSTGRES = _Sqlite(), _Postgres()
+DIALECTS: Mapping[str, Dialect] = {one.name: one for one in (SQLITE, POSTGRES)}

@@ -1,0 +1,101 @@
+"""Connections to PostgreSQL: their settings, and how each side notices that the other is gone.
+
+Both sides notice within `SILENCE_SECONDS` when the other can't be heard any more (a cut network, a host without power),
+so that neither waits for an answer that will never come, nor holds locks for a client that is gone.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from sqlalchemy import Connection, event, exc
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from replaybuf.storage.sql.engine.sqlite_connections import JSON_OPTIONS
+from replaybuf.storage.sql.engine.urls import driver_options
+
+#: For how long the other side may be silent when it should answer, before a TCP connection is given up.
+SILENCE_SECONDS = 20
+#: A transaction whose client does nothing for so long (a stopped process) is rolled back, for the sake of its locks.
+#: The longest that a working one pauses is while a snapshot writes a batch to a slow disk.
+_IDLE_SECONDS = 300
+_WROTE = "replaybuf_wrote"
+
+
+def postgres_pool(url: URL, *, lock_timeout: float, read_only: bool) -> AsyncEngine:
+    """SQLAlchemy's engine for a PostgreSQL URL. Connects to nothing yet."""
+    url, options = driver_options(url)
+    settings = {"application_name": options.pop("application_name", "replaybuf"), "jit": "off"}
+    settings |= {"lock_timeout": str(max(1, int(lock_timeout * 1000))), **_server_settings()}
+    if not read_only:  # who only looks sees the server's own
+        settings["synchronous_commit"] = "on"
+    else:
+        settings["default_transaction_read_only"] = "on"
+    engine = create_async_engine(
+        url,
+        **JSON_OPTIONS,
+        pool_size=8,
+        max_overflow=8,
+        pool_timeout=lock_timeout,
+        connect_args={"timeout": 10, "command_timeout": 600, **options, "server_settings": settings},
+    )
+    event.listen(engine.sync_engine, "connect", _watch_socket)
+    event.listen(engine.sync_engine, "checkout", _check_open)
+    event.listen(engine.sync_engine, "before_cursor_execute", _note_writing)
+    return engine
+
+
+def _server_settings() -> dict[str, str]:
+    idle, interval, count = _keepalive()
+    return {
+        "tcp_keepalives_idle": str(idle),
+        "tcp_keepalives_interval": str(interval),
+        "tcp_keepalives_count": str(count),
+        "tcp_user_timeout": str(SILENCE_SECONDS * 1000),
+        "idle_in_transaction_session_timeout": str(_IDLE_SECONDS * 1000),
+    }
+
+
+def _keepalive() -> tuple[int, int, int]:
+    """After how many seconds without a word to ask whether the other side is there, how often, and how many times."""
+    return max(1, SILENCE_SECONDS // 2), max(1, SILENCE_SECONDS // 4), 2
+
+
+def _watch_socket(connection: Any, _record: Any) -> None:
+    transport = getattr(connection.driver_connection, "_transport", None)
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
+        return
+    idle, interval, count = _keepalive()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", idle),
+        ("TCP_KEEPINTVL", interval),
+        ("TCP_KEEPCNT", count),
+        ("TCP_USER_TIMEOUT", SILENCE_SECONDS * 1000),
+    ):
+        if hasattr(socket, name):  # not every system has all of them
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _check_open(connection: Any, _record: Any, _proxy: Any) -> None:
+    # The pool then makes a new one. What closes unnoticed is found by the first statement, which is repeated.
+    if connection.driver_connection.is_closed():
+        raise exc.DisconnectionError
+
+
+def _note_writing(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+    if not statement.startswith("SELECT"):
+        connection.info[_WROTE] = True
+
+
+def forget_writing(connection: Connection) -> None:
+    """From now on `has_written` is about what comes."""
+    connection.info[_WROTE] = False
+
+
+def has_written(connection: Connection) -> bool:
+    """Whether anything but plain SELECTs was sent since `forget_writing`."""
+    return bool(connection.info.get(_WROTE, True))

@@ -1,0 +1,130 @@
+"""Connections to SQLite: through aiosqlite, with their settings, and with a look at the files before they are used."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiosqlite
+from pydantic_core import from_json, to_json
+from sqlalchemy import event
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
+
+from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
+
+T = TypeVar("T")
+
+#: 16 KiB pages: 100 KB payloads are written at 1.3 times the rate of 4 KiB pages (`benchmarks/README.md`).
+PAGE_SIZE = 16 * 1024
+#: The write-ahead log is copied into the database whenever it has grown by this many pages (16 MiB).
+CHECKPOINT_PAGES = 1024
+CACHE_KIB = 16 * 1024
+
+JSON_OPTIONS: dict[str, Any] = {
+    "json_serializer": lambda value: to_json(value).decode(),
+    "json_deserializer": from_json,
+}
+
+
+class ThreadedConnection(aiosqlite.Connection):
+    """An aiosqlite connection that can also run a function of its `sqlite3` connection in its thread."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(lambda: sqlite3.connect(*args, **options), iter_chunk_size=64)
+        thread: Any = getattr(self, "_thread", self)
+        thread.daemon = True
+
+    async def in_thread(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `function(connection)` in the connection's thread."""
+        execute: Callable[..., Awaitable[T]] = self._execute
+        return await execute(function, self._conn)
+
+
+def is_memory(url: URL) -> bool:
+    """Whether the URL names a SQLite database in memory."""
+    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+
+def is_wal(path: str | Path) -> bool:
+    """Whether a file is a SQLite database with a write-ahead log, by its header. Nothing is opened by SQLite."""
+    with open(path, "rb") as file:
+        header = file.read(20)
+    return header.startswith(b"SQLite format 3") and header[18:19] == b"\x02"
+
+
+def sqlite_pool(url: URL, *, durability: str, lock_timeout: float, read_only: bool) -> AsyncEngine:
+    """SQLAlchemy's engine for a SQLite URL. Connects to nothing yet."""
+    memory = is_memory(url)
+    options: dict[str, Any] = {
+        "timeout": lock_timeout,
+        "isolation_level": None,
+        "check_same_thread": False,
+        "async_creator_fn": ThreadedConnection,
+    }
+    if read_only and not memory:
+        path = Path(url.database or "").absolute()
+        url = url.set(database=f"file:{quote_path(path)}", query={"mode": "ro", "uri": "true"})
+    pool: dict[str, Any] = {"poolclass": StaticPool}
+    if not memory:
+        pool = {"poolclass": AsyncAdaptedQueuePool, "pool_size": 6, "max_overflow": 2, "pool_timeout": lock_timeout}
+    # Every transaction ends by itself, so connections need no rollback when they go back to the pool.
+    engine = create_async_engine(url, connect_args=options, pool_reset_on_return=None, **JSON_OPTIONS, **pool)
+
+    files = OpenFiles(None if memory or read_only else url.database)
+    event.listen(engine.sync_engine, "do_connect", lambda *_: files.before_opening())
+    event.listen(engine.sync_engine, "close", lambda *_: files.closing())
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def configure(connection: Any, record: Any) -> None:
+        cursor = connection.cursor()
+        with files.read():
+            for pragma in _pragmas(durability, read_only):
+                _patiently(partial(cursor.execute, f"PRAGMA {pragma}"), lock_timeout)
+        cursor.close()
+        record.info["replaybuf_files"] = files
+        files.opened()
+
+    return engine
+
+
+def _patiently(function: Callable[[], object], seconds: float) -> None:
+    """Call it again while the database is locked.
+
+    Of several processes that make a new database at once, those that come second to switch it to WAL are told so at
+    once: SQLite does not wait there, whatever its timeout.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            function()
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.005)
+
+
+def _pragmas(durability: str, read_only: bool) -> list[str]:
+    if read_only:
+        return [f"cache_size = -{CACHE_KIB}", "query_only = ON"]
+    return [
+        f"cache_size = -{CACHE_KIB}",
+        f"page_size = {PAGE_SIZE}",
+        "journal_mode = WAL",
+        f"synchronous = {'FULL' if durability == 'full' else 'NORMAL'}",
+        f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
+        # Some builds overwrite what is deleted with zeros; FAST does so only where it costs no writing.
+        "secure_delete = FAST",
+        f"journal_size_limit = {4 * CHECKPOINT_PAGES * PAGE_SIZE}",
+    ]
+
+
+def quote_path(path: Path) -> str:
+    """A path as it stands in a SQLite URI."""
+    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")

@@ -1,0 +1,26 @@
+"""What the tasks need of the open store that they work for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from replaybuf.storage.sql.engine.thread import DatabaseThread
+from replaybuf.storage.sql.engine.transaction import Transaction
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class OpenStore(Protocol):
+    """An open store (`storage.sql.store`)."""
+
+    thread: DatabaseThread
+
+    async def write(self, function: Callable[[Transaction], T], *, announce: Callable[[], bool] = ...) -> T:
+        """Run `function(tx)` in a write transaction behind the fence, and tell those who wait if `announce()`."""
+        ...
+
+    async def compute(self, function: Callable[[S], T], argument: S) -> T:
+        """Run CPU work in another thread."""
+        ...

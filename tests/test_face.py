@@ -1,0 +1,45 @@
+"""The public face: what is above the buffer asks the buffer, and all puts and draws take the same options."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import replaybuf
+from replaybuf import Lease, Prompt, ReplayBuffer
+from replaybuf.buffer.putting import PutOptions, Putting
+
+ROOT = Path(replaybuf.__file__).parent
+ABOVE = [
+    path
+    for name in ("prompts", "produce", "chunks", "demo", "cli", "doctor", "config.py")
+    for path in sorted([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))
+]
+
+
+@pytest.mark.parametrize("path", ABOVE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_above_the_buffer_reaches_through_it(path: Path) -> None:
+    """To its storage; modules of `replaybuf.storage` are another thing."""
+    tree = ast.parse(path.read_text())
+    through = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "storage"]
+    assert through == []
+
+
+def test_all_puts_take_the_same_options() -> None:
+    """With the same defaults, where they are written out."""
+    put, inner = inspect.signature(ReplayBuffer.put).parameters, inspect.signature(Putting.put).parameters
+    options, own = PutOptions.__optional_keys__, {"self", "items", "task_name", "replaces", "timeout"}
+    assert options == set(put) - own == set(inner) - own - {"lease", "stays_leased"}
+    assert all(put[name].default == inner[name].default for name in (*options, "replaces", "timeout"))
+    for other in (Lease.finish, Lease.save, Prompt.finish):
+        assert "Unpack[PutOptions]" in str(inspect.signature(other).parameters["options"].annotation)
+
+
+def test_all_draws_take_the_same_keywords() -> None:
+    """With the same defaults."""
+    shared = {}
+    for draw in (ReplayBuffer.get, ReplayBuffer.take_batch, ReplayBuffer.sample, ReplayBuffer.lease_batch):
+        parameters = inspect.signature(draw).parameters
+        shared[draw.__name__] = [parameters[name].default for name in ("group_status", "where", "timeout")]
+    assert all(defaults == shared["get"] for defaults in shared.values())

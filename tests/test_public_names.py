@@ -1,0 +1,92 @@
+"""What `replaybuf` itself has: some names, each imported when it is asked for, and advice for the others."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import replaybuf
+
+HEAVY = {"sqlalchemy", "pydantic", "numpy", "typer", "rich", "alembic", "yaml", "asyncio", "replaybuf.errors"}
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that a new process has loaded after this code."""
+    script = f"import sys\n{code}\nsys.stdout.write('\\n' + ' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_importing_replaybuf_loads_nothing_else() -> None:
+    modules = loaded_by("import replaybuf")
+    assert not HEAVY & modules
+    assert [name for name in modules if name.startswith("replaybuf")] == ["replaybuf"]
+
+
+def test_the_version_is_printed_without_loading_anything() -> None:
+    modules = loaded_by("sys.argv[1:] = ['--version']\nfrom replaybuf.cli import main\nmain()")
+    assert not HEAVY & modules
+
+
+def test_the_errors_load_no_dependency() -> None:
+    assert not (HEAVY - {"replaybuf.errors"}) & loaded_by("from replaybuf import NotReadyError")
+
+
+def test_a_command_loads_no_other_command() -> None:
+    modules = loaded_by(
+        "sys.argv[1:] = ['demo', '--help']\nfrom replaybuf.cli import main\ntry: main()\nexcept SystemExit: pass"
+    )
+    assert "replaybuf.demo.command" in modules
+    assert not {"sqlalchemy", "numpy", "replaybuf.cli.stats", "replaybuf.demo.launch"} & modules
+
+
+def test_type_checkers_see_what_there_is_at_run_time() -> None:
+    source = ast.parse(Path(replaybuf.__file__).read_text())
+    [for_checkers] = [part for part in source.body if isinstance(part, ast.If) and isinstance(part.test, ast.Name)]
+    seen = {
+        name.asname: f"{line.module}.{name.name}"
+        for line in for_checkers.body
+        if isinstance(line, ast.ImportFrom)
+        for name in line.names
+    }
+    assert seen == {name: f"{module}.{name}" for name, module in replaybuf._MODULES.items()}
+
+
+def test_every_name_is_where_the_tables_say() -> None:
+    everything: dict[str, object] = {}
+    exec("from replaybuf import *", everything)
+    assert set(everything) - {"__builtins__"} == set(replaybuf.__all__)
+    for name, module in replaybuf._modules(replaybuf._ELSEWHERE).items():
+        exec(f"from {module} import {name}")
+        assert name not in replaybuf.__all__
+
+
+def test_dir_has_every_name_before_it_is_loaded() -> None:
+    loaded_by("import replaybuf\nassert {'ReplayBuffer', 'NotReadyError', '__version__'} <= set(dir(replaybuf))")
+
+
+def test_a_name_of_another_module_is_said_to_be_there() -> None:
+    where = "NewGroup is not in 'replaybuf' itself: from replaybuf.storage.values import NewGroup"
+    with pytest.raises(ImportError, match=f"^{where}$"):
+        from replaybuf import NewGroup  # type: ignore[attr-defined]  # noqa: F401
+    with pytest.raises(AttributeError, match=f"^{where}$"):
+        replaybuf.NewGroup  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(replaybuf, "NewGroup")
+
+
+def test_a_mistyped_name_is_told_its_neighbour() -> None:
+    code = "import replaybuf; replaybuf.RolloutStat"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "module 'replaybuf' has no attribute 'RolloutStat'. Did you mean: 'RolloutState'?" in done.stderr
+
+
+def test_errors_are_pickled_by_the_module_that_defines_them() -> None:
+    error = pickle.loads(pickle.dumps(replaybuf.NotReadyError("task math: 12 of 64 completed groups")))
+    assert type(error) is replaybuf.NotReadyError
+    assert str(error) == "task math: 12 of 64 completed groups"
