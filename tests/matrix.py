@@ -7,7 +7,7 @@ import fnmatch
 import pytest
 
 #: Fixtures whose parameter is a kind of store.
-_FIXTURES = {"url", "new_url", "kind", "sql_url", "shared_url", "kept_url", "database", "store_url"}
+_FIXTURES = {"url", "new_url", "kind", "sql_url", "shared_url", "kept_url", "sound"}
 _NAMES = {"memory://": "memory", "pandas://": "pandas", "sqlite in memory": "sqlite memory", "postgres": "postgresql"}
 _KINDS = {"memory", "pandas", "sqlite", "sqlite memory", "postgresql"}
 
@@ -37,6 +37,11 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_cancelled_production.py::*", _SHARED),
     ("produce/test_limits_in_production.py::*", _SHARED),
     ("test_prompts.py::*", _SHARED),
+    ("cli/test_doctor.py::test_what_is_wrong*index*", _DATABASES),
+    ("cli/test_doctor.py::test_what_is_wrong*view*", _DATABASES),
+    ("cli/test_doctor.py::test_what_is_wrong*lease*", _DATABASES),
+    ("cli/test_doctor.py::test_what_is_wrong*", ("sqlite",)),
+    ("cli/test_doctor.py::test_a_checkpoint_that*", ("sqlite",)),
     ("demo/test_demo_run.py::test_fresh*", ("sqlite",)),
     ("demo/test_demo_run.py::test_a_run_goes_on*", ("sqlite",)),
     ("demo/test_demo_run.py::test_a_run_may_be_cut*", ("postgresql",)),

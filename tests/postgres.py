@@ -100,10 +100,13 @@ def own_server() -> Iterator[Server]:
 
 
 @contextmanager
-def new_database(server_url: str) -> Iterator[str]:
-    """The URL of a new, empty database, which is dropped with all its connections when the block is left."""
+def new_database(server_url: str, template: str = "template0") -> Iterator[str]:
+    """The URL of a new database, which is dropped with all its connections when the block is left.
+
+    It is empty, or a copy of another one, which nobody is connected to.
+    """
     name = f"replaybuf_{uuid.uuid4().hex}"
-    execute(server_url, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'")
+    execute(server_url, f"CREATE DATABASE {name} TEMPLATE {template} ENCODING 'UTF8'")
     try:
         yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
     finally:
