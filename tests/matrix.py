@@ -7,7 +7,7 @@ import fnmatch
 import pytest
 
 #: Fixtures whose parameter is a kind of store.
-_FIXTURES = {"url", "new_url", "kind", "sql_url", "shared_url", "kept_url", "sound"}
+_FIXTURES = {"url", "new_url", "kind", "sql_url", "shared_url", "kept_url", "any_url", "sound"}
 _NAMES = {"memory://": "memory", "pandas://": "pandas", "sqlite in memory": "sqlite memory", "postgres": "postgresql"}
 _KINDS = {"memory", "pandas", "sqlite", "sqlite memory", "postgresql"}
 
@@ -36,6 +36,11 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_sampler_state.py::*", _SHARED),
     ("produce/test_cancelled_production.py::*", _SHARED),
     ("produce/test_limits_in_production.py::*", _SHARED),
+    ("test_cancellation.py::*", _DATABASES),
+    ("test_loops_and_forks.py::test_a_program_that_ends*", ("sqlite",)),
+    ("test_loops_and_forks.py::test_spawned*", ("sqlite",)),
+    ("test_loops_and_forks.py::test_a_dropped_buffer*", ("sqlite",)),
+    ("test_loops_and_forks.py::*", ("memory", *_DATABASES)),
     ("test_prompts.py::*", _SHARED),
     ("cli/test_doctor.py::test_what_is_wrong*index*", _DATABASES),
     ("cli/test_doctor.py::test_what_is_wrong*view*", _DATABASES),
