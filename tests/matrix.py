@@ -7,7 +7,7 @@ import fnmatch
 import pytest
 
 #: Fixtures whose parameter is a kind of store.
-_FIXTURES = {"url", "new_url", "kind", "sql_url", "shared_url", "kept_url", "any_url", "sound"}
+_FIXTURES = {"url", "new_url", "kind", "sql_url", "shared_url", "kept_url", "any_url", "sound", "original"}
 _NAMES = {"memory://": "memory", "pandas://": "pandas", "sqlite in memory": "sqlite memory", "postgres": "postgresql"}
 _KINDS = {"memory", "pandas", "sqlite", "sqlite memory", "postgresql"}
 
@@ -15,6 +15,9 @@ _STRATEGY = ("memory",)  # what a strategy decides, whatever the store
 _LAYER = ("memory", "sqlite")  # a layer above the stores: one that has all in this process, and one that hasn't
 _DATABASES = ("sqlite", "postgresql")
 _SHARED = ("memory", "postgresql")  # several users at once
+
+# Operations of which a kill on PostgreSQL is tested by default: its rollback is the same for all.
+_KILLED = ("put", "take", "lease", "acknowledge", "finish", "refresh", "restore", "resume", "checkpoint")
 
 #: Patterns of node ids, of which the first that fits holds.
 _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
@@ -36,6 +39,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_sampler_state.py::*", _SHARED),
     ("produce/test_cancelled_production.py::*", _SHARED),
     ("produce/test_limits_in_production.py::*", _SHARED),
+    *((f"faults/test_kills.py::*postgresql-{name}-*", _DATABASES) for name in _KILLED),
+    ("faults/test_kills.py::*", ("sqlite",)),
     ("test_cancellation.py::*", _DATABASES),
     ("test_loops_and_forks.py::test_a_program_that_ends*", ("sqlite",)),
     ("test_loops_and_forks.py::test_spawned*", ("sqlite",)),
