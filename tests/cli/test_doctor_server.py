@@ -21,7 +21,7 @@ from tests.stores import until
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[str]:
     """A server that nobody else uses."""
-    with running_server(own=True) as url:
+    with running_server(own=True, flushing=True) as url:
         yield url
 
 
