@@ -91,6 +91,10 @@ class CheckpointError(ReplayBufError, LookupError):
     """There is no such step checkpoint."""
 
 
+class UnsupportedError(ReplayBufError, NotImplementedError):
+    """The storage backend can't do this: it says which capability is missing, and which backends have it."""
+
+
 class StorageError(ReplayBufError):
     """The database refused or failed; nothing of the operation was stored."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.putting import Putting
+from replaybuf.storage.contract import CursorStorage, require
 from replaybuf.storage.values import Cursor, NewGroup
 
 
@@ -17,16 +18,20 @@ class Cursors:
 
     async def read(self, name: str) -> Cursor:
         """A cursor as it is now; version 0 where there is none yet."""
-        return await self._putting.storage.cursor(name)
+        return await self._storage("a cursor").cursor(name)
 
     async def move(self, cursor: Cursor) -> bool:
         """Write a cursor, changed from one that was read: False when somebody else has moved it since."""
-        return await self._putting.storage.move_cursor(cursor)
+        return await self._storage("a cursor").move_cursor(cursor)
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Lease | None:
         """Move a cursor and put groups that are leased from the beginning, in one transaction.
 
         None when somebody else has moved the cursor since it was read.
         """
-        claimed = await self._putting.storage.claim(groups, cursor, seconds)
-        return None if claimed is None else Lease(self._putting, claimed, seconds)
+        storage = self._storage("a claim")
+        claimed = await storage.claim(groups, cursor, seconds)
+        return None if claimed is None else Lease(storage, self._putting, claimed, seconds)
+
+    def _storage(self, call: str) -> CursorStorage:
+        return require(self._putting.storage, CursorStorage, call)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from replaybuf.buffer.waits import Waits
-from replaybuf.checks import check_exponent, check_sizes, check_status, check_timeout
+from replaybuf.checks import check_exponent, check_sizes, check_timeout
 from replaybuf.errors import InputError
 from replaybuf.query import Query, parse
-from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.contract import StorageBackend
+from replaybuf.rollouts.rollout import Status, check_status
+from replaybuf.storage.contract import GroupStorage, LeaseStorage
 from replaybuf.storage.values import Draw, Leased, StorageItem
 
 
@@ -40,13 +40,13 @@ class Wanted:
         draw = Draw(check_sizes(sizes), status, node, probabilities=exponent is not None)
         return cls(draw, check_timeout(timeout), exponent)
 
-    async def take(self, storage: StorageBackend, waits: Waits) -> dict[str, list[StorageItem]]:
+    async def take(self, storage: GroupStorage, waits: Waits) -> dict[str, list[StorageItem]]:
         """The groups by task; they have left the buffer. Raises NotReadyError."""
         taken = await waits.draw(self.draw, self.patience, storage.take)
         self._weigh(taken)
         return taken
 
-    async def lease(self, storage: StorageBackend, waits: Waits, seconds: float) -> Leased:
+    async def lease(self, storage: LeaseStorage, waits: Waits, seconds: float) -> Leased:
         """The groups under a lease. Raises NotReadyError."""
         leased = await waits.draw(self.draw, self.patience, lambda draw: storage.lease(draw, seconds))
         self._weigh(leased.items)

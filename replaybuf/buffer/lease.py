@@ -15,6 +15,7 @@ from replaybuf.buffer.putting import PutOptions, Putting
 from replaybuf.checks import check_list, check_reason, check_seconds, check_uids
 from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, ReplayBufError
 from replaybuf.rollouts.normalise import as_group
+from replaybuf.storage.contract import LeaseStorage
 from replaybuf.storage.values import UNSET, Leased, StorageItem, Unset
 
 T = TypeVar("T")
@@ -31,13 +32,16 @@ class Lease:
     while this process lives.
     """
 
-    def __init__(self, putting: Putting, leased: Leased, seconds: float, *, heartbeat: bool = True) -> None:
+    def __init__(
+        self, storage: LeaseStorage, putting: Putting, leased: Leased, seconds: float, *, heartbeat: bool = True
+    ) -> None:
+        self._storage = storage
         self._putting = putting
         self._leased = leased
         self.seconds = seconds
         self._lost = False
         self._open = {item.uid for items in leased.items.values() for item in items}
-        self._heart = heart_of(putting.storage) if heartbeat and self._open else None
+        self._heart = heart_of(storage) if heartbeat and self._open else None
         if self._heart is not None:
             self._heart.beat_for(self)
 
@@ -85,7 +89,7 @@ class Lease:
         leased to another consumer.
         """
         chosen = self._chosen(uids)
-        await self._putting.storage.acknowledge(self._leased, chosen)
+        await self._storage.acknowledge(self._leased, chosen)
         self._settle(chosen)
 
     async def finish(
@@ -139,9 +143,7 @@ class Lease:
         `failed` says why their consumer could not use them, which counts towards `max_deliveries`.
         """
         chosen, reason = self._chosen(uids), check_reason(failed)
-        count = await self._putting.storage.give_back(
-            self._leased, chosen, counts=reason is not None, reason=reason or ""
-        )
+        count = await self._storage.give_back(self._leased, chosen, counts=reason is not None, reason=reason or "")
         self._settle(chosen)
         return count
 
@@ -164,7 +166,7 @@ class Lease:
     async def _extend(self, seconds: float) -> None:
         leased, chosen = self._leased, sorted(self._open)
         if chosen:
-            until = await self._putting.storage.extend(leased, chosen, seconds)
+            until = await self._storage.extend(leased, chosen, seconds)
             self._leased = replace(leased, until=until)
 
     def _chosen(self, uids: Iterable[int] | None, what: str = "uids") -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any
 from replaybuf.buffer.waits import Waited, Waits
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import LaneName, Tallies, Tally
-from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.contract import GroupStorage
 
 _LEVELS = (Tally.SIZE, Tally.LEASED)
 #: What metrics give for each task: totals since the beginning, whoever caused them.
@@ -35,7 +35,7 @@ class Meter:
         self._time = time.monotonic()
         self._totals: dict[str, dict[str, int]] = {}
 
-    async def read(self, storage: StorageBackend, waits: Waits, *, distributions: bool) -> dict[str, Any]:
+    async def read(self, storage: GroupStorage, waits: Waits, *, distributions: bool) -> dict[str, Any]:
         """The metrics now. Rates are those since the last look, and 0 at the first."""
         tallies = await storage.tallies()
         now = time.monotonic()

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from replaybuf.buffer.waits import Waits
 from replaybuf.checks import (
+    Tags,
     check_key,
     check_priority,
     check_step,
@@ -21,8 +22,8 @@ from replaybuf.errors import InputError
 from replaybuf.rollouts.normalise import as_group, normalise
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
-from replaybuf.storage.contract import StorageBackend
-from replaybuf.storage.values import UNSET, Leased, NewGroup, Tags, Unset
+from replaybuf.storage.contract import GroupStorage
+from replaybuf.storage.values import UNSET, Leased, NewGroup, Unset
 
 #: Seconds that a put waits for room, unless told otherwise.
 PUT_TIMEOUT = 600.0
@@ -45,7 +46,7 @@ class Putting:
     """Checks groups, brings them into the state in which they are stored, and stores them when there is room."""
 
     def __init__(
-        self, storage: StorageBackend, rollout_type: RolloutType, waits: Waits, timeout: float | None = PUT_TIMEOUT
+        self, storage: GroupStorage, rollout_type: RolloutType, waits: Waits, timeout: float | None = PUT_TIMEOUT
     ) -> None:
         self.storage = storage
         self.rollout_type = rollout_type

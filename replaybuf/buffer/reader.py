@@ -11,15 +11,7 @@ from typing import Any, Self
 
 from replaybuf.buffer.metrics import Meter
 from replaybuf.buffer.waits import Waits, sizes_of
-from replaybuf.checks import (
-    check_folder,
-    check_keep,
-    check_limit,
-    check_list,
-    check_status,
-    check_step,
-    check_task_name,
-)
+from replaybuf.checks import check_folder, check_keep, check_limit, check_list, check_step, check_task_name
 from replaybuf.errors import (
     ClosedError,
     MissingSnapshotError,
@@ -29,11 +21,11 @@ from replaybuf.errors import (
 )
 from replaybuf.progress import OnProgress
 from replaybuf.query import Query, parse
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import Status, check_status
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
 from replaybuf.rules.tallies import Tally, levels
-from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.contract import CheckpointStorage, CopyStorage, GroupStorage, require
 from replaybuf.storage.values import Checkpoint, StorageItem
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
@@ -45,7 +37,7 @@ KEEP_CHECKPOINTS = 3
 class BufferReader:
     """What a buffer can do without moving a group. `ReplayBuffer` adds the rest."""
 
-    def __init__(self, storage: StorageBackend, keep_checkpoints: int | None = KEEP_CHECKPOINTS) -> None:
+    def __init__(self, storage: GroupStorage, keep_checkpoints: int | None = KEEP_CHECKPOINTS) -> None:
         self.storage = storage
         self._keep_checkpoints = check_keep(keep_checkpoints)
         self.waits = Waits(storage, self._check_open)
@@ -171,7 +163,7 @@ class BufferReader:
     async def check_fence(self) -> None:
         """Raise FencedError when somebody else has restored the buffer since it was opened here."""
         self._check_open()
-        await self.storage.check_fence()
+        await self.waits.check_fence()
 
     async def checkpoint(self, step: int) -> Checkpoint:
         """Keep the buffer as it is now, for a `restore` to this train step; call it when the weights are saved.
@@ -182,7 +174,7 @@ class BufferReader:
         `keep_checkpoints` made last stay (the config's; default 3). Their payloads take space until they are dropped.
         """
         self._check_open()
-        return await self.storage.checkpoint(check_step(step, "step"), self._keep_checkpoints)
+        return await self._checkpoints("checkpoint()").checkpoint(check_step(step, "step"), self._keep_checkpoints)
 
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
         """Make the buffer exactly what it was at the checkpoint of this train step.
@@ -198,17 +190,17 @@ class BufferReader:
         waits and acknowledgements raise FencedError until they build the buffer anew.
         """
         self._check_open()
-        return await self.storage.restore(check_step(step, "step"), keep_new=keep_new)
+        return await self._checkpoints("restore()").restore(check_step(step, "step"), keep_new=keep_new)
 
     async def checkpoints(self) -> list[Checkpoint]:
         """The step checkpoints, in the order in which they were made."""
         self._check_open()
-        return await self.storage.checkpoints()
+        return await self._checkpoints("checkpoints()").checkpoints()
 
     async def drop_checkpoint(self, step: int) -> None:
         """Forget the checkpoint of this train step, and what only it needs. Raises CheckpointError."""
         self._check_open()
-        await self.storage.drop_checkpoint(check_step(step, "step"))
+        await self._checkpoints("drop_checkpoint()").drop_checkpoint(check_step(step, "step"))
 
     # Snapshots
 
@@ -220,13 +212,13 @@ class BufferReader:
         database's: it must not block. What it raises ends the save, and nothing is written.
         """
         self._check_open()
-        folder = check_folder(path)
+        folder, copies = check_folder(path), self._copies("save()")
         try:
             await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
         except OSError as error:
             raise SnapshotError(f"can't make the folder {folder} for the snapshot: {error}") from error
         file = folder / SNAPSHOT_FILE
-        await self.storage.save(str(file), {"policy": self.policy.name}, progress)
+        await copies.save(str(file), {"policy": self.policy.name}, progress)
         return file
 
     async def resume(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> None:
@@ -237,26 +229,33 @@ class BufferReader:
         `progress` is called as in `save`.
         """
         self._check_open()
-        file = check_folder(path) / SNAPSHOT_FILE
+        file, copies = check_folder(path) / SNAPSHOT_FILE, self._copies("resume()")
         if not await asyncio.to_thread(file.is_file):
             raise missing_snapshot(file.parent)
-        await self.storage.resume(str(file), {"policy": self.policy.name}, progress)
+        await copies.resume(str(file), {"policy": self.policy.name}, progress)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole buffer as a dict of plain values, for frameworks that want one. Blocks; `save` doesn't."""
         self._check_open()
-        return {"policy": self.policy.name, "storage": self.storage.state_dict()}
+        return {"policy": self.policy.name, "storage": self._copies("state_dict()").state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave into this buffer, which must be empty. Blocks."""
         self._check_open()
+        copies = self._copies("load_state_dict()")
         if not isinstance(state, Mapping) or "storage" not in state:
             raise SnapshotMismatchError("expected a dict from ReplayBuffer.state_dict()")
         if state.get("policy") != self.policy.name:
             raise SnapshotMismatchError(
                 f"the state was saved with policy {state.get('policy')!r}, and this buffer has {self.policy.name!r}"
             )
-        self.storage.load_state_dict(state["storage"])
+        copies.load_state_dict(state["storage"])
+
+    def _checkpoints(self, call: str) -> CheckpointStorage:
+        return require(self.storage, CheckpointStorage, call)
+
+    def _copies(self, call: str) -> CopyStorage:
+        return require(self.storage, CopyStorage, call)
 
     def _check_open(self) -> None:
         if self._closed:

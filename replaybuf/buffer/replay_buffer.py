@@ -12,22 +12,22 @@ from replaybuf.buffer.lease import Lease, Leasing
 from replaybuf.buffer.putting import PUT_TIMEOUT, Putting
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS, BufferReader
 from replaybuf.checks import (
+    Tags,
     check_by_task,
     check_list,
     check_priorities,
     check_priority,
     check_seconds,
-    check_status,
     check_step,
     check_tags,
 )
 from replaybuf.errors import InputError
 from replaybuf.query import Query, parse
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import Status, check_status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
-from replaybuf.storage.contract import StorageBackend
-from replaybuf.storage.values import UNSET, Changes, Refresh, StorageItem, Tags, Unset
+from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
+from replaybuf.storage.values import UNSET, Changes, Refresh, StorageItem, Unset
 
 
 class ReplayBuffer(BufferReader):
@@ -39,7 +39,7 @@ class ReplayBuffer(BufferReader):
 
     def __init__(
         self,
-        storage: StorageBackend,
+        storage: GroupStorage,
         rollout_type: RolloutType,
         *,
         put_timeout: float | None = PUT_TIMEOUT,
@@ -187,10 +187,11 @@ class ReplayBuffer(BufferReader):
         """
         wanted = self._wanted(sizes, group_status, where, timeout, beta)
         duration = check_seconds(seconds, "seconds")
+        storage = require(self.storage, LeaseStorage, "lease_batch()")
 
         async def begin() -> Lease:
-            leased = await wanted.lease(self.storage, self.waits, duration)
-            return Lease(self._putting, leased, duration, heartbeat=heartbeat)
+            leased = await wanted.lease(storage, self.waits, duration)
+            return Lease(storage, self._putting, leased, duration, heartbeat=heartbeat)
 
         return Leasing(begin)
 

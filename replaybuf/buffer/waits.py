@@ -15,7 +15,7 @@ from replaybuf.query import LogicNode, ScalarNode
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.tallies import LaneName, Tallies, Tally, levels
-from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.contract import CheckpointStorage, GroupStorage
 from replaybuf.storage.values import Draw, NewGroup
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class _Line:
 class Waits:
     """The waits of one buffer."""
 
-    def __init__(self, storage: StorageBackend, check_open: Callable[[], None]) -> None:
+    def __init__(self, storage: GroupStorage, check_open: Callable[[], None]) -> None:
         self._storage = storage
         self.check_open = check_open
         # Those who wait for room stand in line: a line for each event loop, task and status.
@@ -66,8 +66,13 @@ class Waits:
 
         It may also return early without a change. Raises FencedError when the buffer was restored.
         """
-        await self._storage.check_fence()
+        await self.check_fence()
         await self._storage.changed(min(seconds, _LONGEST_WAIT), since)
+
+    async def check_fence(self) -> None:
+        """Raise FencedError when somebody else has restored the buffer; nobody can where there are no checkpoints."""
+        if isinstance(self._storage, CheckpointStorage):
+            await self._storage.check_fence()
 
     # For groups
 

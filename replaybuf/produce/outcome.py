@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from replaybuf.checks import Tags
 from replaybuf.errors import RolloutError
 from replaybuf.prompts.ledger import begin_anew
 from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import get_field, set_field
-from replaybuf.storage.values import Tags
 
 #: The tag that counts how often a group was interrupted.
 INTERRUPTED = "interrupted"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from replaybuf.checks import Tags
 from replaybuf.produce.agent_loop import Generated
 from replaybuf.rollouts.staleness import ExpiryRule
-from replaybuf.storage.values import Tags
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,21 @@
-"""The contract of a storage backend.
+"""The contract of storage backends, by capabilities.
 
 A backend keeps groups, and answers for their metadata, by the rules that it was made with (`replaybuf.rules`). It knows
 nothing of how a group gets its status or of how long anyone waits: `ReplayBuffer` does that. Queries arrive parsed
-(`replaybuf.query`), orders as terms (`replaybuf.rules.policies`). `replaybuf.testing.contract` is the test suite that
-every backend passes, third-party ones included.
+(`replaybuf.query`), orders as terms (`replaybuf.rules.policies`).
+
+Every backend is a `GroupStorage`; what else it can, it says by being a `LeaseStorage`, a `CheckpointStorage`, a
+`CursorStorage` and a `CopyStorage`. `StorageBackend` is all of them. `replaybuf.testing` has a test suite for each.
 """
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from replaybuf.codec.payload import Codec
+from replaybuf.errors import UnsupportedError
 from replaybuf.progress import OnProgress
 from replaybuf.query import Node
 from replaybuf.rollouts.rollout import Status
@@ -31,8 +33,10 @@ from replaybuf.storage.values import (
     StorageItem,
 )
 
+C = TypeVar("C")
 
-class StorageBackend(ABC):
+
+class GroupStorage(ABC):
     """Where groups are kept. Every coroutine is safe to cancel: either it had its whole effect or none.
 
     `durable` says whether what was put outlives the process, `codec` reads and writes the payloads, `rules` say what is
@@ -55,6 +59,12 @@ class StorageBackend(ABC):
 
         Whoever waits in `changed` is woken: the buffer then raises ClosedError in all waits.
         """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of groups, without leased and archived ones; can be called inside and outside an event loop."""
+
+    # Putting and drawing
 
     @abstractmethod
     async def put(self, group: NewGroup) -> int:
@@ -90,6 +100,65 @@ class StorageBackend(ABC):
         the call is cancelled, the groups are in the store as if nothing had been drawn.
         """
 
+    # Reading
+
+    @abstractmethod
+    def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
+        """Read the groups that match, without consuming them. Holds no lock or transaction between items."""
+
+    @abstractmethod
+    async def count(self, query: Node, *, at_most: int | None = None) -> int:
+        """The number of groups that match; counting stops at `at_most`."""
+
+    @abstractmethod
+    async def tallies(self) -> dict[tuple[str, Status, Tally], int]:
+        """What was counted, by task and status; what was never counted is left out, or 0."""
+
+    @abstractmethod
+    async def histogram(self, field: str) -> dict[tuple[str, Status], dict[int, int]]:
+        """The number of groups with each value of `staleness` or `times_sampled`, by task and status. Reads all."""
+
+    # Changing
+
+    @abstractmethod
+    async def delete(self, query: Node) -> int:
+        """Remove the groups that match; return the number removed."""
+
+    @abstractmethod
+    async def update(self, query: Node, changes: Changes) -> int:
+        """Change the metadata of the groups that match; return their number. Staleness, uid and order stay."""
+
+    @abstractmethod
+    async def update_priorities(self, priorities: Mapping[int, float]) -> int:
+        """Set the priorities of groups by uid, leased ones included; return the number of those that are there."""
+
+    @abstractmethod
+    async def refresh(self, refresh: Refresh) -> dict[str, int]:
+        """Give all groups of the tasks and statuses the staleness of the train step and apply the expiry rules.
+
+        Returns the number of groups of each task that expired. Groups that aren't retryable are removed and counted as
+        dropped. One transaction.
+        """
+
+    # Waiting
+
+    @abstractmethod
+    def version(self) -> int:
+        """A number that is another one after every change that this store has noticed."""
+
+    @abstractmethod
+    async def changed(self, timeout: float, since: int) -> None:
+        """Return soon after groups were committed by anyone, or after `timeout` seconds at the latest.
+
+        At once when that happened after `version()` was `since`: callers ask for the version, look for groups, and wait
+        when there are none, and what is committed between looking and waiting isn't missed. It may also return early
+        without a change: callers look and wait again.
+        """
+
+
+class LeaseStorage(ABC):
+    """Draws that are only hidden, until whoever has them says what became of them."""
+
     @abstractmethod
     async def lease(self, draw: Draw, seconds: float) -> Leased | None:
         """As `take`, but the groups are only hidden: until the lease is acknowledged, given back, or over.
@@ -107,74 +176,24 @@ class StorageBackend(ABC):
 
     @abstractmethod
     async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
-        """Give those of these groups back that the lease still holds; how many.
+        """Give those of these groups back that the lease still holds; the number given back.
 
         `counts` says whether the delivery counts towards `max_deliveries`, as one that failed for this reason.
         """
 
     @abstractmethod
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
-        """Let the lease of these groups end in `seconds` from now; when that is.
+        """Let the lease of these groups end in `seconds` from now; return that time.
 
         Raises LeaseLostError when one of them isn't held by this lease any more.
         """
 
-    @abstractmethod
-    def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
-        """Read the groups that match, without consuming them. Holds no lock or transaction between items."""
 
-    async def get(self, query: Node, *, order: Order, limit: int | None = None) -> list[StorageItem]:
-        """As `find`, as a list."""
-        return [item async for item in self.find(query, order=order, limit=limit)]
+class CheckpointStorage(ABC):
+    """Step checkpoints, and fences for those who don't know of a restore."""
 
     @abstractmethod
-    async def count(self, query: Node, *, at_most: int | None = None) -> int:
-        """How many groups match; counting stops at `at_most`."""
-
-    @abstractmethod
-    async def tallies(self) -> dict[tuple[str, Status, Tally], int]:
-        """What was counted, by task and status; what was never counted is left out, or 0."""
-
-    @abstractmethod
-    async def histogram(self, field: str) -> dict[tuple[str, Status], dict[int, int]]:
-        """How many groups of each task and status have each value of `staleness` or `times_sampled`. Reads all."""
-
-    @abstractmethod
-    async def delete(self, query: Node) -> int:
-        """Remove the groups that match; how many."""
-
-    @abstractmethod
-    async def update(self, query: Node, changes: Changes) -> int:
-        """Change the metadata of the groups that match; how many. Staleness, uid and order stay."""
-
-    @abstractmethod
-    async def update_priorities(self, priorities: Mapping[int, float]) -> int:
-        """Set the priorities of groups by uid, leased ones included; how many of them are there."""
-
-    @abstractmethod
-    async def refresh(self, refresh: Refresh) -> dict[str, int]:
-        """Give all groups of the tasks and statuses the staleness of the train step and apply the expiry rules.
-
-        Returns the number of groups of each task that expired. Groups that aren't retryable are removed and counted as
-        dropped. One transaction.
-        """
-
-    @abstractmethod
-    def version(self) -> int:
-        """A number that is another one after every change that this store has noticed."""
-
-    @abstractmethod
-    async def changed(self, timeout: float, since: int) -> None:
-        """Return soon after groups were committed by anyone, or after `timeout` seconds at the latest.
-
-        At once when that happened after `version()` was `since`: callers ask for the version, look for groups, and wait
-        when there are none, and what is committed between looking and waiting isn't missed. It may also return early
-        without a change: callers look and wait again.
-        """
-
-    # Checkpoints
-
-    async def check_fence(self) -> None:  # noqa: B027
+    async def check_fence(self) -> None:
         """Raise FencedError when another storage has restored the buffer since this one was opened."""
 
     @abstractmethod
@@ -203,7 +222,9 @@ class StorageBackend(ABC):
     async def drop_checkpoint(self, step: int) -> None:
         """Forget a checkpoint. Raises CheckpointError when there is none of this step."""
 
-    # Prompts
+
+class CursorStorage(LeaseStorage):
+    """Small versioned values beside the groups: places in datasets, and prompts that are leased when one moves."""
 
     @abstractmethod
     async def cursor(self, name: str) -> Cursor:
@@ -223,9 +244,9 @@ class StorageBackend(ABC):
         None where the cursor can't be moved; then nothing is done.
         """
 
-    @abstractmethod
-    def __len__(self) -> int:
-        """The number of groups, without leased and archived ones; can be called inside and outside an event loop."""
+
+class CopyStorage(ABC):
+    """Copies of all that is in the store. `replaybuf.storage.state_copies` makes files of state dicts."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -238,23 +259,31 @@ class StorageBackend(ABC):
         Raises NotEmptyError when it isn't, SnapshotMismatchError for a dict of another version.
         """
 
+    @abstractmethod
     async def save(self, path: str, about: Mapping[str, str], progress: OnProgress | None = None) -> None:
         """Write a consistent snapshot to the SQLite file `path`, over what is there, while others go on writing.
 
-        `about` is kept in the snapshot; `resume` compares it. `progress` is called now and then, in any thread. This
-        version goes through `state_dict`.
+        `about` is kept in the snapshot; `resume` compares it. `progress` is called now and then, in any thread.
         """
-        from replaybuf.storage.sql.copies.snapshot import write_state
 
-        await asyncio.to_thread(write_state, path, self.state_dict(), about, self.codec, progress)
-
+    @abstractmethod
     async def resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
         """Load the snapshot at `path` into this store, all of it or nothing.
 
         Raises NotEmptyError when the store isn't empty, SnapshotMismatchError when the snapshot's `about` differs from
-        `expected`, and SnapshotError when it isn't whole. `progress` is called now and then, in any thread. This
-        version goes through `load_state_dict`.
+        `expected`, and SnapshotError when it isn't whole. `progress` is called now and then, in any thread.
         """
-        from replaybuf.storage.sql.copies.snapshot import load_file_state
 
-        self.load_state_dict(await asyncio.to_thread(load_file_state, path, expected, self.codec, progress))
+
+class StorageBackend(GroupStorage, CursorStorage, CheckpointStorage, CopyStorage):
+    """All of it."""
+
+
+def require(storage: GroupStorage, capability: type[C], call: str) -> C:
+    """The storage as one of this capability, which `call` needs. Raises UnsupportedError."""
+    if isinstance(storage, capability):
+        return storage
+    raise UnsupportedError(
+        f"{call} needs a backend that is a {capability.__name__}, and {storage!r} is none; SQLStorage, "
+        "MemoryStorage and PandasStorage are"
+    )

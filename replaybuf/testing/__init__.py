@@ -22,9 +22,16 @@ the first one is open or not.
         def same_place(self):
             return lambda storage, codec: MyStorage(storage.path, codec, storage.rules)
 
-Laws about groups and metadata are tested on the backend itself, those about rules of
-the buffer (staleness, expiry, waiting) on a `ReplayBuffer` over it. Parts of the suite can be run alone: they are the
-base classes of `StorageContract`.
+A backend that can't do everything that a `StorageBackend` can (`replaybuf.storage.contract`) is certified for what it
+says that it can, by subclassing the contracts of these capabilities only:
+
+    class TestMyStorage(GroupContract, LeaseContract): ...
+
+`GroupContract` (every backend), `LeaseContract`, `CheckpointContract`, `CursorContract` and `CopyContract` together are
+`StorageContract`. A law that needs another capability, too, is skipped where the backend doesn't have it.
+
+Laws about groups and metadata are tested on the backend itself, those about rules of the buffer (staleness, expiry,
+waiting) on a `ReplayBuffer` over it.
 """
 
 import pytest
@@ -38,7 +45,26 @@ _PARTS = (
 )
 pytest.register_assert_rewrite(*(f"replaybuf.testing.{part}" for part in _PARTS))
 
-from replaybuf.testing.contract import DurableContract, StorageContract  # noqa: E402
+from replaybuf.testing.contract import (  # noqa: E402
+    CheckpointContract,
+    CopyContract,
+    CursorContract,
+    DurableContract,
+    GroupContract,
+    LeaseContract,
+    StorageContract,
+)
 from replaybuf.testing.harness import Harness, group, rollout  # noqa: E402
 
-__all__ = ["DurableContract", "Harness", "StorageContract", "group", "rollout"]
+__all__ = [
+    "CheckpointContract",
+    "CopyContract",
+    "CursorContract",
+    "DurableContract",
+    "GroupContract",
+    "Harness",
+    "LeaseContract",
+    "StorageContract",
+    "group",
+    "rollout",
+]

@@ -6,7 +6,20 @@ import pytest
 
 from replaybuf.errors import InputError
 from replaybuf.rollouts.rollout import Status
-from replaybuf.testing.harness import Harness, OpenBuffer, drawn, eventually, fill, found, group, ids, only, total
+from replaybuf.storage.contract import CopyStorage, LeaseStorage
+from replaybuf.testing.harness import (
+    Harness,
+    OpenBuffer,
+    drawn,
+    eventually,
+    fill,
+    found,
+    group,
+    ids,
+    needs,
+    only,
+    total,
+)
 
 MANY = 1000
 
@@ -32,6 +45,7 @@ class ArchiveLaws(Harness):
         assert (await total(buffer, "taken"), await total(buffer, "archived")) == (1, 1)
         assert await buffer.count("math", "archived") == 1
 
+    @needs(LeaseStorage)
     async def test_archived_groups_are_not_in_the_buffer(self, open_buffer: OpenBuffer) -> None:
         """Not in len, never drawn, and a status that can't be asked for."""
         buffer = await open_buffer(archive_groups=MANY)
@@ -60,6 +74,7 @@ class ArchiveLaws(Harness):
         assert [item.uid for item in await found(buffer)] == [*uids[:2], *uids[3:]]
         assert await total(buffer, "evicted") == 1
 
+    @needs(LeaseStorage)
     async def test_groups_are_archived_with_their_last_draw(self, open_buffer: OpenBuffer) -> None:
         """Not before; an acknowledged lease is a draw, one that was given back isn't."""
         buffer = await open_buffer(archive_groups=MANY, max_times_sampled=2)
@@ -135,6 +150,7 @@ class ArchiveLaws(Harness):
         assert await drawn(buffer, 9) == [uid]
         assert await buffer.count("math", "archived") == 2
 
+    @needs(CopyStorage)
     async def test_an_archive_outlives_the_buffer(self, open_buffer: OpenBuffer) -> None:
         """It is in the state; a resume into a buffer that has one isn't allowed."""
         buffer, fresh = await open_buffer(archive_groups=MANY), await open_buffer(archive_groups=2)

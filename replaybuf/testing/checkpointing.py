@@ -13,8 +13,9 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import CheckpointError, FencedError, InputError, NotEmptyError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import Tally
+from replaybuf.storage.contract import CopyStorage, CursorStorage, LeaseStorage
 from replaybuf.storage.values import Cursor
-from replaybuf.testing.harness import SOON, Harness, OpenBuffer, found, group, ids, plain
+from replaybuf.testing.harness import SOON, Harness, OpenBuffer, able, found, group, ids, needs, plain
 from replaybuf.testing.leasing import LONG
 from replaybuf.testing.persistence import everything, fill
 from replaybuf.testing.waiting import waiting
@@ -55,6 +56,7 @@ async def batches(buffer: ReplayBuffer, first: int, steps: int = 4) -> list[Any]
 class CheckpointLaws(Harness):
     """checkpoint, restore, checkpoints, drop_checkpoint."""
 
+    @needs(CopyStorage)
     async def test_a_restore_gives_back_exactly_what_was(self, buffer: ReplayBuffer) -> None:
         """Groups, metadata, rollouts, counts: what was taken is back, what was put since is gone."""
         await fill(buffer)
@@ -78,6 +80,7 @@ class CheckpointLaws(Harness):
             await buffer.restore(4)
             assert await batches(buffer, 200) == uninterrupted
 
+    @needs(CopyStorage)
     async def test_a_buffer_can_be_restored_again_and_again(self, buffer: ReplayBuffer) -> None:
         """A restore uses nothing up; going back and forth between steps works."""
         states = {}
@@ -108,6 +111,7 @@ class CheckpointLaws(Harness):
         await buffer.restore(1)
         assert [(item.uid, item.key) for item in await found(buffer)] == [(old, "a")]
 
+    @needs(LeaseStorage)
     async def test_leased_groups_are_as_if_given_back(self, buffer: ReplayBuffer) -> None:
         """Those that were leased then, and those that are leased now."""
         uids = [await buffer.put(group(number), "math") for number in range(3)]
@@ -119,6 +123,7 @@ class CheckpointLaws(Harness):
         assert [(item.uid, item.times_sampled, item.deliveries) for item in items] == [(uid, 0, 0) for uid in uids]
         assert (await buffer.storage.tallies()).get(("math", Status.COMPLETED, Tally.LEASED), 0) == 0
 
+    @needs(LeaseStorage)
     async def test_a_lease_of_before_the_restore_is_fenced(self, buffer: ReplayBuffer) -> None:
         """It can't be acknowledged, extended or settled by a put any more; nothing is changed by the attempt."""
         await buffer.put(group(1), "math")
@@ -149,6 +154,7 @@ class CheckpointLaws(Harness):
         assert [(ids([item.item]), item.staleness, item.times_sampled) for item in items] == [([1], 0, 0), ([2], 4, 0)]
         assert plain(await buffer.get(9, "math")) == plain([item.item for item in items])
 
+    @needs(LeaseStorage)
     async def test_keep_new_counts_what_it_keeps(self, buffer: ReplayBuffer) -> None:
         """put = what became of the groups, also after groups were kept over a restore, and one replaced another."""
         await buffer.put(group(1), "math", key="a")
@@ -176,9 +182,10 @@ class CheckpointLaws(Harness):
         assert ids([item.item for item in await found(buffer) if item.status == Status.ARCHIVED]) == [3]
         assert ids(await buffer.get(9, "math")) == [1, 2]
 
+    @needs(CursorStorage)
     async def test_cursors_are_part_of_a_checkpoint(self, buffer: ReplayBuffer) -> None:
         """They go back with a restore, and stay where they are with keep_new."""
-        storage = buffer.storage
+        storage = able(buffer.storage, CursorStorage)
         assert await storage.move_cursor(Cursor("a", 0, 3, b"three"))
         await buffer.checkpoint(1)
         await storage.move_cursor(Cursor("a", 1, 5, b"five"))
@@ -210,6 +217,7 @@ class CheckpointLaws(Harness):
         with pytest.raises(CheckpointError, match="no checkpoint was made"):
             await buffer.restore(6)
 
+    @needs(CopyStorage)
     async def test_a_missing_checkpoint_changes_nothing(self, buffer: ReplayBuffer) -> None:
         """And a step that is none is refused."""
         await fill(buffer)
@@ -223,6 +231,7 @@ class CheckpointLaws(Harness):
                     await call
         assert state_of(buffer) == before
 
+    @needs(CopyStorage)
     async def test_a_state_is_not_loaded_over_checkpoints(self, buffer: ReplayBuffer) -> None:
         """NotEmptyError that names their steps."""
         state = buffer.state_dict()
@@ -240,6 +249,7 @@ class CheckpointLaws(Harness):
         batch, _ = await asyncio.wait_for(task, SOON)
         assert ids(batch["math"]) == [1]
 
+    @needs(CopyStorage)
     async def test_an_empty_buffer_can_be_kept_and_restored(self, buffer: ReplayBuffer) -> None:
         """As any other."""
         before = state_of(buffer)
@@ -249,6 +259,7 @@ class CheckpointLaws(Harness):
         assert len(buffer) == 0
         assert state_of(buffer)["storage"]["tallies"] == before["storage"]["tallies"] == []
 
+    @needs(LeaseStorage)
     async def test_keep_new_keeps_a_result_in_the_place_of_its_prompt(self, buffer: ReplayBuffer) -> None:
         """What a kept group has replaced since, also by way of others, doesn't come back beside it."""
         for number in range(3):

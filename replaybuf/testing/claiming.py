@@ -1,4 +1,4 @@
-"""Laws of claims (groups that are leased from the beginning) and of puts that settle a lease."""
+"""Laws of claims (groups that are leased from the beginning) and of results that settle a lease."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FullError, InputError, LeaseLostError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import Tally
+from replaybuf.storage.contract import CheckpointStorage, CursorStorage, LeaseStorage
 from replaybuf.storage.values import Cursor, NewGroup
-from replaybuf.testing.harness import Harness, OpenBuffer, found, group, ids, total
+from replaybuf.testing.harness import Harness, OpenBuffer, able, found, group, ids, needs, total
 from replaybuf.testing.leasing import LONG
 
 
 class ClaimLaws(Harness):
-    """Groups that are leased from the beginning, and puts that settle a lease."""
+    """Groups that are leased from the beginning, in the transaction that moves a cursor."""
 
     def prompt(self, number: int) -> NewGroup:
         """A group of which nothing was generated yet."""
@@ -26,7 +27,7 @@ class ClaimLaws(Harness):
 
     async def test_a_claim_moves_the_cursor_with_its_groups(self, buffer: ReplayBuffer) -> None:
         """In one transaction; a claim from another version of the cursor does nothing."""
-        storage = buffer.storage
+        storage = able(buffer.storage, CursorStorage)
         first = await storage.claim([self.prompt(1), self.prompt(2)], Cursor("data", 0, 2, b"x"), LONG)
         assert first is not None
         assert ids([item.item for item in first.items["math"]]) == [1, 2]
@@ -37,9 +38,10 @@ class ClaimLaws(Harness):
         assert second is not None
         assert second.token > first.token
 
+    @needs(CheckpointStorage)
     async def test_a_claim_from_before_a_restore_does_nothing(self, buffer: ReplayBuffer) -> None:
         """The cursor has the same version again, and another place: somebody was just reading the dataset."""
-        storage = buffer.storage
+        storage = able(buffer.storage, CursorStorage)
         await storage.move_cursor(Cursor("data", 0, 1, b"one"))
         await buffer.checkpoint(1)
         await storage.move_cursor(Cursor("data", 1, 9, b"nine"))
@@ -52,13 +54,13 @@ class ClaimLaws(Harness):
 
     async def test_claimed_groups_are_leased(self, buffer: ReplayBuffer) -> None:
         """Nobody draws them; given back they are there for the next, as if they had not been drawn."""
-        leased = await buffer.storage.claim([self.prompt(1)], Cursor("data"), LONG)
-        assert leased is not None
-        uids = [item.uid for item in leased.items["math"]]
+        lease = await buffer.cursors.claim([self.prompt(1)], Cursor("data"), LONG)
+        assert lease is not None
+        [uid] = lease.open
         assert len(buffer) == 0
-        assert await buffer.storage.give_back(leased, uids, counts=False) == 1
+        assert await lease.give_back() == 1
         [item] = await found(buffer)
-        assert (item.uid, item.status, item.times_sampled, item.deliveries) == (uids[0], Status.INIT, 0, 0)
+        assert (item.uid, item.status, item.times_sampled, item.deliveries) == (uid, Status.INIT, 0, 0)
         tallies = {name: n for (_, _, name), n in (await buffer.storage.tallies()).items() if n}
         assert tallies == {Tally.PUT: 1, Tally.SIZE: 1, Tally.RETURNED: 1}
 
@@ -66,8 +68,12 @@ class ClaimLaws(Harness):
         """What is leased is not in the buffer."""
         buffer = await open_buffer(capacity=1)
         await buffer.put(group(1), "math")
-        await buffer.storage.claim([self.prompt(2), self.prompt(3)], Cursor("data"), LONG)
+        await buffer.cursors.claim([self.prompt(2), self.prompt(3)], Cursor("data"), LONG)
         assert ids(await buffer.get(9, "math")) == [1]
+
+
+class SettlingLaws(Harness):
+    """Results that are stored in the place of leased groups."""
 
     async def test_a_put_settles_what_it_was_made_from(self, buffer: ReplayBuffer) -> None:
         """The leased group leaves as its result comes in; the lease has nothing open then."""
@@ -101,7 +107,7 @@ class ClaimLaws(Harness):
         other = await buffer.lease_batch({"math": 0}, seconds=LONG)
         with pytest.raises(InputError, match="not open in this lease"):
             await other.finish(group(2), "math", replaces=lease.open)
-        await buffer.storage.give_back(lease._leased, sorted(lease.open), counts=False)
+        await able(buffer.storage, LeaseStorage).give_back(lease._leased, sorted(lease.open), counts=False)
         await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
         for put in (lease.finish, lease.save):
             with pytest.raises(LeaseLostError):
@@ -114,7 +120,7 @@ class ClaimLaws(Harness):
             await buffer.put(group(number, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 4}, group_status="init", seconds=LONG)
         uids = [item.uid for item in lease.items["math"]]
-        await buffer.storage.give_back(lease._leased, uids[1:2], counts=False)
+        await able(buffer.storage, LeaseStorage).give_back(lease._leased, uids[1:2], counts=False)
         await buffer.delete({"uid": uids[1]})
         puts = [lease.finish(group(10 + n), "math", replaces=[uid]) for n, uid in enumerate(uids)]
         results = await asyncio.gather(*puts, return_exceptions=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replaybuf.testing.archiving import ArchiveLaws
 from replaybuf.testing.checkpointing import CheckpointLaws
-from replaybuf.testing.claiming import ClaimLaws
+from replaybuf.testing.claiming import ClaimLaws, SettlingLaws
 from replaybuf.testing.damage import DamageLaws
 from replaybuf.testing.drawing import DrawingLaws
 from replaybuf.testing.dropping import DroppingLaws
@@ -29,7 +29,7 @@ from replaybuf.testing.waiting import ClosingLaws, WaitingLaws
 from replaybuf.testing.weighing import WeightLaws
 
 
-class StorageContract(
+class GroupContract(
     PuttingLaws,
     ExpiryLaws,
     TakingLaws,
@@ -41,8 +41,6 @@ class StorageContract(
     EvictionLaws,
     FullLaws,
     RateLaws,
-    LeaseLaws,
-    LeaseTimeLaws,
     ArchiveLaws,
     TallyLaws,
     MetricsLaws,
@@ -53,12 +51,28 @@ class StorageContract(
     RefreshingLaws,
     WaitingLaws,
     ClosingLaws,
-    PersistenceLaws,
-    CheckpointLaws,
-    ClaimLaws,
-    DamageLaws,
 ):
-    """What every backend keeps to. Needs the fixture `new_storage`."""
+    """What every backend keeps to: a `GroupStorage`. Needs the fixture `new_storage`, as all of these."""
+
+
+class LeaseContract(LeaseLaws, LeaseTimeLaws, SettlingLaws):
+    """What a `LeaseStorage` keeps to."""
+
+
+class CheckpointContract(CheckpointLaws):
+    """What a `CheckpointStorage` keeps to."""
+
+
+class CursorContract(ClaimLaws):
+    """What a `CursorStorage` keeps to."""
+
+
+class CopyContract(PersistenceLaws, DamageLaws):
+    """What a `CopyStorage` keeps to; damage is done to groups by way of a state dict."""
+
+
+class StorageContract(GroupContract, LeaseContract, CheckpointContract, CursorContract, CopyContract):
+    """What a `StorageBackend` keeps to, which can do everything."""
 
 
 class DurableContract(DurableLaws, DurableRulesLaws, FenceLaws):

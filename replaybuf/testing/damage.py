@@ -9,7 +9,7 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import NotReadyError
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.contract import CopyStorage, GroupStorage
 from replaybuf.storage.values import NewGroup
 from replaybuf.testing.harness import (
     CODEC,
@@ -17,6 +17,7 @@ from replaybuf.testing.harness import (
     Harness,
     Open,
     OpenBuffer,
+    able,
     found,
     group,
     ids,
@@ -43,11 +44,11 @@ class DamageLaws(Harness):
             storage = await self.damaged(storage, uids[1], open_storage)
         else:
             others = await open_storage(OTHER_CODEC)
-            others.load_state_dict(storage.state_dict())
+            able(others, CopyStorage).load_state_dict(able(storage, CopyStorage).state_dict())
             fields = {"status": "completed", "of_another_type": 1}
             uids.append(await others.put(NewGroup("math", Status.COMPLETED, 0, [fields], 1.0)))
             storage = await open_storage()
-            storage.load_state_dict(others.state_dict())
+            able(storage, CopyStorage).load_state_dict(able(others, CopyStorage).state_dict())
             uids.append(await storage.put(_new(2)))
         return ReplayBuffer(storage, CODEC.rollout_type), uids
 
@@ -115,19 +116,19 @@ class DamageLaws(Harness):
         fields = {"status": "completed", "of_another_type": 1}
         await others.put(NewGroup("math", Status.COMPLETED, 3, [fields], 1.0))
         buffer = await open_buffer()
-        buffer.storage.load_state_dict(others.state_dict())
+        able(buffer.storage, CopyStorage).load_state_dict(able(others, CopyStorage).state_dict())
         assert await buffer.get(1, "math") == []
         right = await open_buffer(codec=OTHER_CODEC)
-        right.storage.load_state_dict(buffer.storage.state_dict())
+        right.load_state_dict(buffer.state_dict())
         assert plain(await right.get(1, "math", "failed")) == plain([[fields]])
 
     async def test_snapshots_keep_damaged_groups(self, open_storage: Open, open_buffer: OpenBuffer) -> None:
         """A state dict with a damaged group can be loaded, and the group is as damaged as before."""
-        storage: StorageBackend = await open_storage()
+        storage: GroupStorage = await open_storage()
         uid = await storage.put(_new(0))
         storage = await self.damaged(storage, uid, open_storage)
         buffer = await open_buffer()
-        buffer.storage.load_state_dict(storage.state_dict())
+        able(buffer.storage, CopyStorage).load_state_dict(able(storage, CopyStorage).state_dict())
         assert payload_of(buffer.storage, uid) == payload_of(storage, uid)
         [item] = await found(buffer)
         assert item.error is not None

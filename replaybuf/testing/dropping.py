@@ -9,7 +9,8 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ConflictError, LeaseLostError
 from replaybuf.rollouts.rollout import RolloutState, Status
-from replaybuf.testing.harness import SOON, Harness, OpenBuffer, fill, found, group, ids, total
+from replaybuf.storage.contract import LeaseStorage
+from replaybuf.testing.harness import SOON, Harness, OpenBuffer, able, fill, found, group, ids, needs, total
 from replaybuf.testing.leasing import LONG
 from replaybuf.testing.waiting import waiting
 
@@ -48,6 +49,7 @@ class DroppingLaws(Harness):
         assert [item.uid for item in await found(buffer)] == [other, elsewhere]
         assert await counted(buffer) == (3, 1, 1)
 
+    @needs(LeaseStorage)
     async def test_a_leased_group_of_the_key_leaves(self, buffer: ReplayBuffer) -> None:
         """It doesn't come back to stand beside what comes under its key."""
         await buffer.put(group(1), "math", key="a")
@@ -73,6 +75,7 @@ class DroppingLaws(Harness):
         assert await buffer.put(stale(), "math", **DROPPING) is None
         assert (len(buffer), await total(buffer, "refused")) == (1, 0)
 
+    @needs(LeaseStorage)
     @pytest.mark.parametrize("how", ["finish", "save"])
     async def test_a_dropped_result_settles_what_it_was_made_from(self, buffer: ReplayBuffer, how: str) -> None:
         """The leased groups leave, and the lease doesn't hold them any more; the others are as they were."""
@@ -87,12 +90,13 @@ class DroppingLaws(Harness):
         assert ids(await buffer.get(9, "math", "init")) == [1]
         assert await counted(buffer) == (3, 1, 1)
 
+    @needs(LeaseStorage)
     @pytest.mark.parametrize("how", ["finish", "save"])
     async def test_a_dropped_result_of_a_lost_lease_is_refused(self, buffer: ReplayBuffer, how: str) -> None:
         """LeaseLostError; nothing leaves, and nothing is counted."""
         await buffer.put(group(1), "math")
         lease = await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
-        await buffer.storage.give_back(lease._leased, sorted(lease.open), counts=False)
+        await able(buffer.storage, LeaseStorage).give_back(lease._leased, sorted(lease.open), counts=False)
         put = lease.finish if how == "finish" else lease.save
         with pytest.raises(LeaseLostError):
             await put(stale(), "math", replaces=lease.open, **DROPPING)

@@ -10,7 +10,7 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.codec.payload import Codec
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.contract import GroupStorage
 from replaybuf.storage.values import NewGroup
 from replaybuf.testing.harness import (
     CODEC,
@@ -27,7 +27,7 @@ from replaybuf.testing.harness import (
 from replaybuf.testing.persistence import everything, fill
 from replaybuf.testing.waiting import waiting
 
-SamePlace = Callable[[StorageBackend, Codec], StorageBackend]
+SamePlace = Callable[[GroupStorage, Codec], GroupStorage]
 
 
 class DurableLaws(Harness):
@@ -38,7 +38,7 @@ class DurableLaws(Harness):
         """A function that gives a further storage over the data of the one given, with its rules, for a codec."""
         raise NotImplementedError("give a fixture same_place; replaybuf.testing says how")
 
-    async def test_it_says_that_it_is_durable(self, storage: StorageBackend) -> None:
+    async def test_it_says_that_it_is_durable(self, storage: GroupStorage) -> None:
         """`durable` is True."""
         assert storage.durable
 

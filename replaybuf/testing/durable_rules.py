@@ -11,7 +11,7 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import LeaseLostError
 from replaybuf.rules.tallies import Tally
-from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.contract import GroupStorage, LeaseStorage
 from replaybuf.testing.durable import SamePlace
 from replaybuf.testing.harness import (
     CODEC,
@@ -24,6 +24,7 @@ from replaybuf.testing.harness import (
     found,
     group,
     ids,
+    needs,
     total,
 )
 from replaybuf.testing.leasing import LONG, lease_of
@@ -123,6 +124,7 @@ class DurableRulesLaws(Harness):
         assert before == await _tallies(other.storage)
         assert await _tallies((await self._reopened(buffer, open_buffer, same_place)).storage) == before
 
+    @needs(LeaseStorage)
     async def test_leases_survive_reopening(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
         """Still hidden, whoever opens the place; then, when their time is over, they come back."""
         buffer = await open_buffer()
@@ -138,6 +140,7 @@ class DurableRulesLaws(Harness):
             (uids[2], 0),
         ]
 
+    @needs(LeaseStorage)
     async def test_tokens_grow_for_all(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
         """Also after reopening: a token fences off whoever had the groups before."""
         buffer = await open_buffer()
@@ -149,6 +152,7 @@ class DurableRulesLaws(Harness):
         third = await lease_of(again)
         assert first.token < second.token < third.token
 
+    @needs(LeaseStorage)
     async def test_a_lease_is_settled_by_its_own_consumer(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
         """A late acknowledgement is refused when a consumer elsewhere has the groups."""
         buffer = await open_buffer()
@@ -161,6 +165,7 @@ class DurableRulesLaws(Harness):
         await taken.acknowledge()
         assert await total(buffer, "taken") == 1
 
+    @needs(LeaseStorage)
     async def test_a_heartbeat_ends_with_its_buffer(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
         """A consumer that closed its buffer holds its groups no longer than the lease's time."""
         buffer = await open_buffer()
@@ -180,5 +185,5 @@ class DurableRulesLaws(Harness):
         assert len(again) == 1
 
 
-async def _tallies(storage: StorageBackend) -> dict[object, int]:
+async def _tallies(storage: GroupStorage) -> dict[object, int]:
     return {key: n for key, n in (await storage.tallies()).items() if n and key[2] != Tally.REFUSED}

@@ -10,10 +10,11 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FencedError
+from replaybuf.storage.contract import CheckpointStorage, CopyStorage, CursorStorage, LeaseStorage
 from replaybuf.storage.values import Cursor
 from replaybuf.testing.checkpointing import state_of
 from replaybuf.testing.durable import SamePlace
-from replaybuf.testing.harness import CODEC, SOON, Harness, OpenBuffer, found, group, ids
+from replaybuf.testing.harness import CODEC, SOON, Harness, OpenBuffer, found, group, ids, needs
 from replaybuf.testing.leasing import LONG
 from replaybuf.testing.persistence import everything, fill
 from replaybuf.testing.waiting import waiting
@@ -34,7 +35,7 @@ ATTEMPTS: dict[str, Attempt] = {
         group(9, seq_staleness=5), "math", stale_threshold=4, expired_groups_retryable=False
     ),
     "cursor": lambda buffer: buffer.cursors.move(Cursor("data")),
-    "claim": lambda buffer: buffer.storage.claim([], Cursor("data"), LONG),
+    "claim": lambda buffer: buffer.cursors.claim([], Cursor("data"), LONG),
     "checkpoint": lambda buffer: buffer.checkpoint(7),
     "drop": lambda buffer: buffer.drop_checkpoint(1),
 }
@@ -48,6 +49,7 @@ class FenceLaws(Harness):
         """As for `DurableLaws`."""
         raise NotImplementedError("give a fixture same_place; replaybuf.testing says how")
 
+    @needs(CheckpointStorage, CursorStorage, CopyStorage)
     @pytest.mark.parametrize("attempt", ATTEMPTS)
     async def test_those_of_the_run_before_can_change_nothing(
         self, attempt: str, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
@@ -63,6 +65,7 @@ class FenceLaws(Harness):
                 await ATTEMPTS[attempt](buffer)
         assert state_of(trainer) == before
 
+    @needs(CheckpointStorage, LeaseStorage)
     async def test_leases_of_the_run_before_are_fenced(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
@@ -82,6 +85,7 @@ class FenceLaws(Harness):
                 await call
         assert ids(await trainer.get(9, "math")) == [1]
 
+    @needs(CheckpointStorage)
     async def test_those_who_wait_are_told(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
@@ -93,6 +97,7 @@ class FenceLaws(Harness):
         with pytest.raises(FencedError):
             await asyncio.wait_for(task, SOON)
 
+    @needs(CheckpointStorage, CopyStorage)
     async def test_a_fenced_buffer_can_still_be_read(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
@@ -104,6 +109,7 @@ class FenceLaws(Harness):
         assert await everything(buffer) == await everything(trainer)
         assert await buffer.checkpoints() == await trainer.checkpoints()
 
+    @needs(CheckpointStorage)
     async def test_a_new_buffer_joins_the_restored_run(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
@@ -117,6 +123,7 @@ class FenceLaws(Harness):
             await trainer.put(group(number), "math")
             assert ids(await trainer.get(9, "math")) == [number, number]
 
+    @needs(CheckpointStorage, CopyStorage)
     async def test_checkpoints_outlive_the_process(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ClosedError, FullError, InputError, NotReadyError
 from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.contract import LeaseStorage
 from replaybuf.testing.harness import (
     CODEC,
     SOON,
@@ -22,6 +23,7 @@ from replaybuf.testing.harness import (
     found,
     group,
     ids,
+    needs,
     total,
 )
 
@@ -196,6 +198,7 @@ class FullLaws(Harness):
         await asyncio.wait_for(task, SOON)
         assert await numbers(other) == [1]
 
+    @needs(LeaseStorage)
     @pytest.mark.parametrize("how", ["delete", "lease", "update"])
     async def test_other_changes_make_room_too(self, open_buffer: OpenBuffer, how: str) -> None:
         """What is deleted, leased or archived isn't in the buffer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -19,12 +19,15 @@ from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.limits import Limits, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
-from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.contract import CopyStorage, GroupStorage
 from replaybuf.storage.portable import unpack_state
 from replaybuf.storage.values import NewGroup, StorageItem
 
-NewStorage = Callable[[Codec, Rules], StorageBackend]
-Open = Callable[..., Awaitable[StorageBackend]]
+C = TypeVar("C")
+F = TypeVar("F", bound=Callable[..., Any])
+
+NewStorage = Callable[[Codec, Rules], GroupStorage]
+Open = Callable[..., Awaitable[GroupStorage]]
 OpenBuffer = Callable[..., Awaitable[ReplayBuffer]]
 
 CODEC = Codec(RolloutType(RolloutState))
@@ -45,14 +48,17 @@ class Harness:
         raise NotImplementedError("give a fixture new_storage; replaybuf.testing says how")
 
     @pytest_asyncio.fixture
-    async def open_storage(self, new_storage: NewStorage) -> AsyncIterator[Open]:
+    async def open_storage(self, new_storage: NewStorage, request: pytest.FixtureRequest) -> AsyncIterator[Open]:
         """A coroutine function that opens a new, empty storage (or the one given); closed after the test."""
-        opened: list[StorageBackend] = []
+        opened: list[GroupStorage] = []
 
         async def open_one(
-            codec: Codec = CODEC, storage: StorageBackend | None = None, rules: Rules | None = None
-        ) -> StorageBackend:
+            codec: Codec = CODEC, storage: GroupStorage | None = None, rules: Rules | None = None
+        ) -> GroupStorage:
             opened.append(new_storage(codec, rules or Rules()) if storage is None else storage)
+            for capability in getattr(request.function, "needs", ()):
+                if not isinstance(opened[-1], capability):
+                    pytest.skip(f"{opened[-1]!r} is no {capability.__name__}")
             await opened[-1].open()
             return opened[-1]
 
@@ -67,7 +73,7 @@ class Harness:
         async def open_one(
             policy: str | ReplayPolicy = "fifo",
             codec: Codec = CODEC,
-            storage: StorageBackend | None = None,
+            storage: GroupStorage | None = None,
             *,
             put_timeout: float | None = PUT_TIMEOUT,
             **rules: Any,
@@ -78,7 +84,7 @@ class Harness:
         return open_one
 
     @pytest_asyncio.fixture
-    async def storage(self, open_storage: Open) -> StorageBackend:
+    async def storage(self, open_storage: Open) -> GroupStorage:
         """An open, empty storage."""
         return await open_storage()
 
@@ -87,20 +93,36 @@ class Harness:
         """A buffer over an empty storage, oldest first."""
         return await open_buffer()
 
-    async def damaged(self, storage: StorageBackend, uid: int, open_storage: Open) -> StorageBackend:
+    async def damaged(self, storage: GroupStorage, uid: int, open_storage: Open) -> GroupStorage:
         """A storage with the groups of this one, where a bit of the payload of one of them has flipped.
 
         It goes through the state dict, so that it works with any backend.
         """
-        state = deepcopy(storage.state_dict())
+        state = deepcopy(able(storage, CopyStorage).state_dict())
         for record in state["groups"]:
             if record["uid"] == uid:
                 payload = bytearray(record["payload"])
                 payload[len(payload) // 2] ^= 1
                 record["payload"] = bytes(payload)
         loaded = await open_storage()
-        loaded.load_state_dict(state)
+        able(loaded, CopyStorage).load_state_dict(state)
         return loaded
+
+
+def needs(*capabilities: type) -> Callable[[F], F]:
+    """A law that needs more than its contract is about: skipped for backends that can't do one of these."""
+
+    def mark(law: F) -> F:
+        law.needs = capabilities  # type: ignore[attr-defined]
+        return law
+
+    return mark
+
+
+def able(storage: GroupStorage, capability: type[C]) -> C:
+    """The storage as one that can do what the law needs."""
+    assert isinstance(storage, capability)
+    return storage
 
 
 def rules_of(
@@ -208,7 +230,7 @@ def plain(value: Any) -> Any:
     return (type(value).__name__, repr(value) if isinstance(value, float) else value)
 
 
-def payload_of(storage: StorageBackend, uid: int) -> bytes:
+def payload_of(storage: GroupStorage, uid: int) -> bytes:
     """The encoded rollouts of a group, by the state dict."""
-    groups = unpack_state(storage.state_dict()).groups
+    groups = unpack_state(able(storage, CopyStorage).state_dict()).groups
     return next(group.payload for group in groups if group.item.uid == uid)

@@ -10,6 +10,7 @@ from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError, NotReadyError
 from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.contract import CopyStorage
 from replaybuf.testing.harness import (
     SOON,
     Harness,
@@ -20,6 +21,7 @@ from replaybuf.testing.harness import (
     found,
     group,
     ids,
+    needs,
     new_group,
     only,
     total,
@@ -232,6 +234,7 @@ class LeaseLaws(Harness):
         stored = await only(buffer)
         assert (stored.tags, stored.priority, stored.item[0].response) == ({"a": 1}, 1, "the answer")
 
+    @needs(CopyStorage)
     async def test_a_damaged_group_is_not_leased(self, open_storage: Open, open_buffer: OpenBuffer) -> None:
         """It is set aside, and the next one comes in its place."""
         storage = await open_storage()
@@ -241,6 +244,7 @@ class LeaseLaws(Harness):
         assert ids(lease.batch["math"]) == [1, 2]
         assert [(item.uid, item.status) for item in await found(buffer)] == [(uids[0], Status.FAILED)]
 
+    @needs(CopyStorage)
     async def test_a_state_dict_has_leased_groups_as_if_given_back(self, open_buffer: OpenBuffer) -> None:
         """Their consumers know nothing of another store."""
         buffer, fresh = await open_buffer(), await open_buffer()

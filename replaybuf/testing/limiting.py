@@ -9,8 +9,9 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FullError, InputError, NotReadyError
 from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.contract import CopyStorage, LeaseStorage
 from replaybuf.testing.filling import waits_for_room
-from replaybuf.testing.harness import SOON, Harness, OpenBuffer, drawn, fill, found, group
+from replaybuf.testing.harness import SOON, Harness, OpenBuffer, drawn, fill, found, group, needs
 
 
 async def put_all(buffer: ReplayBuffer, task: str = "math") -> int:
@@ -142,6 +143,7 @@ class RateLaws(Harness):
                 await call
         assert len(await drawn(buffer, 3)) == 2
 
+    @needs(LeaseStorage)
     async def test_a_lease_given_back_is_no_draw(self, open_buffer: OpenBuffer) -> None:
         """The rate counts draws that stand."""
         buffer = await open_buffer(max_times_sampled=0, samples_per_insert=1, error_buffer=2)
@@ -151,6 +153,7 @@ class RateLaws(Harness):
         assert await put_all(buffer) == 0
         assert len(await drawn(buffer, 2)) == 2
 
+    @needs(CopyStorage)
     async def test_the_rate_outlives_the_buffer(self, open_buffer: OpenBuffer) -> None:
         """After a resume puts and draws are where they were."""
         buffer, fresh = [await open_buffer(max_times_sampled=0, samples_per_insert=2, error_buffer=4) for _ in range(2)]
@@ -161,6 +164,7 @@ class RateLaws(Harness):
             assert await put_all(one) == 1
             assert [len(await drawn(one, 3)) for _ in range(4)] == [3, 3, 2, 0]
 
+    @needs(CopyStorage)
     async def test_limits_are_the_configs_not_the_snapshots(self, open_buffer: OpenBuffer) -> None:
         """Reverb's checkpoints bring the old limits back silently, and inserts hang."""
         buffer = await open_buffer(capacity=2, on_full="block", min_size=2)

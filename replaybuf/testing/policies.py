@@ -11,7 +11,8 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
-from replaybuf.testing.harness import Harness, OpenBuffer, chi_square, drawn, fill, found, group, ids
+from replaybuf.storage.contract import CopyStorage
+from replaybuf.testing.harness import Harness, OpenBuffer, chi_square, drawn, fill, found, group, ids, needs
 
 #: What chi-square exceeds with a probability of 0.001, by degrees of freedom (tables, e.g. Abramowitz & Stegun 26.8).
 #: Seeds are fixed, so that a test that passes once passes always.
@@ -196,6 +197,7 @@ class PolicyLaws(Harness):
                 await call
         assert [item.priority for item in await found(buffer)] == [1, 1]
 
+    @needs(CopyStorage)
     @RANDOM
     @pytest.mark.parametrize("how", ["snapshot", "state"])
     async def test_a_resumed_buffer_draws_what_would_have_been_drawn(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from replaybuf.rollouts.rollout import Status
-from replaybuf.testing.harness import Harness, OpenBuffer, drawn, fill, found, group, only, total
+from replaybuf.storage.contract import CopyStorage
+from replaybuf.testing.harness import Harness, OpenBuffer, drawn, fill, found, group, needs, only, total
 
 EVERY_POLICY = pytest.mark.parametrize("policy", ["fifo", "lifo", "staleness", "uniform", "prioritized"])
 
@@ -75,6 +76,7 @@ class ReuseLaws(Harness):
         assert len(await buffer.get(1, "math", "aborted")) == 1
         assert len(buffer) == 0
 
+    @needs(CopyStorage)
     @pytest.mark.parametrize("how", ["snapshot", "state"])
     async def test_the_count_outlives_the_buffer(self, open_buffer: OpenBuffer, how: str, tmp_path: Path) -> None:
         """After a resume only the draws that are left are left."""

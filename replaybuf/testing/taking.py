@@ -11,7 +11,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError, NotReadyError, QueryError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
-from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.contract import GroupStorage
 from replaybuf.storage.values import Draw
 from replaybuf.testing.harness import SOON, Harness, OpenBuffer, found, group, ids, new_group
 
@@ -129,7 +129,7 @@ class TakingLaws(Harness):
         batch, _ = await buffer.take_batch({"math": 1}, group_status=Status.ABORTED, timeout=SOON)
         assert ids(batch["math"]) == [1]
 
-    async def test_a_take_of_all_or_nothing(self, storage: StorageBackend) -> None:
+    async def test_a_take_of_all_or_nothing(self, storage: GroupStorage) -> None:
         """On the backend itself: None and nothing taken unless every task has enough."""
         for i in range(2):
             await storage.put(new_group(i))
@@ -245,7 +245,7 @@ class CountingLaws(Harness):
         await buffer.put(group(1), "math")
         assert await asyncio.to_thread(len, buffer) == 1
 
-    async def test_count_stops_at_a_limit(self, storage: StorageBackend) -> None:
+    async def test_count_stops_at_a_limit(self, storage: GroupStorage) -> None:
         """On the backend itself: `at_most` bounds what is counted."""
         from replaybuf.query import parse
 

@@ -13,14 +13,14 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FullError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import Tally
-from replaybuf.storage.contract import StorageBackend
-from replaybuf.testing.harness import Harness, OpenBuffer, drawn, fill, found, group, total
+from replaybuf.storage.contract import CopyStorage, GroupStorage, LeaseStorage
+from replaybuf.testing.harness import Harness, OpenBuffer, drawn, fill, found, group, needs, total
 
 TASKS = ("math", "code")
 _GONE = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED)
 
 
-async def conserved(storage: StorageBackend) -> None:
+async def conserved(storage: GroupStorage) -> None:
     """Every group that was put is somewhere, or is counted as what became of it; and levels are what there is."""
     tallies = {key: n for key, n in (await storage.tallies()).items() if n}
     assert all(n > 0 for n in tallies.values()), tallies
@@ -42,6 +42,7 @@ async def sized(buffer: ReplayBuffer) -> None:
 class TallyLaws(Harness):
     """What a store counts, in the transactions that it happens in."""
 
+    @needs(LeaseStorage)
     @pytest.mark.parametrize("seed", range(3))
     @pytest.mark.parametrize("times", [1, 2])
     async def test_every_group_is_accounted_for(self, open_buffer: OpenBuffer, seed: int, times: int) -> None:
@@ -112,6 +113,7 @@ class TallyLaws(Harness):
         assert [await total(buffer, name, "code") for name in ("expired", "dropped")] == [0, 1]
         assert (await buffer.dropped("math"), await buffer.dropped("code")) == (0, 1)
 
+    @needs(CopyStorage)
     async def test_totals_outlive_the_buffer(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
         """They are in the state, and in a snapshot."""
         buffer, fresh, resumed = [await open_buffer(max_times_sampled=2, capacity=3) for _ in range(3)]

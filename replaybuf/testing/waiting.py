@@ -13,8 +13,8 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ClosedError, InputError, NotReadyError
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.contract import StorageBackend
-from replaybuf.testing.harness import CODEC, SOON, Harness, Open, group, ids, new_group
+from replaybuf.storage.contract import CheckpointStorage, CopyStorage, CursorStorage, GroupStorage
+from replaybuf.testing.harness import CODEC, SOON, Harness, Open, group, ids, needs, new_group
 
 
 async def waiting(buffer: ReplayBuffer, wait: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -78,7 +78,8 @@ class WaitingLaws(Harness):
         await change(buffer)
         await asyncio.wait_for(task, SOON)
 
-    async def test_a_group_set_aside_wakes(self, storage: StorageBackend, open_storage: Open) -> None:
+    @needs(CopyStorage)
+    async def test_a_group_set_aside_wakes(self, storage: GroupStorage, open_storage: Open) -> None:
         """Those who wait for FAILED groups see one that a take could not decode."""
         uid = await storage.put(new_group(1))
         buffer = ReplayBuffer(await self.damaged(storage, uid, open_storage), CODEC.rollout_type)
@@ -130,7 +131,7 @@ class WaitingLaws(Harness):
         batch, _ = await buffer.take_batch({"math": 1}, timeout=SOON)
         assert ids(batch["math"]) == [1]
 
-    async def test_changed_returns_by_its_timeout(self, storage: StorageBackend) -> None:
+    async def test_changed_returns_by_its_timeout(self, storage: GroupStorage) -> None:
         """On the backend itself: without a change, `changed` returns when the time is over, without an error."""
         async with asyncio.timeout(SOON):
             await storage.changed(0.01, storage.version())
@@ -159,6 +160,7 @@ class ClosingLaws(Harness):
         with pytest.raises(ClosedError):
             await buffer.__aenter__()
 
+    @needs(CheckpointStorage, CursorStorage, CopyStorage)
     async def test_everything_after_close_is_an_error(self, buffer: ReplayBuffer) -> None:
         """Every method, with a message that says what to do."""
         await buffer.put(group(1), "math")

@@ -121,7 +121,7 @@ def test_a_buffer_that_is_not_there_is_an_error(busy: str, command: str) -> None
 def test_a_task_of_which_all_was_dropped_is_there(empty: str) -> None:
     async def drop() -> None:
         async with ReplayBufferConfig(url=empty).build() as buffer:
-            old = RolloutState(status=Status.COMPLETED, seq_staleness=9)
+            old = RolloutState(message=[], status=Status.COMPLETED, seq_staleness=9)
             assert await buffer.put([old], "math", stale_threshold=4, expired_groups_retryable=False) is None
 
     asyncio.run(drop())

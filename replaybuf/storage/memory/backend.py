@@ -32,6 +32,7 @@ from replaybuf.storage.memory.groups import Groups
 from replaybuf.storage.memory.items import Items, in_lane
 from replaybuf.storage.memory.leased import Loans
 from replaybuf.storage.portable import check_empty, pack_state, unpack_state
+from replaybuf.storage.state_copies import StateCopies
 from replaybuf.storage.values import (
     Changes,
     Checkpoint,
@@ -51,7 +52,7 @@ Drawn = dict[str, list[StorageItem]]
 _ALL = LogicNode("$and", ())
 
 
-class MemoryStorage(StorageBackend):
+class MemoryStorage(StateCopies, StorageBackend):
     """Groups in a dict of this process; gone with it. Threads share it: one does something at a time."""
 
     new_table: type[Items] = Items
@@ -342,6 +343,9 @@ class MemoryStorage(StorageBackend):
         return bool(expired)
 
     # Checkpoints
+
+    async def check_fence(self) -> None:
+        """Nobody else can restore what is in this process alone."""
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
         with self._lock:

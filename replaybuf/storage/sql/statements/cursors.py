@@ -56,7 +56,7 @@ def claim(
 
 
 def move_cursor(tx: Transaction, moved: Cursor) -> bool:
-    """Write the cursor unless somebody else, or a restore, has moved it since it was read; return whether it was written."""
+    """Write the cursor unless it was moved since it was read, by anyone or by a restore; return whether it was."""
     if moved.epoch != tx.scope.epoch:
         return False
     values = _row(tx, moved) | {"version": moved.version + 1}
