@@ -18,7 +18,7 @@ from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import add_counts
 from replaybuf.storage.sql.statements.lanes import Lane, need_lane
 from replaybuf.storage.sql.statements.leases import store_clock
-from replaybuf.storage.sql.statements.leaving import FREE, set_aside
+from replaybuf.storage.sql.statements.moving import FREE, set_aside
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.sweep import sweep
 from replaybuf.storage.sql.tasks.sweeper import GRACE_SECONDS
@@ -55,7 +55,7 @@ def adopt_laneless(tx: Transaction) -> list[int]:
     if not (uids := laneless(tx)):
         return []
     home = need_lane(tx, (LOST, Status.FAILED))
-    free: dict[str, Any] = FREE | {"lane": home.id, "error": WHY_LOST}
+    free: dict[str, Any] = {**FREE, "lane": home.id, "error": WHY_LOST}
     tx.execute(update(group).where(uid_in(tx, uids)).values(free))
     stepless = and_(uid_in(tx, uids), group.c.pinned_staleness.is_(None))
     tx.execute(update(group).where(stepless).values(pinned_staleness=0))
@@ -93,7 +93,7 @@ def give_back_half_leased(tx: Transaction) -> list[int]:
         if row.leased and row.lease is not None:
             values: dict[str, Any] = {"leased_until": store_clock(tx)}
         else:
-            values = FREE | {"lane": home.id}
+            values = {**FREE, "lane": home.id}
         tx.execute(update(group).where(group.c.uid == row.uid).values(values))
         if row.leased and row.lease is None:
             add_counts(tx, {(home.id, Tally.LEASED): -1, (home.id, Tally.SIZE): 1})
