@@ -15,6 +15,7 @@ from sqlalchemy import Connection, make_url, text
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.doctor import counts, groups
+from replaybuf.storage.sql.inspection.checkup.orphans import LOST
 from replaybuf.storage.sql.schema.create import REVISIONS
 from replaybuf.testing.harness import group
 from tests.cli.conftest import BACKENDS, _new_url, run
@@ -184,7 +185,7 @@ def test_a_damaged_group_is_set_aside_with_the_reason(url: str) -> None:
 def test_groups_of_no_task_are_kept_apart(url: str) -> None:
     break_it(url, list(DAMAGE["a group has no lane"][2]))
     run("doctor", url, "--repair")
-    [row] = json.loads(run("ls", url, "--task", groups.LOST, "--json").stdout)
+    [row] = json.loads(run("ls", url, "--task", LOST, "--json").stdout)
     assert (row["status"], row["error"]) == ("failed", "its task and status were lost")
 
 
