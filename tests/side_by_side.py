@@ -20,7 +20,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import replaybuf.buffer.replay_buffer
+import replaybuf.buffer.putting
 from replaybuf import ReplayBuffer, Status
 from replaybuf.buffer.lease import Lease
 from replaybuf.errors import NotEmptyError, ReplayBufError
@@ -57,7 +57,7 @@ class SideBySide(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.folder = Path(tempfile.mkdtemp(prefix="rb-side-"))
-        self.clock = patch.object(replaybuf.buffer.replay_buffer, "time", _Clock())
+        self.clock = patch.object(replaybuf.buffer.putting, "time", _Clock())
         self.clock.start()
 
     @initialize(rules=rules, first=st.lists(puts, min_size=4, max_size=8))
@@ -78,14 +78,14 @@ class SideBySide(RuleBasedStateMachine):
 
     def both(self, operation: Callable[[ReplayBuffer], Awaitable[Any]]) -> Any:
         """Run an operation on both buffers; its result, or error, which has to be the same."""
-        replaybuf.buffer.replay_buffer.time.now += 1
+        replaybuf.buffer.putting.time.now += 1
         expected, got = (self.runner.run(_outcome(operation, one)) for one in (self.reference, self.other))
         assert got == expected
         return got
 
     def each(self, operation: Callable[[ReplayBuffer], Awaitable[Any]]) -> tuple[Any, Any]:
         """Run an operation on both buffers; what it gives, or the error, for either."""
-        replaybuf.buffer.replay_buffer.time.now += 1
+        replaybuf.buffer.putting.time.now += 1
         expected, got = (self.runner.run(_caught(operation, one)) for one in (self.reference, self.other))
         return expected, got
 

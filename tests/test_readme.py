@@ -71,7 +71,7 @@ def test_the_examples_of_the_backend_docs_run() -> None:
     for block in blocks:
         exec(block, namespace)
     assert namespace["buffer"].policy.name == "prioritized"
-    assert issubclass(namespace["TestMyStorage"], replaybuf.testing.StorageContract)
+    assert issubclass(namespace["TestMyStorage"], replaybuf.testing.GroupContract)
 
 
 def test_the_error_in_the_query_docs_is_the_real_one() -> None:

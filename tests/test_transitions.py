@@ -21,13 +21,13 @@ from replaybuf.rules.transitions import (
     dropped,
     expired,
     given_back,
-    kept,
     lapsed,
     leased,
     put,
     refused,
     removed,
     set_aside,
+    undrawn,
     unleased,
     updated,
 )
@@ -253,11 +253,9 @@ def test_a_put_that_is_lost_is_in_no_place() -> None:
     ("group", "status"),
     [(one(ARCHIVED, 1), COMPLETED), (one(ARCHIVED, 0), ARCHIVED), (one(FAILED, 2, 3), FAILED)],
 )
-def test_what_a_restore_keeps_is_as_it_was_put(group: One, status: Status) -> None:
-    """Never drawn; archived only where it was put as that."""
-    step = kept(group)
-    assert One(None, group.times_sampled, group.deliveries).after(step) == one(status)
-    assert step.counts == {(status, Tally.PUT): 1, (status, Tally.SIZE): 1}
+def test_what_was_archived_by_a_draw_would_be_completed_without_it(group: One, status: Status) -> None:
+    """What was put as archived stays that."""
+    assert undrawn(group) == status
 
 
 @pytest.mark.parametrize(

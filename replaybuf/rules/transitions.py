@@ -97,13 +97,9 @@ def refused(status: Status) -> Transition:
     return _nowhere(status, Tally.REFUSED)
 
 
-def kept(group: Group) -> Transition:
-    """A group that was put after a checkpoint stays in what is restored, as if it had never been drawn.
-
-    What a draw has archived is COMPLETED again.
-    """
-    status = Status.COMPLETED if group.status == Status.ARCHIVED and group.times_sampled else group.status
-    return _step(None, Place(status), {Tally.PUT: 1}, draws=-group.times_sampled, deliveries=-group.deliveries)
+def undrawn(group: Group) -> Status:
+    """The status of a group as if it had never been drawn: what a draw has archived was COMPLETED."""
+    return Status.COMPLETED if group.status == Status.ARCHIVED and group.times_sampled else group.status
 
 
 # Draws and leases

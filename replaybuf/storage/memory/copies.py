@@ -76,7 +76,9 @@ def add_new(now: World, restored: World, known: set[int]) -> None:
         there.made_from[item.uid] = made_from
         there.payloads[item.uid] = here.payloads[item.uid]
         there.races.tickets[item.uid] = here.races.ticket(item.uid)
-        if there.apply(transitions.kept(item), item).status == Status.ARCHIVED:
+        item.status, item.times_sampled, item.deliveries = transitions.undrawn(item), 0, 0
+        there.apply(transitions.put(item.status), item)
+        if item.status == Status.ARCHIVED:
             there.archived_at[item.uid] = here.archived_at[item.uid]
 
 
