@@ -38,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """The whole suite runs on all processors; parts of it, and whatever says `-n`, as pytest does it by default."""
+    if hasattr(config, "workerinput"):
+        return
     option = config.option
     alone = option.usepdb or option.collectonly or option.capture == "no"
     whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS
