@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from replaybuf.errors import InputError
-from replaybuf.rollouts.rollout import Status, Tags
+
+Tags = dict[str, str | int | float | bool | None]
 
 _MAX_NAME = 200
 _INT64 = 2**63
@@ -136,14 +137,6 @@ def check_seconds(seconds: Any, what: str) -> float:
     if number is None or not 0 < number <= _LONGEST_TIME:
         raise InputError(f"{what} must be a number of seconds above 0 (at most {_LONGEST_TIME}), got {seconds!r:.100}")
     return float(number)
-
-
-def check_status(status: Any) -> Status:
-    """A status, from a Status or its value."""
-    try:
-        return Status(status)
-    except ValueError:
-        raise InputError(f"unknown status {status!r}; there are {', '.join(Status)}") from None
 
 
 def check_sizes(sizes: Any) -> dict[str, int]:

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replaybuf.errors import ConfigError
-from replaybuf.storage.sql.engine.urls import redact
+from replaybuf.redact import redact
 
 _SIMILAR = 0.8
 

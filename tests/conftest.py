@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.compiled import share_compiled_statements
+from tests.faults.summary import Summary
+from tests.matrix import mark_fast, mark_long
 from tests.postgres import Databases, new_database, running_server
 
 # On a busy machine any example may be slow.
@@ -21,6 +24,33 @@ share_compiled_statements()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell, where Ctrl-C is ignored, also by child processes; some tests send it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+#: More are not worth it: each has a PostgreSQL of its own, and the longest tests set the time.
+_MOST_WORKERS = 8
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Summary())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """The whole suite runs on all processors; parts of it, and whatever says `-n`, as pytest does it by default."""
+    option = config.option
+    alone = option.usepdb or option.collectonly or option.capture == "no"
+    whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS
+    if config.pluginmanager.has_plugin("xdist") and option.numprocesses is None and whole and not alone:
+        option.numprocesses = min(os.cpu_count() or 1, _MOST_WORKERS)
+        if option.dist == "no":
+            option.dist = "worksteal"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_long(items)
+    mark_fast(items)
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +85,13 @@ def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     else:
         with request.getfixturevalue("postgres_databases").lent() as lend:
             yield lend()
+
+
+@pytest.fixture
+def lent_database(postgres_databases: Databases) -> Iterator[str]:
+    """`postgresql://...` of a database that is empty, and may have replaybuf's tables."""
+    with postgres_databases.lent() as lend:
+        yield lend()
 
 
 @pytest.fixture(scope="session")

@@ -20,18 +20,19 @@ from sqlalchemy import make_url
 
 
 @contextmanager
-def running_server(*, own: bool = False) -> Iterator[str]:
+def running_server(*, own: bool = False, flushing: bool = False) -> Iterator[str]:
     """The URL of the server that REPLAYBUF_TEST_POSTGRES_URL names, or of one that runs until the block is left.
 
-    With `own` it is always a new one, for tests that change how it is set up. The new ones flush nothing to the disk:
-    nobody crashes them (who does so has an `own_server`).
+    With `own` it is always a new one, for tests that change how it is set up. Without `flushing`, a new one flushes
+    nothing to the disk: nobody crashes it (who does so has an `own_server`).
     """
     given = os.environ.get("REPLAYBUF_TEST_POSTGRES_URL")
     if given and not own:
         yield given
         return
     with own_server() as server:
-        server.hurry()
+        if not flushing:
+            server.hurry()
         yield server.url
 
 
@@ -68,7 +69,7 @@ class Server:
 
     def hurry(self) -> None:
         """Flush nothing to the disk from now on: after a crash of the server its data would be lost."""
-        self.configure(fsync="off", synchronous_commit="off", full_page_writes="off")
+        self.configure(fsync="off", full_page_writes="off")
         self._control("reload")
 
     def admit(self, network: str) -> None:
@@ -100,10 +101,13 @@ def own_server() -> Iterator[Server]:
 
 
 @contextmanager
-def new_database(server_url: str) -> Iterator[str]:
-    """The URL of a new, empty database, which is dropped with all its connections when the block is left."""
+def new_database(server_url: str, template: str = "template0") -> Iterator[str]:
+    """The URL of a new database, which is dropped with all its connections when the block is left.
+
+    It is empty, or a copy of another one, which nobody is connected to.
+    """
     name = f"replaybuf_{uuid.uuid4().hex}"
-    execute(server_url, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'")
+    execute(server_url, f"CREATE DATABASE {name} TEMPLATE {template} ENCODING 'UTF8'")
     try:
         yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
     finally:

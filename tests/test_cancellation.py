@@ -30,7 +30,7 @@ from replaybuf.storage.values import Draw
 from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
 
-ROUNDS = 40
+ROUNDS = 20
 
 
 @pytest.fixture

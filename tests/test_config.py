@@ -22,8 +22,9 @@ from replaybuf import (
     SyncReplayBufferConfig,
 )
 from replaybuf.errors import MissingDriverError
+from replaybuf.redact import redact
 from replaybuf.storage.sql.engine import urls as driver
-from replaybuf.storage.sql.engine.urls import parse_url, public_url, redact
+from replaybuf.storage.sql.engine.urls import parse_url, public_url
 from tests.cli.test_help import commands
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from replaybuf.errors import ConfigError
-from replaybuf.storage.sql.engine.urls import parse_url, redact
+from replaybuf.redact import redact
+from replaybuf.storage.sql.engine.urls import parse_url
 
 
 @pytest.mark.parametrize("password", ["secret", "sec@ret", "@secret@", "sec/ret", "sec:ret", "se?c#ret", "sec\nret"])

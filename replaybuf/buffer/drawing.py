@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from replaybuf.buffer.waits import Waits
-from replaybuf.checks import check_exponent, check_sizes, check_status, check_timeout
+from replaybuf.checks import check_exponent, check_sizes, check_timeout
 from replaybuf.errors import InputError
 from replaybuf.query import Query, parse
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import Status, check_status
 from replaybuf.storage.contract import GroupStorage, LeaseStorage
 from replaybuf.storage.values import Draw, Leased, StorageItem
 

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from replaybuf.buffer.waits import Waits
 from replaybuf.checks import (
+    Tags,
     check_key,
     check_priority,
     check_step,
@@ -19,7 +20,6 @@ from replaybuf.checks import (
 )
 from replaybuf.errors import InputError
 from replaybuf.rollouts.normalise import as_group, normalise
-from replaybuf.rollouts.rollout import Tags
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.storage.contract import GroupStorage

@@ -11,15 +11,7 @@ from typing import Any, Self
 
 from replaybuf.buffer.metrics import Meter
 from replaybuf.buffer.waits import Waits, sizes_of
-from replaybuf.checks import (
-    check_folder,
-    check_keep,
-    check_limit,
-    check_list,
-    check_status,
-    check_step,
-    check_task_name,
-)
+from replaybuf.checks import check_folder, check_keep, check_limit, check_list, check_step, check_task_name
 from replaybuf.errors import (
     ClosedError,
     MissingSnapshotError,
@@ -29,7 +21,7 @@ from replaybuf.errors import (
 )
 from replaybuf.progress import OnProgress
 from replaybuf.query import Query, parse
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import Status, check_status
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
 from replaybuf.rules.tallies import Tally, levels

@@ -12,18 +12,18 @@ from replaybuf.buffer.lease import Lease, Leasing
 from replaybuf.buffer.putting import PUT_TIMEOUT, Putting
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS, BufferReader
 from replaybuf.checks import (
+    Tags,
     check_by_task,
     check_list,
     check_priorities,
     check_priority,
     check_seconds,
-    check_status,
     check_step,
     check_tags,
 )
 from replaybuf.errors import InputError
 from replaybuf.query import Query, parse
-from replaybuf.rollouts.rollout import Status, Tags
+from replaybuf.rollouts.rollout import Status, check_status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.storage.contract import GroupStorage, LeaseStorage, require

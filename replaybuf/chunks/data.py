@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from replaybuf.checks import MAX_STEP, check_task_name, whole
+from replaybuf.checks import MAX_STEP, Tags, check_task_name, whole
 from replaybuf.errors import FragmentError, InputError
-from replaybuf.rollouts.rollout import Status, Tags
+from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
 
 #: Why a fragment is not stored; "stale" and "damaged" are chunks that can't be made.

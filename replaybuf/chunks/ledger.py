@@ -29,9 +29,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.checks import Tags
 from replaybuf.chunks.data import DROPPED, Fragment, chunk_rollouts
 from replaybuf.errors import ConflictError
-from replaybuf.rollouts.rollout import Status, Tags
+from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
 
 # Every conflict, and every read that was disturbed, means that somebody else got on.

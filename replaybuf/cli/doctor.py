@@ -14,7 +14,7 @@ from replaybuf.cli.escape import escape
 from replaybuf.cli.options import Url, listing, option
 from replaybuf.cli.output import Column, Output, console
 from replaybuf.errors import InputError
-from replaybuf.storage.sql.inspection import Reader, open_reader
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
 if TYPE_CHECKING:
     from replaybuf.doctor import Finding
@@ -77,11 +77,10 @@ def doctor(
 def _rescue(reader: Reader, folder: Path, output: Output) -> None:
     from replaybuf import doctor
 
-    path = _path_of(reader)
-    if path is None:
+    if reader.path is None:
         raise InputError("--rescue is for SQLite files; a PostgreSQL server is restored from its backups")
     with progress_bar("groups") as bar:
-        found = doctor.rescue(path, folder, bar)
+        found = doctor.rescue(reader.path, folder, bar)
     rows = [
         {"buffer": one.buffer, "file": one.file, "groups": one.groups, "bytes": one.bytes, "lost": one.lost}
         for one in found
@@ -103,7 +102,7 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
     from replaybuf.doctor import Level, Look, examine, repair
 
     with progress_bar("payloads") as bar:
-        look = Look(reader.where, path=_path_of(reader), quick=quick, tell=bar)
+        look = Look(reader.where, path=reader.path, quick=quick, tell=bar)
         if not mend:
             yield from examine(reader, look)
             return
@@ -111,19 +110,13 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
         if any(finding.repairable and finding.level != Level.OK for finding in found):
             for line in repair(reader, look):
                 output.note(f"repair: {line}")
-            again = Look(reader.where, path=_path_of(reader), quick=quick, tell=bar)
+            again = Look(reader.where, path=reader.path, quick=quick, tell=bar)
             found = list(examine(reader, again))
         elif any(finding.level == Level.PROBLEM for finding in found):
             output.note("nothing of this can be repaired; see below what to do")
         else:
             output.note("there was nothing to repair")
         yield from found
-
-
-def _path_of(reader: Reader) -> str | None:
-    if reader.url.get_backend_name() != "sqlite":
-        return None
-    return str(Path(reader.url.database or "").absolute())
 
 
 def row_of(finding: Finding) -> dict[str, Any]:

@@ -7,27 +7,15 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import Connection, select
 
 from replaybuf import units
-from replaybuf.cli.groups import (
-    Looking,
-    age_of,
-    buffers_of,
-    find_groups,
-    lease_text,
-    look_at,
-    now_of,
-    status_style,
-    tags_text,
-)
+from replaybuf.cli.groups import age_of, lease_text, status_style, tags_text
 from replaybuf.cli.options import Buffer, Url, listing, option
 from replaybuf.cli.output import Column, Output
 from replaybuf.query import LogicNode, Node, parse
 from replaybuf.rules.policies import parse_order
-from replaybuf.storage.sql.inspection import read
-from replaybuf.storage.sql.schema.tables import lane
-from replaybuf.storage.sql.statements.matching import count_groups
+from replaybuf.storage.sql.inspection.groups import list_groups, tasks_of
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
 _TASKS_NAMED = 10
 
@@ -64,34 +52,26 @@ def ls(
       replaybuf ls run.db --status failed --json --limit 0 | jq '.[].error'
     """
     query, order = _query(where, task, status), parse_order(order_by)
-
-    def find(connection: Connection) -> tuple[list[dict[str, Any]], int, datetime, bool]:
-        scope = look_at(connection, buffer)
-        found = find_groups(connection, scope, query, order, limit or None)
-        more = output.for_people and len(found) == limit
-        matching = count_groups(connection, scope, query, None) if more else len(found)
-        several = buffer is None and len(buffers_of(connection)) > 1
-        return found, matching, now_of(connection), several
-
-    rows, matching, now, several = read(url, find)
+    reader = open_reader(url)
+    found = reader.inspect(lambda tx: list_groups(tx, buffer, query, order, limit or None, count=output.for_people))
+    rows = found.rows
     if not rows and output.for_people:
-        output.note(_nothing(url, buffer, task) if where or task or status else "the buffer is empty")
+        output.note(_nothing(reader, buffer, task) if where or task or status else "the buffer is empty")
         return
-    output.rows(rows, _columns(rows, now, several))
-    if matching > len(rows):
-        output.note(f"{len(rows):,} of {matching:,} groups; --limit 0 shows all")
+    output.rows(rows, _columns(rows, found.now, found.several))
+    if found.matching > len(rows):
+        output.note(f"{len(rows):,} of {found.matching:,} groups; --limit 0 shows all")
 
 
-def _nothing(url: str, buffer: str | None, task: str | None) -> str:
+def _nothing(reader: Reader, buffer: str | None, task: str | None) -> str:
     """Why nothing was found: where there is no such task, the tasks that there are."""
     if task is None:
         return "no such groups"
-    known = select(lane.c.task_name).where(Looking(buffer).lanes).distinct()
-    tasks = read(url, lambda connection: connection.execute(known).scalars().all())
+    tasks = reader.inspect(lambda tx: tasks_of(tx, buffer))
     if task in tasks or not tasks:
         return "no such groups"
     more = f" and {len(tasks) - _TASKS_NAMED} more" if len(tasks) > _TASKS_NAMED else ""
-    return f"no such groups; there are the tasks {', '.join(sorted(tasks)[:_TASKS_NAMED])}{more}"
+    return f"no such groups; there are the tasks {', '.join(tasks[:_TASKS_NAMED])}{more}"
 
 
 def _query(where: str | None, task: str | None, status: str | None) -> Node:

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from sqlalchemy import Connection
 
 from replaybuf import units
 from replaybuf.cli.conversation import fields_of, print_conversation
 from replaybuf.cli.escape import escape
-from replaybuf.cli.groups import (
-    EVERYWHERE,
-    age_of,
-    buffers_of,
-    find_groups,
-    find_rollouts,
-    lease_text,
-    now_of,
-    status_style,
-    tags_text,
-)
+from replaybuf.cli.groups import age_of, lease_text, status_style, tags_text
 from replaybuf.cli.options import Url, listing, option, url_and
 from replaybuf.cli.output import Column, Output, console, iso, print_table, write
-from replaybuf.errors import DecodeError, InputError
-from replaybuf.query import LogicNode, ScalarNode
-from replaybuf.storage.sql.inspection import open_reader, read
-from replaybuf.storage.sql.statements.matching import read_groups
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.errors import InputError
+from replaybuf.storage.sql.inspection.groups import Shown, show_group
+from replaybuf.storage.sql.inspection.reader import open_reader
 
 
 @listing
@@ -56,21 +42,12 @@ def show(
     """
     url, number = url_and(url, uid, "UID")
     wanted = _read_uid(number)
-    where = open_reader(url).where
-
-    def find(connection: Connection) -> _Found:
-        groups = find_groups(connection, EVERYWHERE, ScalarNode("uid", "$eq", wanted), (), 1)
-        if not groups:
-            raise InputError(f"there is no group {wanted} in {where}: it was taken or deleted, or never was")
-        stored = read_groups(connection, EVERYWHERE, [wanted], LogicNode("$and", ())) if full else []
-        several = len(buffers_of(connection)) > 1
-        return _Found(
-            groups[0], find_rollouts(connection, wanted), stored[0] if stored else None, now_of(connection), several
-        )
-
-    found = read(url, find)
-    group, rollouts, stored = found.group, found.rollouts, found.stored
-    decoded = _decode(stored) if stored else None
+    reader = open_reader(url)
+    found = reader.inspect(lambda tx: show_group(tx, wanted, payload=full))
+    if found is None:
+        raise InputError(f"there is no group {wanted} in {reader.where}: it was taken or deleted, or never was")
+    group, rollouts = found.group, found.rollouts
+    decoded = found.decode() if full else None
     if decoded is not None and not output.for_people:
         rollouts = [{**row, **fields_of(rollout)} for row, rollout in zip(rollouts, decoded, strict=True)]
     if output.format == "json":
@@ -86,17 +63,6 @@ def show(
             print_conversation(rollouts, decoded)
 
 
-@dataclass(slots=True)
-class _Found:
-    """A group, its rollouts, its payload if asked for; the time then, and whether there are other buffers."""
-
-    group: dict[str, Any]
-    rollouts: list[dict[str, Any]]
-    stored: GroupRow | None
-    now: datetime
-    several: bool
-
-
 def _read_uid(text: str) -> int:
     try:
         return int(text)
@@ -104,18 +70,7 @@ def _read_uid(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a whole number.", param_hint="UID") from None
 
 
-def _decode(stored: GroupRow) -> list[Any]:
-    """The rollouts as dicts, whatever class they were put as."""
-    from replaybuf.codec.payload import Codec
-    from replaybuf.rollouts.rollout_type import RolloutType
-
-    try:
-        return stored.decode(Codec(RolloutType(dict))).item
-    except DecodeError as error:
-        raise DecodeError(f"group {stored.uid}: {error} (without --full its metadata can be shown)") from error
-
-
-def _print_group(found: _Found, *, with_prompt: bool) -> None:
+def _print_group(found: Shown, *, with_prompt: bool) -> None:
     from rich.text import Text
 
     group, now = found.group, found.now

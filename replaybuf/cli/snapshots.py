@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from sqlalchemy import Connection, select
 
 from replaybuf import units
 from replaybuf.bar import progress_bar
-from replaybuf.cli.groups import buffers_of, look_at
 from replaybuf.cli.options import Buffer, Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output, iso
-from replaybuf.errors import ConfigError, InputError
-from replaybuf.storage.sql.engine.sqlite_connections import is_memory, is_wal
-from replaybuf.storage.sql.engine.urls import parse_url, public_url
-from replaybuf.storage.sql.inspection import LOCK_TIMEOUT, read, read_url
-from replaybuf.storage.sql.schema.tables import checkpoint
-from replaybuf.storage.sql.statements.lanes import Scope
+from replaybuf.errors import ConfigError
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.inspection.checkpoints import list_checkpoints
+from replaybuf.storage.sql.inspection.groups import AS_DICTS
+from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.snapshots import DEFAULT, Target, choose_buffer, policy_of, save_snapshot
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import URL
-
     from replaybuf.progress import OnProgress, Progress
-    from replaybuf.storage.sql.backend import SQLStorage
-
-_DEFAULT = "default"
 
 Folder = Annotated[str | None, typer.Argument(metavar="FOLDER", help="The folder of the snapshot.", show_default=False)]
 _Saved = Annotated[
@@ -59,11 +50,12 @@ def save(url: Url, output: Output, folder: Folder = None, buffer: _Saved = None,
       replaybuf save postgresql://rl@db/run7 backup --buffer eval --policy staleness
     """
     url, folder = url_and(url, folder, "FOLDER")
-    parsed, name = read_url(url), read(url, lambda connection: _chosen(connection, buffer))
+    reader = open_reader(url)
+    name = reader.inspect(lambda tx: choose_buffer(tx, buffer))
     about = {"policy": _policy(policy).name} if policy else {}
     file = _file_in(Path(folder), make=True)
-    done = _with_bar("saved", lambda tell: _save(parsed, name, str(file), about, tell))
-    row = {"url": public_url(parsed), "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}
+    done = _with_bar("saved", lambda tell: save_snapshot(reader, name, str(file), about, tell))
+    row = {"url": reader.where, "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}
     output.rows([row], _COLUMNS)
 
 
@@ -82,18 +74,17 @@ def resume(url: Url, output: Output, folder: Folder = None, buffer: _Loaded = No
       replaybuf resume new.db backup
       replaybuf resume postgresql://rl@db/run8 backup --buffer train
     """
-    from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
-
     url, folder = url_and(url, folder, "FOLDER")
-    parsed, name = _target_url(url), buffer or _DEFAULT
-    file = _file_in(Path(folder))
-    saved = asyncio.run(read_snapshot_facts(str(file))).get("policy")
-    storage = _storage(parsed, name, _policy(policy) if policy else _known_policy(saved))
-    done = _with_bar("loaded", lambda tell: _resume(storage, str(file), tell))
+    target, name = Target.at(url), buffer or DEFAULT
+    file = str(_file_in(Path(folder)))
+    saved = policy_of(file)
+    rules = _rules(_policy(policy) if policy else _known_policy(saved))
+    storage = SQLStorage(target.url, AS_DICTS, rules, name=name)
+    done = _with_bar("loaded", lambda tell: _load(storage, file, tell))
     row = {
-        "url": public_url(parsed),
+        "url": target.where,
         "buffer": name,
-        "file": str(file),
+        "file": file,
         "groups": done.groups,
         "bytes": done.bytes,
         "policy": policy or saved,
@@ -110,15 +101,7 @@ _COLUMNS = [
 ]
 
 
-def _chosen(connection: Connection, buffer: str | None) -> str:
-    """The buffer of this name, or the only one, or the one without a name of its own. Raises InputError."""
-    there = buffers_of(connection)
-    if buffer is None and len(there) > 1 and _DEFAULT not in there:
-        raise InputError(f"there are several buffers in this database: choose one with --buffer: {', '.join(there)}")
-    return look_at(connection, buffer).buffer or (there[0] if len(there) == 1 else _DEFAULT)
-
-
-def _with_bar(what: str, work: Callable[[OnProgress], Coroutine[Any, Any, None]]) -> Progress:
+def _with_bar(what: str, work: Callable[[OnProgress], None]) -> Progress:
     """Run `work(tell)` with a bar; how much there was."""
     from replaybuf.progress import Progress
 
@@ -130,47 +113,24 @@ def _with_bar(what: str, work: Callable[[OnProgress], Coroutine[Any, Any, None]]
             last = progress
             bar(progress.groups, progress.total)
 
-        asyncio.run(work(tell))
+        work(tell)
     return last
 
 
-async def _save(url: URL, name: str, file: str, about: dict[str, str], tell: OnProgress) -> None:
-    from replaybuf.storage.sql.copies.snapshot import copy_to
-    from replaybuf.storage.sql.engine.database import Database
-    from replaybuf.storage.sql.statements.fence import join
+def _load(storage: SQLStorage, file: str, tell: OnProgress) -> None:
+    async def load() -> None:
+        try:
+            await storage.resume(file, {}, tell)
+        finally:
+            await storage.close()
 
-    database = Database(url, durability="normal", lock_timeout=LOCK_TIMEOUT, read_only=not _has_log(url))
-    try:
-        scope = await database.read(lambda connection: join(connection, Scope(name)))
-        await copy_to(database, scope, file, about, tell)
-    finally:
-        await database.dispose()
+    asyncio.run(load())
 
 
-def _has_log(url: URL) -> bool:
-    """Whether it is a SQLite file with a write-ahead log, and may be written.
-
-    The last one to close such a file removes the log, unless it only reads: then an empty one would be left behind.
-    """
-    path = url.database or ""
-    return url.get_backend_name() == "sqlite" and os.access(path, os.W_OK) and is_wal(path)
-
-
-async def _resume(storage: SQLStorage, file: str, tell: OnProgress) -> None:
-    try:
-        await storage.resume(file, {}, tell)
-    finally:
-        await storage.close()
-
-
-def _storage(url: URL, name: str, policy: Any) -> SQLStorage:
-    from replaybuf.codec.payload import Codec
-    from replaybuf.rollouts.rollout_type import RolloutType
+def _rules(policy: Any) -> Any:
     from replaybuf.rules.limits import Rules
-    from replaybuf.storage.sql.backend import SQLStorage
 
-    rules = Rules(policy) if policy is not None else Rules()
-    return SQLStorage(url.render_as_string(hide_password=False), Codec(RolloutType(dict)), rules, name=name)
+    return Rules() if policy is None else Rules(policy)
 
 
 def _policy(name: str) -> Any:
@@ -202,14 +162,6 @@ def _file_in(folder: Path, *, make: bool = False) -> Path:
     return file
 
 
-def _target_url(url: str) -> URL:
-    """As `read_url`, also for a SQLite file that isn't there yet."""
-    parsed = parse_url(url) if "://" in url or not url else parse_url("sqlite://").set(database=url)
-    if is_memory(parsed):
-        raise ConfigError("a SQLite database in memory would be gone with this command; give a file or a server")
-    return parsed
-
-
 @listing
 def checkpoints(url: Url, output: Output, buffer: Buffer = None) -> None:
     """List the step checkpoints in a database: what buffer.restore(step) can go back to.
@@ -221,24 +173,11 @@ def checkpoints(url: Url, output: Output, buffer: Buffer = None) -> None:
     Example:
       replaybuf checkpoints run.db
     """
-
-    def collect(connection: Connection) -> list[dict[str, Any]]:
-        scope = look_at(connection, buffer)
-        query = select(checkpoint).order_by(checkpoint.c.buffer, checkpoint.c.id)
-        if scope.buffer is not None:
-            query = query.where(checkpoint.c.buffer == scope.buffer)
-        return [
-            {
-                "buffer": row.buffer,
-                "step": row.step,
-                "created_at": datetime.fromtimestamp(row.created_at, UTC),
-                "groups": row.groups,
-                "bytes": row.bytes,
-            }
-            for row in connection.execute(query)
-        ]
-
-    rows = read(url, collect)
+    made = open_reader(url).inspect(lambda tx: list_checkpoints(tx, buffer))
+    rows = [
+        {"buffer": one.buffer, "step": one.step, "created_at": one.created_at, "groups": one.groups, "bytes": one.bytes}
+        for one in made
+    ]
     columns = [
         Column("buffer", lambda r: r["buffer"], right=False, text=True),
         Column("step", lambda r: units.number(r["step"])),

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
-from sqlalchemy import Connection
 
 from replaybuf.cli.options import Url, listing, option, url_and
 from replaybuf.cli.output import Column, Output, Row, encode, iso
-from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
-from replaybuf.storage.sql.inspection import open_reader
+from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.statement import run_statement
 
 _LONGEST = 600.0
-_WRITES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
 
 
 @listing
@@ -53,19 +50,7 @@ def sql(
     url, query = url_and(url, statement, "STATEMENT")
     if not query.strip():
         raise typer.BadParameter("the statement is empty", param_hint="STATEMENT")
-
-    def run(connection: Connection) -> tuple[list[str], list[Sequence[Any]]]:
-        result = connection.exec_driver_sql(query)
-        if not result.returns_rows:
-            return [], []
-        return unique(list(result.keys())), [tuple(row) for row in result.fetchall()]
-
-    try:
-        names, found = open_reader(url).read(run, timeout=timeout)
-    except StorageError as error:
-        explain(error, timeout)
-    except (sqlite3.Warning, sqlite3.ProgrammingError) as error:  # neither SQLAlchemy nor 3.11's sqlite3 wraps these
-        raise QueryError(str(error)) from error
+    names, found = run_statement(open_reader(url), query, timeout)
     if not names:
         output.note("the statement gave no rows")
         return
@@ -73,43 +58,6 @@ def sql(
     output.rows(rows, [_column(name, rows) for name in names])
     if not found:
         output.note(f"no rows (columns: {', '.join(names)})")
-
-
-def explain(error: StorageError, timeout: float) -> NoReturn:
-    """Raise what an error of the database means here."""
-    cause = _cause(error)
-    state = getattr(cause, "sqlstate", None)
-    message = str(cause)
-    if state in _WRITES or "readonly database" in message or "too many attached databases" in message:
-        raise AccessError(f"this command only reads, and the database refused the statement: {message}") from error
-    if state == "57014":
-        raise LockedError(f"stopped after {timeout:g} s; raise --timeout if that is too soon") from error
-    if "multiple commands" in message or "one statement at a time" in message:
-        raise QueryError("give one statement at a time") from error
-    if "server expects" in message or "bindings" in message:
-        raise QueryError(f"the statement has parameters, which can't be given here: {message}") from error
-    if type(error) is StorageError:
-        raise QueryError(message) from error  # the statement's fault: it needs no URL
-    raise error
-
-
-def _cause(error: BaseException) -> BaseException:
-    """The driver's own exception."""
-    while (inner := error.__cause__) is not None:
-        error = inner
-    return error
-
-
-def unique(names: Sequence[str]) -> list[str]:
-    """The names of columns, those that come again with a number."""
-    result: list[str] = []
-    for name in names:
-        candidate, number = name, 1
-        while candidate in result:
-            number += 1
-            candidate = f"{name}_{number}"
-        result.append(candidate)
-    return result
 
 
 def _column(name: str, rows: Sequence[Row]) -> Column:

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from datetime import datetime
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
-
-from sqlalchemy import Connection, func, select, table, text
-from sqlalchemy.sql.expression import column
 
 from replaybuf import units
 from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
 from replaybuf.cli.escape import escape
-from replaybuf.cli.groups import GROUPS, age_of, buffers_of, look_at, now_of, status_style, tidy
+from replaybuf.cli.groups import age_of, status_style
 from replaybuf.cli.options import Buffer, Url, listing
 from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.errors import InputError
 from replaybuf.produce.train_state import TRAINER, TrainState
-from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.engine.urls import public_url
-from replaybuf.storage.sql.inspection import read, read_url
-from replaybuf.storage.sql.schema.create import current_revision
-from replaybuf.storage.sql.schema.tables import checkpoint, garbage
-from replaybuf.storage.sql.statements.counts import read_tallies
-from replaybuf.storage.sql.statements.cursors import read_cursors
-from replaybuf.storage.sql.statements.lanes import Scope
-from replaybuf.storage.sql.statements.matching import read_histogram
+from replaybuf.storage.sql.inspection.overview import BufferFigures, Overview, overview
+from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.values import Cursor
 
 _TOTAL = "total"
-_STATUSES = [*map(str, Status)]
 _ALWAYS = ("put", "sampled_new", "taken")
-
-
-@dataclass(slots=True)
-class Stats:
-    """A row for each buffer, task and status; the metrics of each buffer; what is known of the whole database."""
-
-    rows: list[dict[str, Any]]
-    buffers: dict[str, dict[str, Any]]
-    database: dict[str, Any]
-    now: datetime
-    several: bool
 
 
 @listing
@@ -66,124 +44,60 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
       replaybuf stats postgresql://rl@db/run7 --json | jq .buffers.default.tasks.math.put
       watch -n 5 replaybuf stats run.db
     """
-    found = read(url, lambda connection: collect(connection, buffer))
-    found.database = {"url": public_url(read_url(url)), **found.database}
+    reader = open_reader(url)
+    found = reader.inspect(lambda tx: overview(tx, buffer, DISTRIBUTIONS))
+    buffers = {name: _metrics(figures) for name, figures in found.buffers.items()}
     if output.format == "json":
-        output.value({"database": found.database, "groups": found.rows, "buffers": found.buffers})
+        database = {"url": reader.where, **found.database}
+        output.value({"database": database, "groups": found.rows, "buffers": buffers})
     elif not output.for_people:
         output.rows(found.rows, [])
     else:
-        _print(found)
+        _print(found, buffers)
 
 
-def collect(connection: Connection, buffer: str | None) -> Stats:
-    """The statistics of a buffer, or of all, from one state of the database."""
-    scope = look_at(connection, buffer)
-    g = GROUPS.c
-    grouped = select(
-        g.buffer,
-        g.task_name,
-        g.status,
-        (func.count() - func.count(g.leased_until)).label("groups"),
-        func.count(g.leased_until).label("leased"),
-        func.sum(g.rollouts).label("rollouts"),
-        func.avg(g.reward).label("reward"),
-        func.avg(g.staleness).label("staleness"),
-        func.max(g.staleness).label("max_staleness"),
-        func.sum(g.prompt_tokens).label("prompt_tokens"),
-        func.sum(g.response_tokens).label("response_tokens"),
-        func.sum(g.bytes).label("bytes"),
-        func.min(g.created_at).label("oldest"),
-        func.max(g.created_at).label("newest"),
-    ).group_by(g.buffer, g.task_name, g.status)
-    if scope.buffer is not None:
-        grouped = grouped.where(g.buffer == scope.buffer)
-    rows = [tidy(row) for row in connection.execute(grouped).mappings()]
-    for row in rows:
-        row["staleness"] = float(row["staleness"])
-    rows.sort(key=lambda row: (row["buffer"], row["task_name"], _STATUSES.index(row["status"])))
-    there = buffers_of(connection)
-    steps = _checkpoints(connection)
-    buffers = {
-        name: {
-            "tasks": _tasks(connection, Scope(name)),
-            "checkpoints": steps.get(name, []),
-            **_cursors(connection, Scope(name)),
-        }
-        for name in there
-        if buffer in (None, name)
-    }
-    return Stats(rows, buffers, _database(connection), now_of(connection), several=len(buffers) > 1)
+def _metrics(figures: BufferFigures) -> dict[str, Any]:
+    """What `buffer.metrics()` says of the tasks, without rates, and how far the run has come."""
+    tasks = of_tasks(figures.tallies)
+    for field, histogram in figures.histograms.items():
+        add_distributions(tasks, field, histogram)
+    return {"tasks": tasks, "checkpoints": figures.checkpoints, **_cursors(figures.cursors)}
 
 
-def _tasks(connection: Connection, scope: Scope) -> dict[str, dict[str, Any]]:
-    """What `buffer.metrics()` says of the tasks, without rates."""
-    tasks = of_tasks(read_tallies(connection, scope))
-    for field in DISTRIBUTIONS:
-        add_distributions(tasks, field, read_histogram(connection, scope, field))
-    return tasks
-
-
-def _checkpoints(connection: Connection) -> dict[str, list[int]]:
-    """The steps of the checkpoints of each buffer, as they were made."""
-    steps: dict[str, list[int]] = {}
-    for name, step in connection.execute(select(checkpoint.c.buffer, checkpoint.c.step).order_by(checkpoint.c.id)):
-        steps.setdefault(name, []).append(step)
-    return steps
-
-
-def _cursors(connection: Connection, scope: Scope) -> dict[str, Any]:
+def _cursors(cursors: Iterable[Cursor]) -> dict[str, Any]:
     """How many prompts were drawn from each dataset, and where the trainer says that it is."""
-    cursors = {one.name: one for one in read_cursors(connection, scope)}
-    published = cursors.pop(TRAINER, None)
+    by_name = {one.name: one for one in cursors}
+    published = by_name.pop(TRAINER, None)
     trainer = None
     if published is not None:
         with suppress(InputError):  # another version's: the rest is as good without it
             trainer = asdict(TrainState.decode(published.value))
-    return {"prompts": {name: one.position for name, one in sorted(cursors.items())}, "trainer": trainer}
-
-
-def _database(connection: Connection) -> dict[str, Any]:
-    unswept = int(connection.execute(select(func.count()).select_from(garbage)).scalar_one())
-    return {
-        "schema": current_revision(connection),
-        "database_bytes": _database_bytes(connection),
-        "unswept_payloads": unswept,
-    }
-
-
-def _database_bytes(connection: Connection) -> int:
-    if connection.dialect.name == "postgresql":
-        return int(connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
-    files = table("pragma_database_list", column("name"), column("file"))
-    path = connection.execute(select(files.c.file).where(files.c.name == "main")).scalar_one()
-    beside = (Path(f"{path}{suffix}") for suffix in ("", "-wal"))
-    return sum(file.stat().st_size for file in beside if file.exists())
+    return {"prompts": {name: one.position for name, one in sorted(by_name.items())}, "trainer": trainer}
 
 
 # Printing
 
 
-def _print(found: Stats) -> None:
-    rows = found.rows
+def _print(found: Overview, buffers: dict[str, dict[str, Any]]) -> None:
+    rows, several = found.rows, len(buffers) > 1
     if rows:
         total = len(rows) > 1
-        print_table([*rows, _total(rows)] if total else rows, _columns(found), footer=total)
+        print_table([*rows, _total(rows)] if total else rows, _columns(found, several), footer=total)
     totals = [
         {"buffer": name, "task_name": task, **numbers}
-        for name, metrics in found.buffers.items()
+        for name, metrics in buffers.items()
         for task, numbers in metrics["tasks"].items()
         if any(numbers[total] for total in TOTALS)
     ]
     if totals:
         write(["\nsince the beginning\n"] if rows else ["since the beginning\n"])
-        print_table(totals, _columns_of_totals(totals, found.several))
+        print_table(totals, _columns_of_totals(totals, several))
     database = found.database
     size = units.size(database["database_bytes"])
     waiting = units.number(database["unswept_payloads"])
     lines = [] if rows else ["The buffer is empty."]
-    for name, metrics in found.buffers.items():
-        lines += _where(metrics, f" of {escape(name)}" if found.several else "")
+    for name, metrics in buffers.items():
+        lines += _where(metrics, f" of {escape(name)}" if several else "")
     lines.append(f"database {size}, {waiting} unswept payloads, schema {database['schema']}")
     write(["\n", *(f"{line}\n" for line in lines)] if rows or totals else (f"{line}\n" for line in lines))
 
@@ -213,7 +127,7 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"buffer": "", "task_name": _TOTAL, "status": "", **total}
 
 
-def _columns(found: Stats) -> list[Column]:
+def _columns(found: Overview, several: bool) -> list[Column]:
     def mean(row: Row, name: str, digits: int) -> str:
         return units.number(row[name], digits) if row["status"] else ""
 
@@ -233,7 +147,7 @@ def _columns(found: Stats) -> list[Column]:
     ]
     if not any(row["leased"] for row in found.rows):
         columns = [column for column in columns if column.header != "leased"]
-    return [*_buffer_column(found.several), *columns]
+    return [*_buffer_column(several), *columns]
 
 
 def _columns_of_totals(rows: list[dict[str, Any]], several: bool) -> list[Column]:

@@ -3,7 +3,7 @@
 Tuples, sets, enums, datetimes, arrays and the like are stored as a map of one entry whose key is a *mark*, an empty
 msgpack extension object whose type says what the value is: `{mark: content}`. msgpack itself packs and unpacks the
 content, so nesting costs no Python recursion, and a mark can't be mistaken for a key of the user. Plain arrays alone
-are extension objects that hold their content. `codec_unpack` is the way back.
+are extension objects that hold their content. `unpack` is the way back.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ A payload is a header of 24 bytes and a body:
 
 All numbers are little-endian; the size is that before compression, the checksum is over the rest of the header and the
 body as stored. Each rollout is unpacked by a call of its own, so other threads get their turn between them. What
-msgpack doesn't know is described in `codec_pack` and `codec_arrays`. Nothing is pickled, and nothing that a payload
+msgpack doesn't know is described in `codec.pack` and `codec.arrays`. Nothing is pickled, and nothing that a payload
 names is imported or called.
 """
 

@@ -1,4 +1,4 @@
-"""Unpacking what `codec_pack` packed.
+"""Unpacking what `pack` packed.
 
 The bytes may be damaged or hostile: content is checked before it reaches a constructor that could allocate more than
 the payload takes, and nothing that the payload names is imported or called. An enum is restored only when the reader

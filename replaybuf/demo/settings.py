@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.checks import Tags
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.demo.generation import GROUP_SIZE, Prompts, prompt_of
 from replaybuf.produce import (
@@ -17,7 +18,6 @@ from replaybuf.produce import (
     SamplerWithReplayBuffer,
     SyncProduceStrategy,
 )
-from replaybuf.rollouts.rollout import Tags
 
 TASK = "arithmetic"
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-from sqlalchemy import Connection
 
 from replaybuf.doctor import checkpoints, checksums, counts, files, groups, schema, server, texts
 from replaybuf.doctor.finding import Check, Finding, Level, Look, problem
 from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
-from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.errors import translated
-from replaybuf.storage.sql.inspection import Reader, SqliteReader
-
-_LOCK_TIMEOUT = 30.0
-_LOG_TIMEOUT_MS = 2000
+from replaybuf.storage.sql.inspection.reader import Reader, Transaction
+from replaybuf.storage.sql.inspection.writer import Writer, open_writer
 
 #: How a check fails: also by values that can't be what they should be. (SQLite lets any value be in any column.)
 FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
-Repair = Callable[[Connection, Look], Sequence[str]]
+Repair = Callable[[Transaction, Look], Sequence[str]]
 
 
 def examine(reader: Reader, look: Look) -> Iterator[Finding]:
@@ -34,8 +26,8 @@ def examine(reader: Reader, look: Look) -> Iterator[Finding]:
     yield from revision
     if any(finding.level != Level.OK for finding in revision):
         return
-    own: Any = files if isinstance(reader, SqliteReader) else server
-    own_texts = texts.CHECKS if isinstance(reader, SqliteReader) else ()
+    own: Any = files if reader.path else server
+    own_texts = texts.CHECKS if reader.path else ()
     for check in (*own.FIRST, *own.CHECKS, *schema.CHECKS, *own_texts, *groups.CHECKS):
         yield from _look(check, reader, look)
     try:
@@ -48,7 +40,7 @@ def examine(reader: Reader, look: Look) -> Iterator[Finding]:
 
 def _look(check: Check, reader: Reader, look: Look) -> Sequence[Finding]:
     try:
-        return reader.read(lambda connection: check.look(connection, look))
+        return reader.read(lambda tx: check.look(tx, look))
     except FAILURES as error:
         return [_failed(check.name, error, look)]
 
@@ -72,51 +64,30 @@ def repair(reader: Reader, look: Look) -> list[str]:
     `look` knows the payloads that `examine` found damaged. No group is deleted, and no payload that one needs. Raises
     SchemaError when the schema isn't that of this version.
     """
-    return asyncio.run(_repair(reader, look))
-
-
-async def _repair(reader: Reader, look: Look) -> list[str]:
-    database = Database(reader.url, durability="full", lock_timeout=_LOCK_TIMEOUT)
+    revision = reader.read(lambda tx: schema.look_at_revision(tx, look))
+    if any(finding.level != Level.OK for finding in revision):
+        raise SchemaError(f"{reader.where} was left as it is: {revision[0].text}; {revision[0].mend}")
     done: list[str] = []
-    try:
-        revision = await database.read(lambda connection: schema.look_at_revision(connection, look))
-        if any(finding.level != Level.OK for finding in revision):
-            raise SchemaError(f"{reader.where} was left as it is: {revision[0].text}; {revision[0].mend}")
+    with open_writer(reader) as writer:
         for name, mend in _repairs(reader):
-            done += await _mend(database, name, mend, look)
-        if isinstance(reader, SqliteReader) and files.is_log_large(look):
-            done += await _empty_log(database)
-    finally:
-        await database.dispose()
+            done += _mend(writer, name, mend, look)
+        if reader.path and files.is_log_large(look):
+            emptied = writer.empty_log()
+            done.append("emptied the log" if emptied else "could not empty the log: another process reads from it")
     return done
 
 
 def _repairs(reader: Reader) -> list[tuple[str, Repair]]:
     """In this order: what is set aside, or comes back, is counted afterwards."""
-    own = (*files.CHECKS, *texts.CHECKS) if isinstance(reader, SqliteReader) else ()
+    own = (*files.CHECKS, *texts.CHECKS) if reader.path else ()
     checks = (*own, *schema.CHECKS, *checkpoints.CHECKS, *groups.CHECKS, *counts.CHECKS)
     repairs = [(check.name, check.repair) for check in checks if check.repair is not None]
     repairs.insert(-1, (checksums.NAME, checksums.repair_checksums))
     return sorted(repairs, key=lambda named: named[0] == counts.COUNTS)
 
 
-async def _mend(database: Database, name: str, mend: Repair, look: Look) -> list[str]:
+def _mend(writer: Writer, name: str, mend: Repair, look: Look) -> Sequence[str]:
     try:
-        return list(await database.write(lambda connection: mend(connection, look), alone=True))
+        return writer.write(lambda tx: mend(tx, look))
     except FAILURES as error:
         return [f"could not mend {name}: {_text(error)}"]
-
-
-async def _empty_log(database: Database) -> list[str]:
-    """Copy the log into the file, and let it begin anew, unless somebody reads from it for long."""
-
-    def work(connection: sqlite3.Connection) -> bool:
-        connection.execute(f"PRAGMA busy_timeout = {_LOG_TIMEOUT_MS}")
-        return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
-
-    with translated(database.url, database.lock_timeout):
-        async with database.engine.connect() as connection:
-            pooled = await connection.get_raw_connection()
-            driver: Any = pooled.driver_connection
-            busy = await driver.run(work)
-    return ["could not empty the log: another process reads from it"] if busy else ["emptied the log"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
-from sqlalchemy import Connection
+from replaybuf.storage.sql.inspection.reader import Transaction
 
 
 class Level(StrEnum):
@@ -39,7 +40,7 @@ class Look:
     """
 
     where: str
-    path: str | None = None  # of a SQLite file
+    path: Path | None = None  # of a SQLite file
     quick: bool = False
     tell: Callable[[int, int], None] = lambda done, total: None
     damaged: dict[int, str] = field(default_factory=dict)  # groups whose payload can't be read, by uid: why
@@ -54,8 +55,8 @@ class Check:
     """
 
     name: str
-    look: Callable[[Connection, Look], Sequence[Finding]]
-    repair: Callable[[Connection, Look], Sequence[str]] | None = None
+    look: Callable[[Transaction, Look], Sequence[Finding]]
+    repair: Callable[[Transaction, Look], Sequence[str]] | None = None
 
 
 def fine(check: str, text: str) -> Finding:

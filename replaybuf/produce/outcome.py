@@ -7,9 +7,10 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from replaybuf.checks import Tags
 from replaybuf.errors import RolloutError
 from replaybuf.prompts.ledger import begin_anew
-from replaybuf.rollouts.rollout import Status, Tags, group_status
+from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import get_field, set_field
 
 #: The tag that counts how often a group was interrupted.

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_list, check_status, whole
+from replaybuf.checks import check_list, whole
 from replaybuf.errors import InputError
 from replaybuf.produce.records import to_rollout
 from replaybuf.prompts.ledger import Again, LedgerCounts, Prompt, PromptLedger
 from replaybuf.prompts.place import FAR
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import Status, check_status
 from replaybuf.rollouts.rollout_type import has_field, set_field
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from replaybuf.checks import Tags
 from replaybuf.produce.agent_loop import Generated
-from replaybuf.rollouts.rollout import Tags
 from replaybuf.rollouts.staleness import ExpiryRule
 
 

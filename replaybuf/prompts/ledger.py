@@ -20,12 +20,12 @@ from typing import Any, Unpack
 from replaybuf.buffer.lease import Lease, to_its_end
 from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_list, check_seconds, check_status, check_task_name, check_timeout, whole
+from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.prompts.source import Source
 from replaybuf.query import Query
 from replaybuf.rollouts.normalise import as_group
-from replaybuf.rollouts.rollout import Status, Tags
+from replaybuf.rollouts.rollout import Status, check_status
 from replaybuf.rollouts.rollout_type import get_field, set_field
 from replaybuf.rollouts.staleness import reset_response
 from replaybuf.rules.tallies import Tally

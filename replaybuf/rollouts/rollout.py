@@ -12,8 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-#: What a group is labelled with, and found by.
-Tags = dict[str, str | int | float | bool | None]
+from replaybuf.errors import InputError
 
 
 class Status(StrEnum):
@@ -26,6 +25,14 @@ class Status(StrEnum):
     FAILED = "failed"
     FILTERED = "filtered"
     ARCHIVED = "archived"
+
+
+def check_status(status: Any) -> Status:
+    """A status, from a Status or its value."""
+    try:
+        return Status(status)
+    except ValueError:
+        raise InputError(f"unknown status {status!r}; there are {', '.join(Status)}") from None
 
 
 # A group that is not wholly completed has the first of these statuses that one of its rollouts has.

@@ -1,6 +1,6 @@
 """Replay policies: in what order groups are drawn, or evicted.
 
-A policy is data: a name and an ORDER BY. Backends compile the order (`storage.sql.take`) or sort by it
+A policy is data: a name and an ORDER BY. Backends compile the order (`storage.sql.statements.ordering`) or sort by it
 (`storage.memory`), so that a new policy is a subclass of a few lines that works on all of them:
 
     class BestFirst(ReplayPolicy):

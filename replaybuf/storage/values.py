@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from replaybuf.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.query import Node
-from replaybuf.rollouts.rollout import Status, Tags
+from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import ExpiryRule
 
 

@@ -31,13 +31,14 @@ says that it can, by subclassing the contracts of these capabilities only:
 `StorageContract`. A law that needs another capability, too, is skipped where the backend doesn't have it.
 
 Laws about groups and metadata are tested on the backend itself, those about rules of the buffer (staleness, expiry,
-waiting) on a `ReplayBuffer` over it.
+waiting) on a `ReplayBuffer` over it. What takes long is the laws of chance (`chances.py`); a backend whose draws are
+compared with those of the one in memory can do without them: `ExactContract` is the rest.
 """
 
 import pytest
 
 _PARTS = (
-    *("harness", "putting", "expiring", "taking", "policies", "weighing", "reusing", "filling"),
+    *("harness", "putting", "expiring", "taking", "policies", "chances", "weighing", "reusing", "filling"),
     *("limiting", "leasing", "lapsing", "archiving"),
     *("drawing", "tallying", "replacing", "dropping", "querying", "refreshing", "waiting", "persistence", "damage"),
     *("checkpointing", "claiming", "fencing"),
@@ -50,6 +51,7 @@ from replaybuf.testing.contract import (  # noqa: E402
     CopyContract,
     CursorContract,
     DurableContract,
+    ExactContract,
     GroupContract,
     LeaseContract,
     StorageContract,
@@ -61,6 +63,7 @@ __all__ = [
     "CopyContract",
     "CursorContract",
     "DurableContract",
+    "ExactContract",
     "GroupContract",
     "Harness",
     "LeaseContract",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from replaybuf.testing.archiving import ArchiveLaws
+from replaybuf.testing.chances import ChanceLaws
 from replaybuf.testing.checkpointing import CheckpointLaws
 from replaybuf.testing.claiming import ClaimLaws, SettlingLaws
 from replaybuf.testing.damage import DamageLaws
@@ -29,7 +30,7 @@ from replaybuf.testing.waiting import ClosingLaws, WaitingLaws
 from replaybuf.testing.weighing import WeightLaws
 
 
-class GroupContract(
+class ExactGroupContract(
     PuttingLaws,
     ExpiryLaws,
     TakingLaws,
@@ -52,6 +53,10 @@ class GroupContract(
     WaitingLaws,
     ClosingLaws,
 ):
+    """What every backend keeps to, but for what is left to chance."""
+
+
+class GroupContract(ExactGroupContract, ChanceLaws):
     """What every backend keeps to: a `GroupStorage`. Needs the fixture `new_storage`, as all of these."""
 
 
@@ -69,6 +74,10 @@ class CursorContract(ClaimLaws):
 
 class CopyContract(PersistenceLaws, DamageLaws):
     """What a `CopyStorage` keeps to; damage is done to groups by way of a state dict."""
+
+
+class ExactContract(ExactGroupContract, LeaseContract, CheckpointContract, CursorContract, CopyContract):
+    """`StorageContract`, but for what is left to chance."""
 
 
 class StorageContract(GroupContract, LeaseContract, CheckpointContract, CursorContract, CopyContract):

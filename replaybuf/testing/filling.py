@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
@@ -18,7 +17,6 @@ from replaybuf.testing.harness import (
     SOON,
     Harness,
     OpenBuffer,
-    chi_square,
     fill,
     found,
     group,
@@ -59,38 +57,6 @@ class EvictionLaws(Harness):
             assert len(buffer) == min(number + 1, 3)
         assert await numbers(buffer) == left
         assert (await total(buffer, "evicted"), await total(buffer, "put")) == (3, 6)
-
-    async def test_random_eviction_is_uniform(self, open_buffer: OpenBuffer) -> None:
-        """Each group is as likely to leave, the newcomer included, whatever its status."""
-        buffer = await open_buffer(remover="uniform", capacity=3, seed=2)
-        left: Counter[int] = Counter()
-        for round_number in range(80):
-            task = f"task {round_number}"
-            for number in range(5):
-                await buffer.put(group(number, status=Status.FAILED if number % 2 else Status.COMPLETED), task)
-            left.update(await numbers(buffer, {"task_name": task}))
-        # Groups of one task exclude each other, which makes the statistic smaller by this factor; df 4, p 0.001.
-        assert chi_square([left[number] for number in range(5)], [48] * 5) * 4 / 2 < 18.47
-
-    async def test_random_eviction_is_uniform_when_it_goes_on(self, open_buffer: OpenBuffer) -> None:
-        """Groups of the status that was hit before are no likelier to be hit again."""
-        buffer = await open_buffer(remover="uniform", capacity=8, seed=3)
-        evicted: Counter[Status] = Counter()
-        await fill(buffer, 4)
-        for number in range(4):
-            await buffer.put(group(number, status=Status.FAILED), "math")
-        for _ in range(150):
-            before = Counter([item.status for item in await found(buffer)])
-            await buffer.put(group(9, status=Status.ABORTED), "math")
-            [lost] = (before + Counter([Status.ABORTED])) - Counter([item.status for item in await found(buffer)])
-            evicted[lost] += 1
-            if lost != Status.ABORTED:
-                await buffer.delete({"status": "aborted"})
-                await buffer.put(group(1, status=lost), "math")
-        assert evicted[Status.COMPLETED] + evicted[Status.FAILED] > 100
-        expected = (evicted[Status.COMPLETED] + evicted[Status.FAILED]) / 2
-        pair = [evicted[Status.COMPLETED], evicted[Status.FAILED]]
-        assert chi_square(pair, [expected] * 2) < 10.83  # df 1, p 0.001
 
     async def test_prioritized_eviction_spares_priority_zero(self, open_buffer: OpenBuffer) -> None:
         """A remover draws as a sampler does: what has no weight leaves last."""

@@ -87,8 +87,9 @@ class RateLaws(Harness):
         await buffer.get(1, "math")
         await asyncio.wait_for(task, SOON)
 
-    @pytest.mark.parametrize("how", ["delete", "expire", "drop", "update", "replace"])
-    @pytest.mark.parametrize("times", [1, 2, 0])
+    @pytest.mark.parametrize(
+        ("how", "times"), [("delete", 1), ("expire", 2), ("drop", 0), ("update", 2), ("replace", 1), ("replace", 0)]
+    )
     async def test_lost_groups_bring_nothing_to_a_stop(self, open_buffer: OpenBuffer, how: str, times: int) -> None:
         """What is lost, before or after it was drawn, is put again, and batches go on coming."""
         buffer = await open_buffer(
@@ -98,7 +99,7 @@ class RateLaws(Harness):
         largest = buffer.storage.rules.limits.largest_batch
         assert largest is not None
         size = min(largest, most)
-        for round_number in range(6):
+        for round_number in range(4):
             await drawn(buffer, round_number % 2)
             await self._lose_all(buffer, how)
             await put_all(buffer)
@@ -120,9 +121,9 @@ class RateLaws(Harness):
 
     async def test_evictions_bring_nothing_to_a_stop(self, open_buffer: OpenBuffer) -> None:
         """Neither puts nor draws, at any ratio."""
-        for times, ratio in ((1, 0.5), (1, 1), (2, 2), (3, 1.5), (0, 3)):
+        for times, ratio in ((1, 0.5), (2, 2), (0, 3)):
             buffer = await open_buffer(max_times_sampled=times, samples_per_insert=ratio, capacity=4, min_size=2)
-            for _ in range(8):
+            for _ in range(6):
                 for number in range(9):
                     try:
                         await buffer.put(group(number), "math", timeout=0)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.checks import Tags
 from replaybuf.errors import EncodeError, InputError, RolloutError
-from replaybuf.rollouts.rollout import RolloutState, Status, Tags
+from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.storage.contract import CopyStorage, GroupStorage
 from replaybuf.testing.harness import (
     OTHER_CODEC,

@@ -61,11 +61,11 @@ async def four(buffer: ReplayBuffer) -> list[int]:
 class QueryingLaws(Harness):
     """Reading without consuming."""
 
-    @pytest.mark.parametrize(("query", "places"), QUERIES)
-    async def test_queries(self, buffer: ReplayBuffer, query: dict[str, Any], places: list[int]) -> None:
+    async def test_queries(self, buffer: ReplayBuffer) -> None:
         """A query finds the same in `find` and `count_where`."""
         uids = await four(buffer)
-        assert await matching(buffer, query) == [uids[place] for place in places]
+        for query, places in QUERIES:
+            assert await matching(buffer, query) == [uids[place] for place in places], query
 
     async def test_uids_and_timestamps_can_be_asked_for(self, buffer: ReplayBuffer) -> None:
         """By themselves, in lists, and by order."""
@@ -81,24 +81,22 @@ class QueryingLaws(Harness):
         assert await matching(buffer, {"uid": {"$in": range(100_000)}}) == uids
         assert await matching(buffer, {"tags.n": {"$in": [str(i) for i in range(100_000)]}}) == uids[1:2]
 
-    @pytest.mark.parametrize(
-        ("query", "place"),
-        [
+    async def test_a_wrong_query_says_where(self, buffer: ReplayBuffer) -> None:
+        """QueryError with the place, in every call that takes a query, before anything happens."""
+        await four(buffer)
+        wrong: list[tuple[Any, str]] = [
             ({"nonsense": 1}, "nonsense"),
             ({"$and": [{}, {"staleness": {"$gt": "x"}}]}, r"\$and\[1\]\.staleness\.\$gt"),
             ({"staleness": {"$exists": 1}}, "staleness"),
             ({"staleness": {"$between": [2, 1]}}, "staleness"),
             ({"tags.": 1}, "tags"),
-        ],
-    )
-    async def test_a_wrong_query_says_where(self, buffer: ReplayBuffer, query: Any, place: str) -> None:
-        """QueryError with the place, in every call that takes a query, before anything happens."""
-        await four(buffer)
-        with pytest.raises(QueryError, match=place):
-            buffer.find(query)
-        for call in (buffer.count_where(query), buffer.delete(query), buffer.update(query, priority=1)):
+        ]
+        for query, place in wrong:
             with pytest.raises(QueryError, match=place):
-                await call
+                buffer.find(query)
+            for call in (buffer.count_where(query), buffer.delete(query), buffer.update(query, priority=1)):
+                with pytest.raises(QueryError, match=place):
+                    await call
         assert len(buffer) == 4
 
     async def test_find_gives_groups_with_metadata(self, buffer: ReplayBuffer) -> None:
@@ -111,9 +109,10 @@ class QueryingLaws(Harness):
         assert plain(item.item) == plain(group(2, reward=0.0, seq_staleness=-1, status=Status.FAILED))
         assert len(buffer) == 4
 
-    @pytest.mark.parametrize(
-        ("order_by", "places"),
-        [
+    async def test_find_orders(self, buffer: ReplayBuffer) -> None:
+        """By one field or several, groups without a value last, ties in insertion order."""
+        uids = await four(buffer)
+        orders: list[tuple[Any, list[int]]] = [
             (None, [0, 1, 2, 3]),
             ("uid", [0, 1, 2, 3]),
             ("-timestamp_id", [3, 2, 1, 0]),
@@ -123,18 +122,17 @@ class QueryingLaws(Harness):
             (["task_name", "-priority"], [3, 2, 1, 0]),
             ("status", [0, 1, 3, 2]),
             ("times_sampled", [0, 1, 2, 3]),
-        ],
-    )
-    async def test_find_orders(self, buffer: ReplayBuffer, order_by: Any, places: list[int]) -> None:
-        """By one field or several, groups without a value last, ties in insertion order."""
-        uids = await four(buffer)
-        assert [item.uid for item in await found(buffer, order_by=order_by)] == [uids[place] for place in places]
+        ]
+        for order_by, places in orders:
+            got = [item.uid for item in await found(buffer, order_by=order_by)]
+            assert got == [uids[place] for place in places], order_by
 
-    @pytest.mark.parametrize("order_by", ["nonsense", "tags.n", ["uid", 3], 3])
-    async def test_find_refuses_unknown_orders(self, buffer: ReplayBuffer, order_by: Any) -> None:
+    async def test_find_refuses_unknown_orders(self, buffer: ReplayBuffer) -> None:
         """QueryError at once."""
-        with pytest.raises(QueryError):
-            buffer.find({}, order_by=order_by)
+        wrong: list[Any] = ["nonsense", "tags.n", ["uid", 3], 3]
+        for order_by in wrong:
+            with pytest.raises(QueryError):
+                buffer.find({}, order_by=order_by)
 
     async def test_find_limits(self, buffer: ReplayBuffer) -> None:
         """`limit` bounds the number of groups; None doesn't; negative or fractional ones are refused."""

@@ -17,7 +17,7 @@ from sqlalchemy import make_url
 
 from replaybuf import ConfigError, ReplayBufferConfig, UnreachableError
 from replaybuf.errors import AccessError, MissingDriverError
-from replaybuf.storage.sql.engine.urls import redact
+from replaybuf.redact import redact
 from tests.bad_input.calls import refused
 from tests.postgres import running_server
 from tests.stores import TASK, build, group

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, text
 
-from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import HEAD, upgrade
 from tests.cli.conftest import run, run_json
@@ -23,12 +24,12 @@ def execute(url: str, *statements: str) -> None:
     asyncio.run(_write(url, work))
 
 
-async def _write(url: str, work: object) -> None:
-    database = Database(parse_url(url), durability="normal", lock_timeout=5)
+async def _write(url: str, work: Callable[[Connection], object]) -> None:
+    engine = open_engine(parse_url(url), lock_timeout=5)
     try:
-        await database.write(work)  # type: ignore[arg-type]
+        await engine.write(lambda tx: work(tx.connection))
     finally:
-        await database.dispose()
+        await engine.dispose()
 
 
 def test_current_shows_revision_and_state(filled: str) -> None:

@@ -117,7 +117,7 @@ def test_another_encoding(tmp_path: Path) -> None:
 
 
 def test_a_network_file_system(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replaybuf.doctor.files.filesystem_type", lambda path: "nfs4")
+    monkeypatch.setattr("replaybuf.storage.sql.inspection.checkup.sqlite_file.filesystem_type", lambda path: "nfs4")
     [row] = examine(file, code=1)["settings"]
     assert (row["level"], "nfs4" in row["text"]) == ("problem", True)
 

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf.doctor import server
+from replaybuf.storage.sql.inspection.checkup import server as checkup
 from tests.cli.conftest import run
 from tests.cli.test_doctor import examine
 from tests.postgres import execute, new_database, running_server
@@ -20,7 +21,7 @@ from tests.stores import until
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[str]:
     """A server that nobody else uses."""
-    with running_server(own=True) as url:
+    with running_server(own=True, flushing=True) as url:
         yield url
 
 
@@ -158,7 +159,7 @@ def test_a_user_without_rights(url: str) -> None:
 def test_what_the_server_says_of_its_pages(
     url: str, monkeypatch: pytest.MonkeyPatch, fact: str, level: str, said: str
 ) -> None:
-    own = server._one
+    own = checkup._one
 
     def one(connection: Any, query: str, **values: Any) -> Any:
         if "checksum_failures" in query:
@@ -167,7 +168,7 @@ def test_what_the_server_says_of_its_pages(
             return "off" if fact == "off" else "on"
         return own(connection, query, **values)
 
-    monkeypatch.setattr(server, "_one", one)
+    monkeypatch.setattr(checkup, "_one", one)
     [(seen, text)] = found(url, "integrity")[:1]
     assert (seen, said in text) == (level, True)
 

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import text
 
 from replaybuf.errors import AccessError
-from replaybuf.storage.sql.inspection import open_reader
+from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.conftest import run, run_json
 
 COMMANDS = [("stats",), ("ls",), ("show", "15"), ("show", "15", "--full"), ("sql", "SELECT 1"), ("db", "current")]

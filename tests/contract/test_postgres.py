@@ -6,13 +6,14 @@ import pytest
 
 from replaybuf.codec.payload import Codec
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.testing import DurableContract, StorageContract
+from replaybuf.testing import DurableContract, ExactContract
+from replaybuf.testing.chances import ChanceLaws
 from replaybuf.testing.durable import SamePlace
 from replaybuf.testing.harness import NewStorage
 from tests.postgres import Databases
 
 
-class TestPostgres(StorageContract, DurableContract):
+class Postgres:
     @pytest.fixture
     def new_storage(self, postgres_databases: Databases) -> Iterator[NewStorage]:
         with postgres_databases.lent() as new_database:
@@ -24,3 +25,12 @@ class TestPostgres(StorageContract, DurableContract):
             return SQLStorage(storage.url.render_as_string(hide_password=False), codec, storage.rules)
 
         return open_again
+
+
+class TestPostgres(Postgres, ExactContract, DurableContract):
+    """Draws are compared with those of memory in `test_same_draws.py`."""
+
+
+@pytest.mark.long
+class TestPostgresByChance(Postgres, ChanceLaws):
+    """What memory answers for by default."""

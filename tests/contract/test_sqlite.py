@@ -7,12 +7,13 @@ import pytest
 
 from replaybuf.codec.payload import Codec
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.testing import DurableContract, StorageContract
+from replaybuf.testing import DurableContract, ExactContract
+from replaybuf.testing.chances import ChanceLaws
 from replaybuf.testing.durable import SamePlace
 from replaybuf.testing.harness import NewStorage
 
 
-class TestSqlite(StorageContract, DurableContract):
+class Sqlite:
     @pytest.fixture
     def new_storage(self, tmp_path: Path) -> NewStorage:
         numbers = count()
@@ -24,3 +25,12 @@ class TestSqlite(StorageContract, DurableContract):
             return SQLStorage(f"sqlite:///{storage.url.database}", codec, storage.rules)
 
         return open_again
+
+
+class TestSqlite(Sqlite, ExactContract, DurableContract):
+    """Draws are compared with those of memory in `test_same_draws.py`."""
+
+
+@pytest.mark.long
+class TestSqliteByChance(Sqlite, ChanceLaws):
+    """What memory answers for by default."""

@@ -13,7 +13,12 @@ from replaybuf.demo.mode import Mode
 from tests.demo.dying import POINTS
 from tests.demo.running import Demo, assert_trained_once, is_alive, run_demo, saved_step, wait_until
 
-in_every_mode = pytest.mark.parametrize("mode", list(Mode))
+
+def killed(*by_default):
+    """Every mode on both databases; the cases that aren't these in the long form."""
+    cases = [(database, mode) for database in ("sqlite", "postgresql") for mode in Mode]
+    marked = [case if case in by_default else pytest.param(*case, marks=pytest.mark.long) for case in cases]
+    return pytest.mark.parametrize(("shared_url", "mode"), marked, indirect=["shared_url"])
 
 
 def end_of(folder, url, mode, steps):
@@ -23,7 +28,7 @@ def end_of(folder, url, mode, steps):
     return assert_trained_once(folder, steps, output)
 
 
-@in_every_mode
+@killed(("sqlite", Mode.ASYNC))
 def test_killed_at_each_point_of_a_step(tmp_path, shared_url, mode):
     for point in POINTS:
         with Demo(tmp_path, shared_url, "--mode", mode, "--steps", "3", dying=point) as demo:
@@ -34,7 +39,7 @@ def test_killed_at_each_point_of_a_step(tmp_path, shared_url, mode):
     end_of(tmp_path, shared_url, mode, 3)
 
 
-@in_every_mode
+@killed(("postgresql", Mode.DISAGGREGATED))
 def test_killed_at_random_moments(tmp_path, shared_url, mode):
     chance, steps = random.Random(f"{mode}"), 18
     for _ in range(3):
@@ -52,10 +57,10 @@ def test_killed_at_random_moments(tmp_path, shared_url, mode):
 
 
 def test_workers_killed_at_random_moments(tmp_path, shared_url):
-    chance, steps = random.Random(3), 20
+    chance, steps = random.Random(3), 12
     with Demo(tmp_path, shared_url, "--steps", str(steps)) as demo:
         workers = demo.worker_pids()
-        for step in (0, 3, 6, 9, 12):
+        for step in (0, 3, 6):
             demo.wait_for_step(step)
             time.sleep(chance.uniform(0, 0.2))
             victim = chance.randrange(2)

@@ -15,7 +15,8 @@ from replaybuf.demo.settings import BATCH_GROUPS, TASK, buffer_config
 from tests.demo.running import RUN, Demo, assert_trained_once, is_alive, run_demo
 
 PASSWORD = "s3cret-w0rd"
-in_every_mode = pytest.mark.parametrize("mode", list(Mode))
+long = pytest.mark.long
+in_every_mode = pytest.mark.parametrize("mode", [Mode.DISAGGREGATED, Mode.ASYNC, pytest.param(Mode.SYNC, marks=long)])
 
 
 def archived_in(url):
@@ -40,7 +41,23 @@ def shell_lines(output):
     return re.findall(r"^  ((?:sqlite3|psql) .*)$", output, re.MULTILINE)
 
 
-@in_every_mode
+@pytest.mark.parametrize(
+    ("shared_url", "mode"),
+    [
+        ("sqlite", Mode.SYNC),
+        ("sqlite", Mode.DISAGGREGATED),
+        ("postgresql", Mode.ASYNC),
+        *(
+            pytest.param(database, mode, marks=long)
+            for database, mode in [
+                ("sqlite", Mode.ASYNC),
+                ("postgresql", Mode.SYNC),
+                ("postgresql", Mode.DISAGGREGATED),
+            ]
+        ),
+    ],
+    indirect=["shared_url"],
+)
 def test_a_short_run_trains_each_prompt_once_and_ends_with_sql_that_works(tmp_path, url, mode):
     output, code = run_demo(tmp_path, url, "--steps", "4", "--mode", mode)
     assert code == 0, output
@@ -61,9 +78,9 @@ def test_a_short_run_trains_each_prompt_once_and_ends_with_sql_that_works(tmp_pa
 def test_a_run_goes_on_in_another_mode(tmp_path, shared_url):
     """Each time for as many steps more."""
     for number, mode in enumerate([Mode.DISAGGREGATED, Mode.ASYNC, Mode.SYNC], 1):
-        output, code = run_demo(tmp_path, shared_url, "--steps", "3", "--mode", mode)
+        output, code = run_demo(tmp_path, shared_url, "--steps", "2", "--mode", mode)
         assert code == 0, output
-        assert_trained_once(tmp_path, 3 * number, output)
+        assert_trained_once(tmp_path, 2 * number, output)
 
 
 def test_a_run_may_be_cut_short_and_prolonged(tmp_path, shared_url):
@@ -90,7 +107,7 @@ def test_fresh_begins_anew(tmp_path, shared_url):
 @in_every_mode
 def test_ctrl_c_ends_the_run_and_says_how_to_go_on(tmp_path, mode):
     url = f"sqlite:///{tmp_path}/demo.db"
-    with Demo(tmp_path, url, "--workers", "1", "--mode", mode, "--steps", "10") as demo:
+    with Demo(tmp_path, url, "--workers", "1", "--mode", mode, "--steps", "5") as demo:
         workers = demo.worker_pids() if mode == Mode.DISAGGREGATED else []
         demo.wait_for_step(1)
         demo.process.send_signal(signal.SIGINT)
@@ -99,12 +116,14 @@ def test_ctrl_c_ends_the_run_and_says_how_to_go_on(tmp_path, mode):
     assert output.endswith("Stopped. Run the same command again to go on from here.\n")
     assert "Traceback" not in output
     assert not any(map(is_alive, workers))
-    output, code = run_demo(tmp_path, url, "--mode", mode, "--steps", "10")
+    output, code = run_demo(tmp_path, url, "--mode", mode, "--steps", "5")
     assert code == 0, output
-    assert_trained_once(tmp_path, 10, output)
+    assert_trained_once(tmp_path, 5, output)
 
 
-@in_every_mode
+@pytest.mark.parametrize(
+    "mode", [Mode.ASYNC, pytest.param(Mode.SYNC, marks=long), pytest.param(Mode.DISAGGREGATED, marks=long)]
+)
 def test_the_reward_rises(tmp_path, mode):
     output, code = run_demo(tmp_path, f"sqlite:///{tmp_path}/demo.db", "--steps", "60", "--seed", "1", "--mode", mode)
     assert code == 0, output

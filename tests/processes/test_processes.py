@@ -85,7 +85,7 @@ def twice(values: list[int]) -> list[int]:
     return [value for value, count in Counter(values).items() if count > 1]
 
 
-@pytest.mark.parametrize("each", [60, pytest.param(1500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("each", [40, pytest.param(1500, marks=pytest.mark.long)])
 def test_every_group_goes_to_exactly_one_process(crew: Crew, shared_url: str, tmp_path: Path, each: int) -> None:
     done = tmp_path / "done"
     consumers = [crew.start("consume", done, size) for size in (1, 4)]
@@ -100,7 +100,7 @@ def test_every_group_goes_to_exactly_one_process(crew: Crew, shared_url: str, tm
     assert left_over(shared_url) == []
 
 
-@pytest.mark.parametrize("after", [3, 40, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.parametrize("after", [20, pytest.param(400, marks=pytest.mark.long)])
 def test_what_put_acknowledged_survives_the_death_of_the_process(crew: Crew, shared_url: str, after: int) -> None:
     process, log = crew.start("produce", 0, 100_000)
     wait_for_lines(log, after)
@@ -140,14 +140,14 @@ async def fill_with_three(buffer: object, count: int) -> None:
 
 def test_others_go_on_while_a_process_dies(crew: Crew, shared_url: str) -> None:
     victim, lost = crew.start("produce", 0, 100_000)
-    witness, log = crew.start("produce", 200_000, 150)
+    witness, log = crew.start("produce", 200_000, 60)
     wait_for_lines(lost, 20)
     crew.kill(victim)
     crew.end(witness)
     found = left_over(shared_url)
     assert twice(found) == []
     assert {*numbers(lost), *numbers(log)} <= set(found)
-    assert len(numbers(log)) == 150
+    assert len(numbers(log)) == 60
 
 
 def test_a_waiting_take_wakes_when_another_process_puts(crew: Crew, shared_url: str) -> None:
@@ -192,7 +192,7 @@ async def test_a_waiting_take_wakes_although_its_listening_connection_died(postg
         await engine.dispose()
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(16, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [3, pytest.param(16, marks=pytest.mark.long)])
 def test_many_processes_may_create_the_database_at_once(crew: Crew, shared_url: str, count: int) -> None:
     start = time.time() + 1.5 + 0.3 * count
     created = [crew.start("create", start, number) for number in range(count)]

@@ -14,25 +14,6 @@ from tests.stores import build
 
 STORES = ["memory", "sqlite", "postgresql"]
 
-#: Laws of what a strategy decides, whatever the store: on PostgreSQL in the long form.
-OF_THE_STRATEGY = {
-    "test_hooks.py",
-    "test_odd_loops.py",
-    "test_pauses.py",
-    "test_staleness_in_production.py",
-    "test_tail_batches.py",
-    "test_worker_ends.py",
-}
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.name in OF_THE_STRATEGY:
-            values = getattr(item, "callspec", None)
-            if values is not None and "postgresql" in values.params.values():
-                item.add_marker(pytest.mark.long)
-
 
 @pytest.fixture(params=STORES)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:

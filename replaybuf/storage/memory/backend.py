@@ -21,6 +21,7 @@ from replaybuf.query.python import Predicate
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import find_expired, group_staleness, refresh_group, reset_response
+from replaybuf.rules import transitions
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.race import PRIORITIZED, share
@@ -107,13 +108,12 @@ class MemoryStorage(StateCopies, StorageBackend):
             loans, replaced = self._loans.replaced_by(group), self._groups.replaced_by(group)
             self._groups.remove(replaced, Tally.REPLACED)
             self._loans.remove(loans)
-            for name in (Tally.PUT, Tally.DROPPED):
-                self._groups.tallies[(group.task_name, group.status, name)] += 1
+            self._groups.count(group.task_name, transitions.dropped(group.status))
             self._notify()
 
     async def refuse(self, group: NewGroup) -> None:
         with self._lock:
-            self._groups.tallies[(group.task_name, group.status, Tally.REFUSED)] += 1
+            self._groups.count(group.task_name, transitions.refused(group.status))
 
     def _add(self, group: NewGroup, payload: bytes, reward: float | None) -> StorageItem:
         uid, groups = self._new_uid(), self._groups
@@ -133,8 +133,7 @@ class MemoryStorage(StateCopies, StorageBackend):
             key=group.key,
         )
         groups.payloads[uid] = payload
-        groups.count(item, Tally.PUT)
-        groups.add(item)
+        groups.apply(transitions.put(group.status), item)
         return groups.item(uid)
 
     # Drawing
@@ -144,8 +143,10 @@ class MemoryStorage(StateCopies, StorageBackend):
             drawn = self._draw(draw)
             if drawn is not None:
                 for item in _all(drawn):
-                    self._groups.sample(item)
-                    self._groups.consume(item.uid)
+                    step = transitions.drawn(item, self.rules.limits)
+                    self._groups.apply(step, item)
+                    item.times_sampled += step.draws
+                self._groups.prune(drawn)
                 self._notify()
             return drawn
 
@@ -183,8 +184,8 @@ class MemoryStorage(StateCopies, StorageBackend):
             try:
                 good.append(self._decode(uid))
             except DecodeError as error:
-                self._groups.count(self._groups.item(uid), Tally.SET_ASIDE)
-                self._groups.move(uid, Status.FAILED, error=str(error))
+                item = self._groups.item(uid)
+                self._groups.apply(transitions.set_aside(item.status, str(error)), item)
                 self._notify()
         return good
 
@@ -218,7 +219,7 @@ class MemoryStorage(StateCopies, StorageBackend):
     async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
         with self._lock:
             self._notify()
-            return self._loans.give_back(lease, uids, counts=counts, reason=reason)
+            return self._loans.give_back(lease, uids, reason if counts else None)
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
         with self._lock:
@@ -300,8 +301,8 @@ class MemoryStorage(StateCopies, StorageBackend):
             if not isinstance(changes.priority, Unset):
                 self._groups.set_priorities(dict.fromkeys(found, changes.priority))
             if not isinstance(changes.status, Unset):
-                for uid in found:
-                    self._groups.move(uid, changes.status, error=None, deliveries=0)
+                for item in map(self._groups.item, found):
+                    self._groups.apply(transitions.updated(item.status, changes.status), item)
             self._notify()
             return len(found)
 
@@ -338,8 +339,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         groups.payloads[item.uid] = self.codec.encode(rollouts)
         groups.table.change([item.uid], staleness=staleness, reward=Marks.of(rollouts).mean_reward)
         if expired:
-            groups.count(item, Tally.EXPIRED)
-            groups.move(item.uid, Status.EXPIRED)
+            groups.apply(transitions.expired(item.status), groups.item(item.uid))
         return bool(expired)
 
     # Checkpoints

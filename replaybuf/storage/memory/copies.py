@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from replaybuf.query import LogicNode
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules import transitions
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.memory.groups import Groups
 from replaybuf.storage.memory.leased import Loans
 from replaybuf.storage.portable import State, StoredGroup
-from replaybuf.storage.values import Checkpoint, Cursor, StorageItem, missing_checkpoint
+from replaybuf.storage.values import Checkpoint, Cursor, missing_checkpoint
 
 _ALL = LogicNode("$and", ())
 
@@ -68,9 +69,6 @@ def add_new(now: World, restored: World, known: set[int]) -> None:
     for item in map(here.item, here.table.select(_ALL)):
         if item.uid in known:
             continue
-        if item.status == Status.ARCHIVED and item.times_sampled:
-            item.status = Status.COMPLETED
-        item.times_sampled = item.deliveries = 0
         made_from = here.made_from.get(item.uid, set())
         become = [uid for uid in made_from if there.table.get(uid) is not None]
         same_key = [] if item.key is None else there.table.with_key(item.task_name, item.key)
@@ -78,8 +76,8 @@ def add_new(now: World, restored: World, known: set[int]) -> None:
         there.made_from[item.uid] = made_from
         there.payloads[item.uid] = here.payloads[item.uid]
         there.races.tickets[item.uid] = here.races.ticket(item.uid)
-        there.count(item, Tally.PUT)
-        there.add(item)
+        item.status, item.times_sampled, item.deliveries = transitions.undrawn(item), 0, 0
+        there.apply(transitions.put(item.status), item)
         if item.status == Status.ARCHIVED:
             there.archived_at[item.uid] = here.archived_at[item.uid]
 
@@ -89,15 +87,16 @@ def add_new(now: World, restored: World, known: set[int]) -> None:
 
 def state_of(world: World, next_uid: int) -> State:
     """Everything as a state; leased groups as if they had been given back."""
-    groups, (leased, tallies) = world.groups, world.loans.undone()
-
-    def stored(item: StorageItem, keys: dict[str, float]) -> StoredGroup:
-        uid = item.uid
-        return StoredGroup(item, groups.payloads[uid], groups.races.ticket(uid), keys, groups.archived_at.get(uid))
-
-    here = [stored(groups.item(uid), groups.races.keys_of(uid)) for uid in groups.table.select(_ALL)]
-    here += [stored(item, groups.races.new_keys(item)) for item in leased]
-    return State(here, next_uid, tallies, groups.races.clocks, world.next_ticket, list(world.cursors.values()))
+    world = world.copy()
+    world.loans.return_all()
+    groups, races = world.groups, world.groups.races
+    stored = [
+        StoredGroup(
+            groups.item(uid), groups.payloads[uid], races.ticket(uid), races.keys_of(uid), groups.archived_at.get(uid)
+        )
+        for uid in groups.table.select(_ALL)
+    ]
+    return State(stored, next_uid, groups.tallies, races.clocks, world.next_ticket, list(world.cursors.values()))
 
 
 def load(groups: Groups, state: State) -> None:

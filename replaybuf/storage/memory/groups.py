@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from replaybuf.errors import ConflictError, FullError
 from replaybuf.query import LogicNode, ScalarNode, SetNode
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules import transitions
 from replaybuf.rules.limits import Level, Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.race import KEYS
 from replaybuf.rules.tallies import LaneName, Tally, levels
+from replaybuf.rules.transitions import Place, Transition
 from replaybuf.storage.memory.items import Items, Races, in_lane
 from replaybuf.storage.values import NewGroup, StorageItem
 
@@ -20,7 +23,7 @@ _ALL = LogicNode("$and", ())
 
 
 class Groups:
-    """Metadata in a table, payloads, races, and what was counted. `add` to `remove` keep all of them in step."""
+    """Metadata in a table, payloads, races, and what was counted. `apply` keeps all of them in step."""
 
     def __init__(self, table: Items, rules: Rules) -> None:
         self.table = table
@@ -51,48 +54,45 @@ class Groups:
         """The numbers of a task that its limits look at."""
         return levels(self.tallies, [task_name])[task_name]
 
-    def count(self, item: StorageItem, name: Tally, by: int = 1) -> None:
-        self.tallies[(item.task_name, item.status, name)] += by
+    def apply(self, step: Transition, item: StorageItem) -> StorageItem:
+        """Let a group take a step, and return its metadata after it. The table hasn't got those that are leased."""
+        self.count(item.task_name, step)
+        now = _after(step, item)
+        if step.moves:
+            self._leave(now.uid, step.before)
+            self._arrive(now, step.after)
+        else:
+            self.table.change([now.uid], times_sampled=now.times_sampled, deliveries=now.deliveries, error=now.error)
+        if step.enters_races:
+            self.races.enter(now)
+        return now
 
-    def add(self, item: StorageItem) -> None:
-        self.table.add(item)
-        self.count(item, Tally.SIZE)
-        self.races.enter(item)
-        if item.status == Status.ARCHIVED:
-            self.archived_at[item.uid] = time.time()
+    def _leave(self, uid: int, place: Place | None) -> None:
+        if place is not None and not place.leased:
+            self.table.remove([uid])
+            self.races.leave(uid)
+            self.archived_at.pop(uid, None)
 
-    def take_out(self, item: StorageItem) -> None:
-        """Remove the metadata of a group that goes elsewhere."""
-        self.table.remove([item.uid])
-        self.count(item, Tally.SIZE, -1)
-        self.races.leave(item.uid)
-        self.archived_at.pop(item.uid, None)
+    def _arrive(self, item: StorageItem, place: Place | None) -> None:
+        if place is None:
+            del self.payloads[item.uid]
+            self.races.tickets.pop(item.uid, None)
+            self.made_from.pop(item.uid, None)
+        elif not place.leased:
+            self.table.add(item)
+            if item.status == Status.ARCHIVED:
+                self.archived_at[item.uid] = time.time()
 
-    def move(self, uid: int, status: Status, **changes: object) -> None:
-        """Give a group another status."""
-        item = self.item(uid)
-        if item.status == status:
-            self.table.change([uid], **changes)
-            return
-        self.take_out(item)
-        item.status = status
-        for name, value in changes.items():
-            setattr(item, name, value)
-        self.add(item)
+    def count(self, task_name: str, step: Transition) -> None:
+        for (status, name), n in step.counts.items():
+            self.tallies[(task_name, status, name)] += n
 
     def remove(self, uids: Iterable[int], why: Tally) -> int:
+        """Remove groups that are in the buffer, and return their number."""
         gone = [self.item(uid) for uid in uids]
         for item in gone:
-            self.take_out(item)
-            self.count(item, why)
-            self.forget(item.uid)
+            self.apply(transitions.removed(Place(item.status), why), item)
         return len(gone)
-
-    def forget(self, uid: int) -> None:
-        """Let go of the payload and the ticket of a group whose metadata is gone."""
-        del self.payloads[uid]
-        self.races.tickets.pop(uid, None)
-        self.made_from.pop(uid, None)
 
     # Putting
 
@@ -136,35 +136,19 @@ class Groups:
             self.races.pass_time(task_name, kept, remover.race, waits, [self.item(uid).priority for uid in gone])
         self.remove(gone, Tally.EVICTED)
 
-    # Draws
+    # The archive
 
-    def sample(self, item: StorageItem) -> None:
-        """Count a draw of a group, in the table and in this copy of its metadata."""
-        self.count(item, Tally.SAMPLED_AGAIN if item.times_sampled else Tally.SAMPLED_NEW)
-        item.times_sampled += 1
-        self.table.change([item.uid], times_sampled=item.times_sampled)
-
-    def consume(self, uid: int) -> None:
-        """A group was drawn, and nobody will give it back: it stays for the next draw, is archived, or leaves."""
-        item, limits = self.item(uid), self.rules.limits
-        if limits.keeps(item.status, item.times_sampled):
-            self.races.enter(item)
-        elif item.status == Status.COMPLETED and limits.archives:
-            self.count(item, Tally.TAKEN)
-            self.move(uid, Status.ARCHIVED)
-            self.prune(item.task_name)
-        else:
-            self.remove([uid], Tally.TAKEN)
-
-    def prune(self, task_name: str) -> None:
-        """Remove what is too old or too much from the archive."""
+    def prune(self, tasks: Iterable[str]) -> None:
+        """Remove what is too old or too much from the archives of these tasks."""
         limits = self.rules.limits
-        archived = sorted(self.table.select(in_lane(task_name, Status.ARCHIVED)), key=self.archived_at.__getitem__)
-        if limits.archive_groups is not None:
-            self.remove(archived[: -limits.archive_groups], Tally.PRUNED)
-        elif limits.archive_seconds is not None:
-            oldest = time.time() - limits.archive_seconds
-            self.remove([uid for uid in archived if self.archived_at[uid] < oldest], Tally.PRUNED)
+        for task_name in tasks if limits.archives else ():
+            archived = sorted(self.table.select(in_lane(task_name, Status.ARCHIVED)), key=self.archived_at.__getitem__)
+            if limits.archive_groups is not None:
+                gone = archived[: -limits.archive_groups]
+            else:
+                oldest = time.time() - (limits.archive_seconds or 0)
+                gone = [uid for uid in archived if self.archived_at[uid] < oldest]
+            self.remove(gone, Tally.PRUNED)
 
     # Races
 
@@ -197,3 +181,18 @@ class Groups:
             self.table.change([uid], priority=priority)
             self.races.enter(self.item(uid))
         return len(found)
+
+
+def _after(step: Transition, item: StorageItem) -> StorageItem:
+    """The metadata of a group after a step, in a copy."""
+    return replace(
+        item,
+        item=[],
+        probability=None,
+        weight=None,
+        tags=dict(item.tags) if item.tags else None,
+        status=item.status if step.after is None else step.after.status,
+        times_sampled=item.times_sampled + step.draws,
+        deliveries=0 if step.afresh else item.deliveries + step.deliveries,
+        error=step.error or (None if step.afresh else item.error),
+    )

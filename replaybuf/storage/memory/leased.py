@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rules import transitions
 from replaybuf.rules.tallies import Tally
+from replaybuf.rules.transitions import Place, Transition
 from replaybuf.storage.memory.groups import Groups
 from replaybuf.storage.values import Leased, NewGroup, StorageItem, lost_to_others
 
@@ -26,6 +27,7 @@ class Loans:
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
+        self._limits = groups.rules.limits
         self._loans: dict[int, Loan] = {}
 
     def copy(self, groups: Groups) -> Loans:
@@ -37,12 +39,9 @@ class Loans:
     def lend(self, items: Iterable[StorageItem], token: int, until: float) -> None:
         """Lease groups that were drawn."""
         for item in items:
-            self._groups.sample(item)
-            item.deliveries += 1
-            kept = replace(item, item=[], tags=dict(item.tags) if item.tags else None)
+            kept = self._groups.apply(transitions.leased(item), item)
+            item.times_sampled, item.deliveries = kept.times_sampled, kept.deliveries
             self._loans[item.uid] = Loan(kept, token, until)
-            self._groups.take_out(item)
-            self._groups.count(item, Tally.LEASED)
 
     def held(self, lease: Leased, uids: Sequence[int]) -> list[Loan]:
         """The groups of a lease, without those that were replaced while nobody else could have them.
@@ -57,25 +56,24 @@ class Loans:
 
     def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
         """Groups of a lease have been consumed."""
-        for loan in self.held(lease, uids):
-            del self._loans[loan.item.uid]
-            self._groups.count(loan.item, Tally.LEASED, -1)
-            self._groups.add(replace(loan.item, deliveries=0))
-            self._groups.consume(loan.item.uid)
+        mine = self.held(lease, uids)
+        for loan in mine:
+            self._end(loan, transitions.acknowledged(loan.item, self._limits))
+        self._groups.prune({loan.item.task_name for loan in mine})
 
-    def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str) -> int:
-        """Give those groups back that the lease still holds; how many."""
+    def give_back(self, lease: Leased, uids: Sequence[int], reason: str | None) -> int:
+        """Give those groups back that the lease still holds, and return their number."""
         mine = self._of(lease, uids)
         for loan in mine:
-            self._return(loan, counts, reason, Tally.RETURNED)
+            self._end(loan, transitions.given_back(loan.item, self._limits, reason))
         return len(mine)
 
     def end_overdue(self) -> int:
-        """Give back what was leased for a time that is over; how many groups."""
+        """Give back what was leased for a time that is over, and return the number of groups."""
         now = time.time()
         overdue = [loan for loan in self._loans.values() if loan.until <= now]
         for loan in overdue:
-            self._return(loan, True, "its consumer was silent for too long", Tally.LEASE_EXPIRED)
+            self._end(loan, transitions.lapsed(loan.item, self._limits))
         return len(overdue)
 
     def next_end(self) -> float:
@@ -100,15 +98,12 @@ class Loans:
     def remove(self, loans: Iterable[Loan]) -> None:
         """Groups are replaced while they are leased: they won't come back."""
         for loan in loans:
-            del self._loans[loan.item.uid]
-            self._groups.forget(loan.item.uid)
-            self._groups.count(loan.item, Tally.LEASED, -1)
-            self._groups.count(loan.item, Tally.REPLACED)
+            self._end(loan, transitions.removed(Place(loan.item.status, leased=True), Tally.REPLACED))
 
     def return_all(self) -> None:
         """Give back whatever is leased, as if it had not been drawn."""
         for loan in list(self._loans.values()):
-            self._return(loan, False, "", None)
+            self._end(loan, transitions.unleased(loan.item))
 
     def set_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of those groups that are leased; how many."""
@@ -117,34 +112,9 @@ class Loans:
             item.priority = priorities[item.uid]
         return len(leased)
 
-    def undone(self) -> tuple[list[StorageItem], dict[tuple[str, Status, Tally], int]]:
-        """What is leased as it was before, and how the counts differ then."""
-        items, counts = [], self._groups.tallies.copy()
-        for loan in self._loans.values():
-            times = loan.item.times_sampled - 1
-            item = replace(loan.item, times_sampled=times, deliveries=loan.item.deliveries - 1)
-            sampled = Tally.SAMPLED_AGAIN if times else Tally.SAMPLED_NEW
-            for name, by in ((Tally.LEASED, -1), (sampled, -1), (Tally.SIZE, 1)):
-                counts[(item.task_name, item.status, name)] += by
-            items.append(item)
-        return items, counts
-
     def _of(self, lease: Leased, uids: Sequence[int]) -> list[Loan]:
         return [loan for uid in uids if (loan := self._loans.get(uid)) and loan.token == lease.token]
 
-    def _return(self, loan: Loan, counts: bool, reason: str, why: Tally | None) -> None:
-        item, groups = loan.item, self._groups
-        del self._loans[item.uid]
-        groups.count(item, Tally.LEASED, -1)
-        if why is not None:
-            groups.count(item, why)
-        item.times_sampled -= 1
-        groups.count(item, Tally.SAMPLED_AGAIN if item.times_sampled else Tally.SAMPLED_NEW, -1)
-        limit = groups.rules.limits.max_deliveries
-        if not counts:
-            item.deliveries -= 1
-        elif limit and item.deliveries >= limit:
-            groups.count(item, Tally.SET_ASIDE)
-            item.status = Status.FAILED
-            item.error = f"delivered {item.deliveries} times without acknowledgement; the last time {reason}"
-        groups.add(item)
+    def _end(self, loan: Loan, step: Transition) -> None:
+        del self._loans[loan.item.uid]
+        self._groups.apply(step, loan.item)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -144,7 +143,7 @@ class SQLStorage(StorageBackend):
         return await store.commits.put(group)
 
     async def drop(self, group: NewGroup) -> None:
-        await self._write(lambda tx: put.drop(tx, group, time.time()))
+        await self._write(lambda tx: put.drop(tx, group))
 
     async def refuse(self, group: NewGroup) -> None:
         await self._write(lambda tx: put.refuse(tx, group))
@@ -162,10 +161,10 @@ class SQLStorage(StorageBackend):
         return None if taken is None else taken.lease()
 
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
-        await self._write(lambda tx: leasing.acknowledge(tx, lease, uids, time.time()))
+        await self._write(lambda tx: leasing.acknowledge(tx, lease, uids))
 
     async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
-        return await self._write(lambda tx: leasing.give_back(tx, lease, uids, counts=counts, reason=reason))
+        return await self._write(lambda tx: leasing.give_back(tx, lease, uids, reason if counts else None))
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
         return await self._write(lambda tx: leasing.extend(tx, lease, uids, seconds))
@@ -212,16 +211,16 @@ class SQLStorage(StorageBackend):
     # Changing
 
     async def delete(self, query: Node) -> int:
-        return await self._write(lambda tx: selecting.delete_groups(tx, query, time.time()))
+        return await self._write(lambda tx: selecting.delete_groups(tx, query))
 
     async def update(self, query: Node, changes: Changes) -> int:
-        return await self._write(lambda tx: selecting.update_groups(tx, query, changes, time.time()))
+        return await self._write(lambda tx: selecting.update_groups(tx, query, changes))
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         return await self._write(lambda tx: selecting.update_priorities(tx, priorities))
 
     async def refresh(self, refresh_: Refresh) -> dict[str, int]:
-        return await self._write(lambda tx: refresh.refresh_staleness(tx, refresh_, time.time()), alone=True)
+        return await self._write(lambda tx: refresh.refresh_staleness(tx, refresh_), alone=True)
 
     # Checkpoints and prompts
 

@@ -14,9 +14,9 @@ from sqlalchemy import delete, func, insert, select
 
 from replaybuf.errors import NotADatabaseError, SnapshotError, StorageError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import buffer, counter, cursor, group, info, lane, tally
+from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor, group, info, lane, tally
 
-GROUPS, BYTES, DIGEST = "groups", "bytes", "digest"
+GROUPS, BYTES = "groups", "bytes"
 
 # A snapshot has no checkpoints and no garbage.
 _TABLES = (lane, group, tally, counter, buffer, cursor, info)

@@ -11,6 +11,7 @@ from sqlalchemy import select, update
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules import transitions
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.race import KEYS, PRIORITIZED, UNIFORM, Clock
 from replaybuf.rules.tallies import LaneName, Tally
@@ -68,11 +69,10 @@ def _given_back(
     stored: StoredGroup, rules: Rules, home: Lane, tallies: Counter[tuple[str, Status, Tally]]
 ) -> StoredGroup:
     """A leased group as it will be when its lease is undone."""
-    times = stored.item.times_sampled - 1
-    item = replace(stored.item, times_sampled=times, deliveries=stored.item.deliveries - 1)
-    sampled = Tally.SAMPLED_AGAIN if times else Tally.SAMPLED_NEW
-    for name, by in ((Tally.LEASED, -1), (sampled, -1), (Tally.SIZE, 1)):
-        tallies[(item.task_name, item.status, name)] += by
+    step = transitions.unleased(stored.item)
+    times, deliveries = stored.item.times_sampled + step.draws, stored.item.deliveries + step.deliveries
+    item = replace(stored.item, times_sampled=times, deliveries=deliveries)
+    tallies.update({(item.task_name, status, name): n for (status, name), n in step.counts.items()})
     keys = new_keys(rules, home, [(item.uid, stored.ticket, item.priority)])[item.uid]
     return StoredGroup(item, stored.payload, stored.ticket, keys)
 

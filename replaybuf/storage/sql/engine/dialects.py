@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
@@ -93,6 +94,14 @@ class Dialect(ABC):
     def set_last_uid(self, connection: Connection, last: int) -> None:
         """Let the next uid be the one after `last`."""
 
+    @abstractmethod
+    def database_bytes(self, connection: Connection) -> int:
+        """The size of the database on the disk."""
+
+    @abstractmethod
+    def invalid_indexes(self, connection: Connection) -> set[str]:
+        """The names of indexes whose building was broken off."""
+
 
 class _Sqlite(Dialect):
     name = "sqlite"
@@ -143,6 +152,14 @@ class _Sqlite(Dialect):
 
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(update(counter).where(_UID).values(value=last))
+
+    def database_bytes(self, connection: Connection) -> int:
+        path = connection.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'").scalar_one()
+        beside = (Path(f"{path}{suffix}") for suffix in ("", "-wal"))
+        return sum(file.stat().st_size for file in beside if file.exists())
+
+    def invalid_indexes(self, connection: Connection) -> set[str]:
+        return set()
 
 
 _UID = counter.c.name == "uid"
@@ -205,6 +222,13 @@ class _Postgres(Dialect):
 
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
+
+    def database_bytes(self, connection: Connection) -> int:
+        return int(connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
+
+    def invalid_indexes(self, connection: Connection) -> set[str]:
+        query = "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE NOT i.indisvalid"
+        return set(connection.execute(text(query)).scalars())
 
 
 # All keys as two arrays, in one statement.

@@ -52,6 +52,10 @@ class Transaction:
         """The transaction that a connection is in."""
         return cls(connection, DIALECTS[connection.dialect.name], scope)
 
+    def of(self, scope: Scope) -> Transaction:
+        """The same transaction, for another buffer."""
+        return Transaction(self.connection, self.dialect, scope)
+
     def execute(self, statement: Any, parameters: Any = None) -> CursorResult[*tuple[Any, ...]]:
         """Run a statement of SQLAlchemy's."""
         return self.connection.execute(statement, parameters)

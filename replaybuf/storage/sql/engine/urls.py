@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from replaybuf.errors import (
     ConfigError,
     MissingDriverError,
 )
+from replaybuf.redact import redact
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
@@ -57,19 +57,9 @@ def parse_url(url: str) -> URL:
     )
 
 
-def redact(url: str | URL) -> str:
-    """The URL without passwords, for messages."""
-    text = url.render_as_string(hide_password=True) if isinstance(url, URL) else str(url)
-    if "://" not in text:  # no URL, perhaps for the lack of a slash
-        text = re.sub(r"^.*@", "***@", text, flags=re.DOTALL)
-    # Up to the last @: a password that holds one, unquoted, is not to be shown in part.
-    text = re.sub(r"(://[^/@:]*):.*@", r"\1:***@", text, flags=re.DOTALL)
-    return re.sub(r"(?i)((?:password|passwd|sslpassword)=)[^&\s]*", r"\1***", text)
-
-
 def public_url(url: URL) -> str:
     """The URL as people write it, without driver and password."""
-    return redact(url.set(drivername=url.get_backend_name()))
+    return redact(url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True))
 
 
 # What of the options of libpq and asyncpg is understood in a URL, with how their values are read.

@@ -23,8 +23,7 @@ from sqlalchemy import (
 )
 
 from replaybuf.errors import NotADatabaseError, SchemaError
-from replaybuf.storage.sql.copies.facts import DIGEST
-from replaybuf.storage.sql.schema.tables import counter, info, metadata
+from replaybuf.storage.sql.schema.tables import DIGEST, counter, info, metadata
 from replaybuf.storage.sql.schema.views import CREATE_VIEWS, VIEWS
 
 #: The revisions of the alembic chain, oldest first; the last one is what this version of replaybuf works with.

@@ -196,6 +196,8 @@ info = Table(
     Column("name", Name, primary_key=True),
     Column("value", Text, nullable=False),
 )
+#: The name of what a snapshot says of its own content; no more true after an upgrade.
+DIGEST = "digest"
 
 #: Pinned groups whose staleness the next refresh of their lane has to look at. (Groups without model steps have
 #: staleness 0 for good once they were refreshed.)

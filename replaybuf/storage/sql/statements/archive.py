@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from sqlalchemy import Select, select
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import Tally
+from replaybuf.rules.transitions import Place, removed
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
-from replaybuf.storage.sql.statements.counts import Counts, add_counts, read_sizes
+from replaybuf.storage.sql.statements.counts import read_sizes
 from replaybuf.storage.sql.statements.lanes import Lane
-from replaybuf.storage.sql.statements.leaving import remove
+from replaybuf.storage.sql.statements.moving import Step, apply
 
 
 def any_to_prune(tx: Transaction, now: float) -> bool:
@@ -23,18 +23,15 @@ def any_to_prune(tx: Transaction, now: float) -> bool:
 
 def prune(tx: Transaction, now: float, limit: int) -> int:
     """Remove up to `limit` groups of each task that are too old or too much for the archive, oldest first."""
-    counts: Counts = Counter()
-    gone: list[int] = []
+    steps: list[Step] = []
+    lanes: list[Lane] = []
     for archive, query, most in _outdated(tx, now):
         query = tx.dialect.for_update(query.limit(min(most, limit)), skip_locked=True)
         found = list(tx.execute(query).scalars()) if most else []
-        counts[(archive.id, Tally.SIZE)] -= len(found)
-        counts[(archive.id, Tally.PRUNED)] += len(found)
-        gone += found
-    if gone:
-        remove(tx, gone, now)
-        add_counts(tx, counts)
-    return len(gone)
+        steps.append((archive.task_name, removed(Place(Status.ARCHIVED), Tally.PRUNED), found))
+        lanes.append(archive)
+    apply(tx, steps, lanes)
+    return sum(len(uids) for _, _, uids in steps)
 
 
 def _outdated(tx: Transaction, now: float) -> list[tuple[Lane, Select[Any], int]]:

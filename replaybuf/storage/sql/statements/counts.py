@@ -15,7 +15,8 @@ from sqlalchemy import ColumnElement, delete, func, literal, select
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Level
-from replaybuf.rules.tallies import Tally, levels
+from replaybuf.rules.tallies import LaneName, Tally, levels
+from replaybuf.rules.transitions import Transition
 from replaybuf.storage.sql.engine.dialects import Dialect
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -26,6 +27,12 @@ from replaybuf.storage.sql.statements.lanes import Lane
 Counts = Counter[tuple[int, Tally]]
 #: The shard that readers find what others have left in.
 _MERGED = literal(0)
+
+
+def add_step(counts: Counts, homes: Mapping[LaneName, Lane], task_name: str, step: Transition, groups: int = 1) -> None:
+    """Count a step that so many groups of a task take."""
+    for (status, name), n in step.counts.items():
+        counts[(homes[(task_name, status)].id, name)] += n * groups
 
 
 def add_counts(tx: Transaction, counts: Mapping[tuple[int, Tally], int]) -> None:

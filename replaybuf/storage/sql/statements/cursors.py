@@ -38,7 +38,7 @@ def write_cursors(tx: Transaction, cursors: Sequence[Cursor]) -> None:
 
 
 def claim(
-    tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor, seconds: float, now: float
+    tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor, seconds: float
 ) -> tuple[list[GroupRow], int, float] | None:
     """Move a cursor and put groups under a lease: their rows, its token, and when it ends.
 
@@ -46,7 +46,7 @@ def claim(
     """
     if not move_cursor(tx, moved):
         return None
-    uids = store(tx, groups, now, evicting=False)
+    uids = store(tx, groups, evicting=False)
     rows = rows_of(tx, uids)
     for row, encoded in zip(rows, groups, strict=True):
         row.payload, row.verified = encoded.payload, True
@@ -56,7 +56,7 @@ def claim(
 
 
 def move_cursor(tx: Transaction, moved: Cursor) -> bool:
-    """Write the cursor unless somebody else, or a restore, has moved it since it was read; return whether it was written."""
+    """Write the cursor unless it was moved since it was read, by anyone or by a restore; return whether it was."""
     if moved.epoch != tx.scope.epoch:
         return False
     values = _row(tx, moved) | {"version": moved.version + 1}

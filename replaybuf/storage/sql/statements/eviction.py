@@ -12,11 +12,12 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import in_order
 from replaybuf.rules.race import IDLE, KEYS
 from replaybuf.rules.tallies import Tally
+from replaybuf.rules.transitions import Place, removed
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import lane, tally
-from replaybuf.storage.sql.statements.counts import Counts
+from replaybuf.storage.sql.statements.counts import Counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane
-from replaybuf.storage.sql.statements.leaving import remove
+from replaybuf.storage.sql.statements.moving import remove
 from replaybuf.storage.sql.statements.ordering import Source
 from replaybuf.storage.sql.statements.race_keys import check_races, pass_time
 
@@ -29,7 +30,7 @@ class _Candidate:
     priority: float
 
 
-def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, now: float) -> None:
+def evict(tx: Transaction, tasks: Iterable[str], counts: Counts) -> None:
     """Remove what is beyond the capacity of these tasks; `counts` has what this transaction has yet to count."""
     limits = tx.scope.rules.limits
     if limits.capacity is None or limits.on_full != "evict":
@@ -42,9 +43,9 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, now: float) -> 
         excess = sum(size.values()) - limits.capacity
         for candidate in _first(tx, here, excess) if excess > 0 else ():
             gone.append(candidate.uid)
-            counts[(candidate.home.id, Tally.EVICTED)] += 1
-            counts[(candidate.home.id, Tally.SIZE)] -= 1
-    remove(tx, gone, now)
+            step = removed(Place(candidate.home.status), Tally.EVICTED)
+            add_step(counts, {candidate.home.name: candidate.home}, task, step)
+    remove(tx, gone)
 
 
 def _lanes_with_sizes(tx: Transaction, tasks: Iterable[str]) -> tuple[list[Lane], dict[int, int]]:

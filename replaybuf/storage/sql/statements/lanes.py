@@ -62,6 +62,8 @@ def _of_buffer(tx: Transaction, leased: bool) -> Select[Any]:
 def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:
     """The lanes of these (task, status) pairs, made where they don't exist."""
     names = set(names)
+    if not names:
+        return {}
     found = find_lanes(tx, names, leased=leased)
     missing = sorted(names - found.keys())
     if not missing:

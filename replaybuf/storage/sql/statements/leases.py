@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import select, update
 
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rules.tallies import Tally
+from replaybuf.rules import transitions
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import uid_in
-from replaybuf.storage.sql.statements.counts import Counts, add_counts
-from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lane
-from replaybuf.storage.sql.statements.leaving import FREE, by_lane, finish, pinned, sampled
-from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.sql.statements.lanes import find_lanes
+from replaybuf.storage.sql.statements.moving import move
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Leased, check_epoch, lost_to_others
 
@@ -35,72 +30,55 @@ def begin_lease(tx: Transaction, seconds: float) -> tuple[int, float]:
 
 def hold(tx: Transaction, rows: Sequence[GroupRow], token: int, until: float, **values: Any) -> None:
     """Lease these groups, found in their lanes, and set these columns of them."""
-    counts: Counts = Counter()
-    for members in by_lane(rows).values():
-        home = members[0].home
-        apart = need_lane(tx, home.name, leased=True)
-        for row in members:
-            counts[(home.id, sampled(row.times_sampled))] += 1
-        counts[(home.id, Tally.SIZE)] -= len(members)
-        counts[(home.id, Tally.LEASED)] += len(members)
-        held = pinned(home) | {
-            "lane": apart.id,
-            "times_sampled": group.c.times_sampled + 1,
-            "deliveries": group.c.deliveries + 1,
-            "lease": token,
-            "leased_until": until,
-            **values,
-        }
-        tx.execute(update(group).where(uid_in(tx, [row.uid for row in members])).values(held))
-    add_counts(tx, counts)
+    move(tx, rows, transitions.leased, lease=token, leased_until=until, **values)
 
 
 def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
     """Groups of the buffer with their lanes, as they are held."""
-    rows = _rows(tx, uid_in(tx, uids))
+    rows = read_rows(tx, uid_in(tx, uids))
     lanes = find_lanes(tx, {(row.task_name, row.status) for row in rows})
     for row in rows:
         row.found_in = lanes[(row.task_name, row.status)]
     return rows
 
 
-def acknowledge(tx: Transaction, lease: Leased, uids: Sequence[int], now: float) -> None:
+def acknowledge(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     """Groups of a lease have been consumed."""
     check_epoch(lease, tx.scope.epoch)
-    for home, rows in _held(tx, lease, uids):
-        finish(tx, home, rows, now)
+    limits = tx.scope.rules.limits
+    move(tx, _held(tx, lease, uids), lambda row: transitions.acknowledged(row, limits))
 
 
 def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) -> float:
     """Let the lease of these groups end later."""
     check_epoch(lease, tx.scope.epoch)
-    held = [row.uid for _, rows in _held(tx, lease, uids) for row in rows]
+    held = [row.uid for row in _held(tx, lease, uids)]
     until = store_clock(tx) + seconds
     if held:
         tx.execute(update(group).where(uid_in(tx, held)).values(leased_until=until))
     return until
 
 
-def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str) -> int:
-    """Give those of these groups back that the lease still holds; how many."""
-    mine = _rows(tx, group.c.lease == lease.token, uid_in(tx, uids))
-    return _return(tx, mine, Tally.RETURNED, counts=counts, reason=reason)
+def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], reason: str | None) -> int:
+    """Give those of these groups back that the lease still holds, and return their number."""
+    limits, mine = tx.scope.rules.limits, _of(tx, lease, uids)
+    move(tx, mine, lambda row: transitions.given_back(row, limits, reason))
+    return len(mine)
 
 
 def unhold(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     """Undo a lease that nobody received."""
-    mine = _rows(tx, group.c.lease == lease.token, uid_in(tx, uids))
-    _return(tx, mine, None, counts=False, reason="")
+    move(tx, _of(tx, lease, uids), transitions.unleased)
 
 
 def end_leases(tx: Transaction) -> int:
-    """Give back what was leased for a time that is over; how many groups."""
+    """Give back what was leased for a time that is over, and return the number of groups."""
     if not any_overdue(tx):
         return 0
-    overdue = group.c.leased_until <= store_clock(tx)
-    rows = _rows(tx, overdue, skip_locked=True)  # others end those that they have locked
-    reason = "its consumer was silent for too long"
-    return _return(tx, rows, Tally.LEASE_EXPIRED, counts=True, reason=reason)
+    limits, overdue = tx.scope.rules.limits, group.c.leased_until <= store_clock(tx)
+    rows = read_rows(tx, overdue, skip_locked=True)  # others end those that they have locked
+    move(tx, rows, lambda row: transitions.lapsed(row, limits))
+    return len(rows)
 
 
 def any_overdue(tx: Transaction) -> bool:
@@ -116,11 +94,13 @@ def any_overdue(tx: Transaction) -> bool:
 
 def return_all(tx: Transaction) -> int:
     """Give back whatever is leased: in a copy of the store, whose consumers it doesn't know."""
-    rows = _rows(tx, group.c.lease.is_not(None))
-    return _return(tx, rows, None, counts=False, reason="")
+    rows = read_rows(tx, group.c.lease.is_not(None))
+    move(tx, rows, transitions.unleased)
+    return len(rows)
 
 
-def _rows(tx: Transaction, *conditions: Any, skip_locked: bool = False) -> list[GroupRow]:
+def read_rows(tx: Transaction, *conditions: Any, skip_locked: bool = False) -> list[GroupRow]:
+    """The groups of the buffer that meet the conditions, leased ones too, locked."""
     query = (
         select(group, lane.c.task_name, lane.c.status, lane.c.step)
         .select_from(group.join(lane, lane.c.id == group.c.lane))
@@ -130,49 +110,17 @@ def _rows(tx: Transaction, *conditions: Any, skip_locked: bool = False) -> list[
     return sorted((GroupRow.of(row) for row in tx.execute(query).mappings()), key=lambda row: row.uid)
 
 
-def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[tuple[Lane, list[GroupRow]]]:
-    """The groups of a lease by home lane, without those that were replaced while nobody else could have them."""
-    mine = _rows(tx, group.c.lease == lease.token, uid_in(tx, uids))
+def _of(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
+    """Those of these groups that a lease still holds."""
+    return read_rows(tx, group.c.lease == lease.token, uid_in(tx, uids))
+
+
+def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
+    """The groups of a lease, without those that were replaced while nobody else could have them.
+
+    Raises LeaseLostError when its time was over for some of them.
+    """
+    mine = _of(tx, lease, uids)
     if len(mine) < len(uids) and store_clock(tx) >= lease.until:
         raise lost_to_others(lease, len(uids) - len(mine))
-    return _by_home(tx, mine)
-
-
-def _by_home(tx: Transaction, rows: Sequence[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
-    return [(need_lane(tx, (members[0].task_name, members[0].status)), members) for members in by_lane(rows).values()]
-
-
-def _return(tx: Transaction, rows: Sequence[GroupRow], why: Tally | None, *, counts: bool, reason: str) -> int:
-    """Leased groups go back to where they were, as if not drawn; those that failed too often become FAILED."""
-    limit = tx.scope.rules.limits.max_deliveries
-    for home, members in _by_home(tx, rows):
-        changes: Counts = Counter({(home.id, Tally.LEASED): -len(members)})
-        if why is not None:
-            changes[(home.id, why)] += len(members)
-        for row in members:
-            changes[(home.id, sampled(row.times_sampled - 1))] -= 1
-        most = limit if counts and limit else math.inf
-        hopeless = [row for row in members if row.columns["deliveries"] >= most]
-        again = [row.uid for row in members if row.columns["deliveries"] < most]
-        back = FREE | {"times_sampled": group.c.times_sampled - 1}
-        if again:
-            less = {} if counts else {"deliveries": group.c.deliveries - 1}
-            changes[(home.id, Tally.SIZE)] += len(again)
-            _move_back(tx, home, again, back | less)
-        if hopeless:
-            failed = need_lane(tx, (home.task_name, Status.FAILED))
-            changes[(home.id, Tally.SET_ASIDE)] += len(hopeless)
-            changes[(failed.id, Tally.SIZE)] += len(hopeless)
-            for row in hopeless:
-                _move_back(tx, failed, [row.uid], back | {"error": _hopeless(row, reason)})
-        add_counts(tx, changes)
-    return len(rows)
-
-
-def _move_back(tx: Transaction, home: Lane, uids: Sequence[int], values: Mapping[str, Any]) -> None:
-    tx.execute(update(group).where(uid_in(tx, uids)).values({"lane": home.id, **values}))
-    enter_races(tx, home, uids)
-
-
-def _hopeless(row: GroupRow, reason: str) -> str:
-    return f"delivered {row.columns['deliveries']} times without acknowledgement; the last time {reason}"
+    return mine

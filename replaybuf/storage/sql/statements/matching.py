@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,12 +11,12 @@ from replaybuf.query import Node, compile_sql
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.rules.transitions import Place, removed, updated
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.columns import FIELDS, uid_in
-from replaybuf.storage.sql.statements.counts import Counts, add_counts
-from replaybuf.storage.sql.statements.lanes import Lane, need_lane
-from replaybuf.storage.sql.statements.leaving import pinned, remove
+from replaybuf.storage.sql.statements.lanes import Lane
+from replaybuf.storage.sql.statements.moving import apply
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Changes, Unset
@@ -74,37 +73,34 @@ def read_histogram(tx: Transaction, field: str) -> dict[LaneName, dict[int, int]
     return found
 
 
-def delete_groups(tx: Transaction, query: Node, now: float) -> int:
-    """Remove the groups that match; how many."""
-    counts: Counts = Counter()
-    for uids, lanes in _locked(tx, query):
-        remove(tx, uids, now)
-        for lane_id in lanes:
-            counts[(lane_id, Tally.SIZE)] -= 1
-            counts[(lane_id, Tally.DELETED)] += 1
-    add_counts(tx, counts)
-    return sum(n for (_, name), n in counts.items() if name == Tally.DELETED)
+def delete_groups(tx: Transaction, query: Node) -> int:
+    """Remove the groups that match, and return their number."""
+    deleted = 0
+    for by_lane in _locked(tx, query):
+        steps = [(home.task_name, removed(Place(home.status), Tally.DELETED), uids) for home, uids in by_lane]
+        apply(tx, steps, (home for home, _ in by_lane))
+        deleted += sum(len(uids) for _, uids in by_lane)
+    return deleted
 
 
-def update_groups(tx: Transaction, query: Node, changes: Changes, now: float) -> int:
-    """Change the groups that match; how many."""
+def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
+    """Change the groups that match, and return their number."""
     values: dict[str, Any] = {}
     if not isinstance(changes.priority, Unset):
         values["priority"] = changes.priority
     if not isinstance(changes.tags, Unset):
         values["tags"] = changes.tags or None
     changed = 0
-    for uids, lanes in _locked(tx, query):
-        if values:
-            tx.execute(update(group).where(uid_in(tx, uids)).values(values))
-        homes = _lanes_by_id(tx, lanes)
-        for lane_id, members in _grouped(uids, lanes).items():
-            home = homes[lane_id]
-            if not isinstance(changes.status, Unset):
-                home = _move(tx, home, members, changes.status, now)
-            if "priority" in values or home.id != lane_id:
-                enter_races(tx, home, members)
-        changed += len(uids)
+    for by_lane in _locked(tx, query):
+        for home, uids in by_lane:
+            if values:
+                tx.execute(update(group).where(uid_in(tx, uids)).values(values))
+            if "priority" in values:
+                enter_races(tx, home, uids)
+            changed += len(uids)
+        if not isinstance(changes.status, Unset):
+            steps = [(home.task_name, updated(home.status, changes.status), uids) for home, uids in by_lane]
+            apply(tx, steps, (home for home, _ in by_lane))
     return changed
 
 
@@ -113,33 +109,16 @@ def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:
     if not priorities:
         return 0
     locked = lock_groups(tx, uid_in(tx, sorted(priorities)))
-    homes = _lanes_by_id(tx, [lane_id for _, lane_id in locked])
-    rows = [(uid, lane_id) for uid, lane_id in locked if lane_id in homes]
-    if not rows:
-        return 0
-    tx.execute(_SET_PRIORITY, [{"of_uid": uid, "new_priority": priorities[uid]} for uid, _ in rows])
-    for lane_id, members in _grouped(*zip(*rows, strict=True)).items():
-        enter_races(tx, homes[lane_id], members)
+    by_lane = _by_lane(tx, locked)
+    rows = [{"of_uid": uid, "new_priority": priorities[uid]} for _, uids in by_lane for uid in uids]
+    if rows:
+        tx.execute(_SET_PRIORITY, rows)
+    for home, uids in by_lane:
+        enter_races(tx, home, uids)
     return len(rows)
 
 
 _SET_PRIORITY = update(group).where(group.c.uid == bindparam("of_uid")).values(priority=bindparam("new_priority"))
-
-
-def _move(tx: Transaction, home: Lane, uids: Sequence[int], status: Status, now: float) -> Lane:
-    """Move groups of a lane to that of another status, and return it.
-
-    Their staleness stays: they don't follow the old lane's step.
-    """
-    chosen = uid_in(tx, uids)
-    values: dict[str, Any] = {"error": None, "deliveries": 0}
-    target = need_lane(tx, (home.task_name, status))
-    if target.id != home.id:
-        archived_at = now if status == Status.ARCHIVED else None
-        values |= pinned(home) | {"lane": target.id, "archived_at": archived_at}
-        add_counts(tx, {(home.id, Tally.SIZE): -len(uids), (target.id, Tally.SIZE): len(uids)})
-    tx.execute(update(group).where(chosen).values(values))
-    return target
 
 
 def lock_groups(tx: Transaction, condition: ColumnElement[bool]) -> list[tuple[int, int]]:
@@ -151,25 +130,20 @@ def lock_groups(tx: Transaction, condition: ColumnElement[bool]) -> list[tuple[i
     return [(uid, lane_id) for uid, lane_id in tx.execute(tx.dialect.for_update(found))]
 
 
-def _lanes_by_id(tx: Transaction, ids: Sequence[int]) -> dict[int, Lane]:
-    rows = tx.execute(select(lane).where(lane.c.buffer == tx.scope.buffer, lane.c.id.in_(sorted(set(ids)))))
-    return {row.id: Lane.of(row) for row in rows}
+def _by_lane(tx: Transaction, found: Sequence[tuple[int, int]]) -> list[tuple[Lane, list[int]]]:
+    """Groups of the buffer by lane, from their uids and the numbers of their lanes."""
+    members: dict[int, list[int]] = {}
+    for uid, lane_id in found:
+        members.setdefault(lane_id, []).append(uid)
+    homes = tx.execute(select(lane).where(lane.c.buffer == tx.scope.buffer, lane.c.id.in_(sorted(members))))
+    return [(Lane.of(row), members[row.id]) for row in homes]
 
 
-def _grouped(uids: Sequence[int], lanes: Sequence[int]) -> dict[int, list[int]]:
-    """Uids by lane."""
-    found: dict[int, list[int]] = {}
-    for uid, lane_id in zip(uids, lanes, strict=True):
-        found.setdefault(lane_id, []).append(uid)
-    return found
-
-
-def _locked(tx: Transaction, query: Node) -> Iterator[tuple[list[int], list[int]]]:
-    """The groups that match, locked, in chunks: their uids, and their lanes."""
+def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]]]]:
+    """The groups that match, locked, in chunks, by lane."""
     statement = _matching(tx, query, group.c.uid, group.c.lane)
     if tx.dialect.locks_rows:
         statement = tx.dialect.for_update(statement.order_by(group.c.uid), of=group)
-    rows = tx.execute(statement).all()
+    rows = [(uid, lane_id) for uid, lane_id in tx.execute(statement)]
     for start in range(0, len(rows), _CHUNK):
-        chunk = rows[start : start + _CHUNK]
-        yield [uid for uid, _ in chunk], [lane_id for _, lane_id in chunk]
+        yield _by_lane(tx, rows[start : start + _CHUNK])

@@ -8,12 +8,14 @@ from typing import Any
 
 from replaybuf.errors import FullError, ReplayBufError
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules import transitions
 from replaybuf.rules.race import PRIORITIZED, UNIFORM
 from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.rules.transitions import Place, Transition
 from replaybuf.storage.sql.engine.locks import NamedLock
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
-from replaybuf.storage.sql.statements.counts import Counts, add_counts, lock_tasks, read_levels
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks, read_levels
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
@@ -33,7 +35,7 @@ from replaybuf.storage.values import NewGroup
 Outcome = int | ReplayBufError
 
 
-def put_groups(tx: Transaction, groups: Sequence[EncodedGroup], now: float) -> list[Outcome]:
+def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:
     """Insert groups, in order, and evict what is beyond the capacity; their uids, or why one was not stored."""
     limits = tx.scope.rules.limits
     tasks = {encoded.group.task_name for encoded in groups}
@@ -42,11 +44,11 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup], now: float) -> l
     replacing = any(one.group.replaces for one in groups)
     keyed = any(one.group.key for one in groups)
     if any(one.group.stays_leased for one in groups) or (keyed and (replacing or limits.slows_puts)):
-        return [_put_one(tx, one, now) for one in groups]
-    return _put_together(tx, groups, now)
+        return [_put_one(tx, one) for one in groups]
+    return _put_together(tx, groups)
 
 
-def _put_together(tx: Transaction, groups: Sequence[EncodedGroup], now: float) -> list[Outcome]:
+def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:
     """Store groups that don't depend on each other."""
     replaced, refused = replaced_by_place(tx, [one.group for one in groups])
     if tx.scope.rules.limits.slows_puts:
@@ -55,8 +57,8 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup], now: float) -
     gone = [row for place in kept for row in replaced.get(place, ())]
     kept_by_checkpoints = set(uids_in_checkpoints(tx, origins(gone)))
     made_from = [sorted(origins(replaced.get(place, ())) & kept_by_checkpoints) for place in kept]
-    remove_replaced(tx, gone, now)
-    uids = iter(store(tx, [groups[place] for place in kept], now, made_from=made_from))
+    remove_replaced(tx, gone)
+    uids = iter(store(tx, [groups[place] for place in kept], made_from=made_from))
     return [refused[place] if place in refused else next(uids) for place in range(len(groups))]
 
 
@@ -86,7 +88,7 @@ def _buffered(replaced: Iterable[Any], task_name: str) -> list[Status]:
     return [Status(row.status) for row in replaced if row.task_name == task_name and not row.leased]
 
 
-def _put_one(tx: Transaction, encoded: EncodedGroup, now: float) -> Outcome:
+def _put_one(tx: Transaction, encoded: EncodedGroup) -> Outcome:
     """Store a group that takes the place of others, if it can."""
     new = encoded.group
     try:
@@ -96,8 +98,8 @@ def _put_one(tx: Transaction, encoded: EncodedGroup, now: float) -> Outcome:
     except ReplayBufError as error:  # nothing was changed
         return error
     made_from = uids_in_checkpoints(tx, origins(replaced))
-    remove_replaced(tx, replaced, now)
-    [uid] = store(tx, [encoded], now, evicting=not new.stays_leased, made_from=[made_from])
+    remove_replaced(tx, replaced)
+    [uid] = store(tx, [encoded], evicting=not new.stays_leased, made_from=[made_from])
     if new.stays_leased:
         delivered = max(row.deliveries for row in replaced)
         rows = rows_of(tx, [uid])
@@ -121,7 +123,6 @@ def _check_room(tx: Transaction, new: NewGroup, replaced: Iterable[Any]) -> None
 def store(
     tx: Transaction,
     groups: Sequence[EncodedGroup],
-    now: float,
     *,
     evicting: bool = True,
     made_from: Sequence[Sequence[int]] = (),
@@ -135,13 +136,11 @@ def store(
     lanes = _lanes_for(tx, groups)
     uids = tx.dialect.reserve_uids(tx.connection, len(groups))
     counts: Counts = Counter()
-    for encoded in groups:
-        home = lanes[(encoded.group.task_name, encoded.group.status)]
-        counts[(home.id, Tally.PUT)] += 1
-        counts[(home.id, Tally.SIZE)] += 1
+    for (task, status), n in Counter((one.group.task_name, one.group.status) for one in groups).items():
+        add_step(counts, lanes, task, transitions.put(status), n)
     rows = [(uid, one, _key_of(tx, one.group)) for uid, one in zip(uids, groups, strict=True)]
     if any(key is not None for _, _, key in rows):
-        rows = _replace_same_keys(tx, rows, lanes, counts, now)
+        rows = _replace_same_keys(tx, rows, lanes, counts)
     drawn, shift = _draw_keys(tx, lanes, rows), tx.scope.ticket_shift
     made = dict(zip(uids, made_from, strict=False))
     values = [
@@ -151,7 +150,7 @@ def store(
     tx.insert_rows(group, values)
     tx.insert_rows(payload, [payload_row(uid, one) for uid, one, _ in rows])
     if evicting:
-        evict(tx, {task for task, _ in lanes}, counts, now)
+        evict(tx, {task for task, _ in lanes}, counts)
     add_counts(tx, counts)
     return uids
 
@@ -179,20 +178,18 @@ def _replace_same_keys(
     rows: list[tuple[int, EncodedGroup, str | None]],
     lanes: Mapping[LaneName, Lane],
     counts: Counts,
-    now: float,
 ) -> list[tuple[int, EncodedGroup, str | None]]:
     """Delete the stored groups that have one of these keys; of several new ones with the same key the last stays."""
     last = {key: uid for uid, _, key in rows if key is not None}
     tx.dialect.lock_names(tx.connection, NamedLock.KEY, last)
-    replace_groups(tx, group.c.scoped_key.in_(sorted(last)), now)
+    replace_groups(tx, group.c.scoped_key.in_(sorted(last)))
     kept: list[tuple[int, EncodedGroup, str | None]] = []
     for uid, encoded, key in rows:
         if key is None or last[key] == uid:
             kept.append((uid, encoded, key))
         else:
-            home = lanes[(encoded.group.task_name, encoded.group.status)]
-            counts[(home.id, Tally.SIZE)] -= 1
-            counts[(home.id, Tally.REPLACED)] += 1
+            step = transitions.removed(Place(encoded.group.status), Tally.REPLACED)
+            add_step(counts, lanes, encoded.group.task_name, step)
     return kept
 
 
@@ -265,22 +262,22 @@ def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
     return uid, encoded.outline, encoded.prompt, encoded.payload
 
 
-def drop(tx: Transaction, new: NewGroup, now: float) -> None:
+def drop(tx: Transaction, new: NewGroup) -> None:
     """Count a group that expired before it could be stored, and remove what a put of it would replace."""
     gone = {row.uid: row for row in find_replaced(tx, new)}
     if (key := _key_of(tx, new)) is not None:
         tx.dialect.lock_names(tx.connection, NamedLock.KEY, [key])
         gone |= {row.uid: row for row in lock_replaced(tx, group.c.scoped_key == key)}
-    remove_replaced(tx, list(gone.values()), now)
-    _count_one(tx, new, Tally.PUT, Tally.DROPPED)
+    remove_replaced(tx, gone.values())
+    _count(tx, new, transitions.dropped(new.status))
 
 
 def refuse(tx: Transaction, new: NewGroup) -> None:
     """Count a group for which there was no room."""
-    _count_one(tx, new, Tally.REFUSED)
+    _count(tx, new, transitions.refused(new.status))
 
 
-def _count_one(tx: Transaction, new: NewGroup, *names: Tally) -> None:
-    lane_name = (new.task_name, new.status)
-    home = need_lanes(tx, [lane_name])[lane_name]
-    add_counts(tx, {(home.id, name): 1 for name in names})
+def _count(tx: Transaction, new: NewGroup, step: Transition) -> None:
+    counts: Counts = Counter()
+    add_step(counts, need_lanes(tx, [(new.task_name, new.status)]), new.task_name, step)
+    add_counts(tx, counts)

@@ -15,13 +15,15 @@ from sqlalchemy import and_, bindparam, case, or_, select, update
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.rules import transitions
 from replaybuf.rules.tallies import Tally
+from replaybuf.rules.transitions import Place
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, unsettled
 from replaybuf.storage.sql.statements.columns import uid_in
-from replaybuf.storage.sql.statements.counts import Counts, add_counts
-from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lane
-from replaybuf.storage.sql.statements.leaving import remove
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
+from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
+from replaybuf.storage.sql.statements.moving import apply
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.values import Refresh
 
@@ -29,7 +31,7 @@ _CHUNK = 5_000
 _FEW = 8
 
 
-def refresh_staleness(tx: Transaction, refresh: Refresh, now: float) -> dict[str, int]:
+def refresh_staleness(tx: Transaction, refresh: Refresh) -> dict[str, int]:
     """Refresh the lanes and expire groups; the number of expired groups by task."""
     names = [(task_name, status) for task_name in refresh.rules for status in refresh.statuses]
     lanes = find_lanes(tx, names)
@@ -38,7 +40,7 @@ def refresh_staleness(tx: Transaction, refresh: Refresh, now: float) -> dict[str
     for task_name, status in sorted(lanes, key=lambda name: (name[0], name[1] != Status.EXPIRED)):
         home = lanes[(task_name, status)]
         _set_step(tx, home, refresh.train_step)
-        counts[task_name] += _expire(tx, home, refresh, now)
+        counts[task_name] += _expire(tx, home, refresh)
     return counts
 
 
@@ -60,7 +62,7 @@ def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     )
 
 
-def _expire(tx: Transaction, home: Lane, refresh: Refresh, now: float) -> int:
+def _expire(tx: Transaction, home: Lane, refresh: Refresh) -> int:
     """Expire the groups of a lane that its task's rule says are too old; how many."""
     rule, step = refresh.rules[home.task_name], refresh.train_step
     thresholds = [t for t in (rule.stale_threshold, rule.token_stale_threshold) if t is not None]
@@ -77,7 +79,7 @@ def _expire(tx: Transaction, home: Lane, refresh: Refresh, now: float) -> int:
         if marks.expire(rule, step):
             expired.append((uid, marks))
     if expired:
-        _store_expired(tx, home, expired, rule, now)
+        _store_expired(tx, home, expired, rule)
     return len(expired)
 
 
@@ -86,22 +88,21 @@ def _store_expired(
     home: Lane,
     expired: Sequence[tuple[int, Marks]],
     rule: ExpiryRule,
-    now: float,
 ) -> None:
-    why = Tally.EXPIRED if rule.retryable else Tally.DROPPED
-    counts: Counts = Counter({(home.id, why): len(expired)})
-    counts[(home.id, Tally.SIZE)] -= len(expired)
     if rule.retryable:
-        target = need_lane(tx, (home.task_name, Status.EXPIRED))
-        counts[(target.id, Tally.SIZE)] += len(expired)
-        _rewrite(tx, target, expired)
-        if target.id != home.id:
-            enter_races(tx, target, [uid for uid, _ in expired])
+        step, name = transitions.expired(home.status), (home.task_name, Status.EXPIRED)
+        lanes = {home.name: home, **need_lanes(tx, [name])}
+        _rewrite(tx, lanes[name], expired)
+        if step.enters_races:
+            enter_races(tx, lanes[name], [uid for uid, _ in expired])
+        counts: Counts = Counter()
+        add_step(counts, lanes, home.task_name, step, len(expired))
+        add_counts(tx, counts)
     else:
+        step = transitions.removed(Place(home.status), Tally.DROPPED)
         for start in range(0, len(expired), _CHUNK):
             uids = [uid for uid, _ in expired[start : start + _CHUNK]]
-            remove(tx, uids, now)
-    add_counts(tx, counts)
+            apply(tx, [(home.task_name, step, uids)], [home])
 
 
 def _rewrite(tx: Transaction, target: Lane, expired: Sequence[tuple[int, Marks]]) -> None:

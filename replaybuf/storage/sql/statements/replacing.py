@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,19 +10,18 @@ from sqlalchemy import ColumnElement, select
 from replaybuf.errors import ConflictError, ReplayBufError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import Tally
+from replaybuf.rules.transitions import Place, removed
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import uid_in
-from replaybuf.storage.sql.statements.counts import Counts, add_counts
-from replaybuf.storage.sql.statements.lanes import need_lanes
-from replaybuf.storage.sql.statements.leaving import remove
 from replaybuf.storage.sql.statements.matching import lock_groups
+from replaybuf.storage.sql.statements.moving import apply
 from replaybuf.storage.values import NewGroup, check_epoch, lost_to_others
 
 
-def replace_groups(tx: Transaction, condition: ColumnElement[bool], now: float) -> None:
+def replace_groups(tx: Transaction, condition: ColumnElement[bool]) -> None:
     """Remove the groups, leased ones too, in whose place others come."""
-    remove_replaced(tx, lock_replaced(tx, condition), now)
+    remove_replaced(tx, lock_replaced(tx, condition))
 
 
 def replaced_by_place(
@@ -81,18 +79,9 @@ def lock_replaced(tx: Transaction, condition: Any) -> list[Any]:
     return list(tx.execute(found)) if locked else []
 
 
-def remove_replaced(tx: Transaction, rows: Sequence[Any], now: float) -> None:
-    if not rows:
-        return
-    homes = need_lanes(tx, {(row.task_name, Status(row.status)) for row in rows})
-    counts: Counts = Counter()
-    for row in rows:
-        home = homes[(row.task_name, Status(row.status))].id
-        counts[(home, Tally.LEASED if row.leased else Tally.SIZE)] -= 1
-        counts[(home, Tally.REPLACED)] += 1
-    uids = [row.uid for row in rows]
-    remove(tx, uids, now)
-    add_counts(tx, counts)
+def remove_replaced(tx: Transaction, rows: Iterable[Any]) -> None:
+    steps = [(row.task_name, removed(Place(Status(row.status), row.leased), Tally.REPLACED), [row.uid]) for row in rows]
+    apply(tx, steps)
 
 
 def origins(replaced: Iterable[Any]) -> set[int]:

@@ -7,24 +7,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, delete, exists, insert, literal, select, update
 
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.rules import transitions
+from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, cursor, garbage, group, lane, tally
 from replaybuf.storage.sql.statements.checkpoints import find_checkpoint, keep_sweeps_away
 from replaybuf.storage.sql.statements.columns import uid_in
-from replaybuf.storage.sql.statements.counts import Counts, add_counts
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.fence import begin_epoch, join
 from replaybuf.storage.sql.statements.lanes import Lane, all_lanes, need_lanes, new_clocks
-from replaybuf.storage.sql.statements.leases import return_all
-from replaybuf.storage.sql.statements.leaving import pinned
+from replaybuf.storage.sql.statements.leases import read_rows, return_all
+from replaybuf.storage.sql.statements.moving import pinned
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.replacing import replace_groups
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Checkpoint
 
 
@@ -46,7 +47,7 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
         _set_cursors(tx, kept.id)
     begin_epoch(tx, step, now, shift)
     return_all(tx)
-    _let_in(tx, new, now)
+    _let_in(tx, new)
     return Checkpoint(kept.step, kept.created_at, kept.groups, kept.bytes)
 
 
@@ -114,53 +115,34 @@ def _set_cursors(tx: Transaction, checkpoint_id: int) -> None:
 # Groups that were put since, and stay
 
 
-@dataclass(slots=True)
-class _New:
-    """A group that was put since: where it will be, its key, which it hasn't got meanwhile, what it was made from."""
-
-    uid: int
-    home: LaneName
-    scoped_key: str | None
-    made_from: Sequence[int]
-
-
-def _set_new_apart(tx: Transaction, checkpoint_id: int) -> list[_New]:
+def _set_new_apart(tx: Transaction, checkpoint_id: int) -> list[GroupRow]:
     """Let the groups that were put since be as if they had never been drawn, with the staleness that they have now."""
     return_all(tx)
-    lanes = {row.id: row for row in all_lanes(tx)}
-    put_since = [_in(list(lanes.values())), ~_kept(checkpoint_id)]
-    found = []
-    for row in tx.execute(select(group).where(*put_since).order_by(group.c.uid)):
-        home = lanes[row.lane]
-        archived = home.status == Status.ARCHIVED and row.times_sampled
-        status = Status.COMPLETED if archived else Status(home.status)
-        found.append(_New(row.uid, (home.task_name, status), row.scoped_key, row.made_from or ()))
+    found = read_rows(tx, ~_kept(checkpoint_id))
     fresh = {"times_sampled": 0, "deliveries": 0, "scoped_key": None}
-    for row in lanes.values():  # as long as these have the train step that their groups follow
+    for row in all_lanes(tx):  # as long as these have the train step that their groups follow
         mine = update(group).where(group.c.lane == row.id, ~_kept(checkpoint_id))
         tx.execute(mine.values(pinned(Lane.of(row)) | fresh))
     return found
 
 
-def _let_in(tx: Transaction, new: Sequence[_New], now: float) -> None:
+def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
     """Groups that were put since come into their lanes, in the place of those that have their key, or became them."""
-    for condition in (
-        group.c.scoped_key.in_([one.scoped_key for one in new if one.scoped_key is not None]),
-        uid_in(tx, [uid for one in new for uid in one.made_from]),
-    ):
-        replace_groups(tx, condition, now)
+    keys = {row.uid: row.columns["scoped_key"] for row in new if row.columns["scoped_key"] is not None}
+    origins = [uid for row in new for uid in row.columns["made_from"] or ()]
+    for condition in (group.c.scoped_key.in_(list(keys.values())), uid_in(tx, origins)):
+        replace_groups(tx, condition)
     counts: Counts = Counter()
-    homes = need_lanes(tx, {one.home for one in new})
+    names = [(row.task_name, transitions.undrawn(row)) for row in new]
+    homes = need_lanes(tx, names)
     for name, home in homes.items():
-        uids = [one.uid for one in new if one.home == name]
+        uids = [row.uid for row, its in zip(new, names, strict=True) if its == name]
         values: dict[str, Any] = {"lane": home.id}
-        if name[1] != Status.ARCHIVED:
+        if home.status != Status.ARCHIVED:
             values["archived_at"] = None
         tx.execute(update(group).where(uid_in(tx, uids)).values(values))
         enter_races(tx, home, uids)
-        counts[(home.id, Tally.PUT)] += len(uids)
-        counts[(home.id, Tally.SIZE)] += len(uids)
-    for one in new:
-        if one.scoped_key is not None:
-            tx.execute(update(group).where(group.c.uid == one.uid).values(scoped_key=one.scoped_key))
+        add_step(counts, homes, home.task_name, transitions.put(home.status), len(uids))
+    for uid, key in keys.items():
+        tx.execute(update(group).where(group.c.uid == uid).values(scoped_key=key))
     add_counts(tx, counts)

@@ -98,6 +98,10 @@ class GroupRow:
         return int(self.columns["times_sampled"])
 
     @property
+    def deliveries(self) -> int:
+        return int(self.columns["deliveries"])
+
+    @property
     def ticket(self) -> int:
         """The number that random draws know the group by."""
         ticket = self.columns["ticket"]

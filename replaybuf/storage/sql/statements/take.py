@@ -1,17 +1,18 @@
 """Drawing: select the first groups in the policy's order, read them, set aside what is damaged.
 
-What becomes of them is decided by the rules afterwards, in the same transaction (`leaving`, `lease`).
+What becomes of them follows in the same transaction: they are consumed, or leased (`leases`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import ColumnElement, case, func, literal, select
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules import transitions
 from replaybuf.rules.race import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
@@ -19,7 +20,7 @@ from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import lock_tasks, read_levels
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import end_leases
-from replaybuf.storage.sql.statements.leaving import by_lane, set_aside
+from replaybuf.storage.sql.statements.moving import move, set_aside
 from replaybuf.storage.sql.statements.ordering import Source
 from replaybuf.storage.sql.statements.race_keys import advance, check_races, skip_arrived
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -43,9 +44,7 @@ def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tu
     if draw.whole and len(rows) < sum(draw.sizes.values()):
         return None, ended
     policy = tx.scope.rules.sampler
-    # By their numbers, as everywhere: whoever locks the rows of several lanes does so in the same order.
-    for _, members in sorted(by_lane(rows).items()):
-        home = members[0].home
+    for home, members in by_home(rows):
         if draw.probabilities:
             _add_probabilities(tx, home, members)
         if policy.race is not None:
@@ -108,6 +107,14 @@ def _read(tx: Transaction, home: Lane, uids: Sequence[int]) -> list[GroupRow]:
     return rows
 
 
+def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
+    """Groups by lane, in the order of the lanes' numbers, in which all who lock rows of several lanes do so."""
+    homes: dict[int, list[GroupRow]] = {}
+    for row in rows:
+        homes.setdefault(row.lane, []).append(row)
+    return [(members[0].home, members) for _, members in sorted(homes.items())]
+
+
 def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) -> None:
     prioritized = tx.scope.rules.sampler.race == PRIORITIZED
     in_lane = select(func.count()).select_from(group).where(group.c.lane == home.id)
@@ -126,3 +133,9 @@ def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) ->
         weight = share(row.columns["priority"])
         row.probability = weight / total if prioritized and weight else 1 / idle
         row.weight = members * row.probability
+
+
+def consume(tx: Transaction, rows: Sequence[GroupRow]) -> None:
+    """These groups, drawn from their lanes, belong to the taker."""
+    limits = tx.scope.rules.limits
+    move(tx, rows, lambda row: transitions.drawn(row, limits))

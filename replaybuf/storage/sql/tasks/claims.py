@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from replaybuf.codec.payload import Codec
@@ -32,7 +31,7 @@ class Claiming:
         encoded = await self._store.compute(self._encode, self._groups)
 
         def claimed(tx: Transaction) -> Taken | None:
-            found = claim(tx, encoded, self._cursor, self._seconds, time.time())
+            found = claim(tx, encoded, self._cursor, self._seconds)
             return None if found is None else Taken(found[0], {}, found[1], found[2], tx.scope.epoch)
 
         taken: Taken | None = await self._store.write(claimed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,11 +13,11 @@ from replaybuf.errors import DecodeError, FencedError, StorageError
 from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, undo_draw
-from replaybuf.storage.sql.statements.lanes import find_lanes
-from replaybuf.storage.sql.statements.leases import begin_lease, hold, unhold
-from replaybuf.storage.sql.statements.leaving import by_lane, consume, set_aside, unconsume
+from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unhold
+from replaybuf.storage.sql.statements.moving import set_aside
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.statements.take import draw_groups
+from replaybuf.storage.sql.statements.take import by_home, consume, draw_groups
+from replaybuf.storage.sql.statements.undoing import unconsume
 from replaybuf.storage.sql.tasks.port import OpenStore
 from replaybuf.storage.values import Draw, Leased, StorageItem
 
@@ -98,7 +97,7 @@ class Drawing:
             return None
         taken = Taken(rows, {}, epoch=tx.scope.epoch, checkpoint=tx.scope.checkpoint)
         if self._seconds is None:
-            consume(tx, rows, time.time())
+            consume(tx, rows)
         else:
             taken.token, taken.until = begin_lease(tx, self._seconds)
             hold(tx, rows, taken.token, taken.until)
@@ -112,7 +111,8 @@ class Drawing:
                 _unconsume(tx, taken)
             else:
                 unhold(tx, taken.lease(), [row.uid for row in taken.rows])
-            _fail(tx, [row for row in taken.rows if row.uid in failed], failed)
+            if failed:
+                _fail(tx, failed)
 
         work = Insistent(lambda: self._store.write(put_back))
         try:
@@ -146,12 +146,11 @@ def _unconsume(tx: Transaction, taken: Taken) -> None:
     undo_draw(tx, taken.checkpoint, drawn, counts)
 
 
-def _fail(tx: Transaction, rows: Sequence[GroupRow], reasons: dict[int, str]) -> None:
-    """Set groups aside that turned out not to be decodable."""
-    lanes = find_lanes(tx, {row.home.name for row in rows}) if rows else {}
-    for members in by_lane(rows).values():
-        here = {row.uid: reasons[row.uid] for row in members}
-        set_aside(tx, lanes[members[0].home.name], here)
+def _fail(tx: Transaction, reasons: dict[int, str]) -> None:
+    """Set groups aside that turned out not to be decodable, where they are back."""
+    rows = [row for row in rows_of(tx, list(reasons)) if row.lane == row.home.id]
+    for home, members in by_home(rows):
+        set_aside(tx, home, {row.uid: reasons[row.uid] for row in members})
 
 
 def _by_task(items: Sequence[StorageItem]) -> dict[str, list[StorageItem]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -171,7 +170,7 @@ class GroupCommit:
         """Commit a batch. When the database refuses it, try its groups one by one, so that only the bad ones fail."""
         try:
             groups = [waiting.encoded for waiting in batch if waiting.encoded is not None]
-            outcomes = await self._store.write(lambda tx: put_groups(tx, groups, time.time()))
+            outcomes = await self._store.write(lambda tx: put_groups(tx, groups))
         except Exception as error:
             if len(batch) == 1 or not is_refusal(error):
                 return [(waiting, error) for waiting in batch]

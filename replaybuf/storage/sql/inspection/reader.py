@@ -1,6 +1,6 @@
 """Opening a database to read it: nothing is created, written or locked for long.
 
-A reader runs one function over a connection in one read transaction, which is over before anything is printed.
+A reader runs one function in one read transaction, which is over before anything is printed.
 """
 
 from __future__ import annotations
@@ -14,32 +14,40 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import Connection, NullPool, create_engine, event, text
+from sqlalchemy import NullPool, create_engine, event, text
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import AccessError, ConfigError, LockedError, NotADatabaseError, UnreachableError
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.sqlite_connections import is_memory, quote_path
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema
 
 T = TypeVar("T")
+
+__all__ = ["LOCK_TIMEOUT", "Reader", "Transaction", "open_reader", "url_or_path"]
 
 #: Seconds to wait for a lock; readers meet one only on SQLite databases that aren't in WAL mode.
 LOCK_TIMEOUT = 10.0
 _STEPS_BETWEEN_CHECKS = 20_000
 
 
-def read_url(url: str) -> URL:
-    """The URL, or the path of a SQLite file. Raises ConfigError, and UnreachableError where there is no such file."""
+def url_or_path(url: str) -> URL:
+    """The URL, or that of the SQLite file at a path."""
+    return parse_url("sqlite://").set(database=url) if url and "://" not in url else parse_url(url)
+
+
+def open_reader(url: str) -> Reader:
+    """The reader for a URL, or for the SQLite file at a path. Connects to nothing yet.
+
+    Raises ConfigError, and UnreachableError where there is no such file.
+    """
     if url.startswith(("memory:", "pandas:")):
         raise ConfigError(f"{url.partition(':')[0]}:// lives in the process that made it; nobody else can look into it")
-    if url and "://" not in url:
-        parsed = parse_url("sqlite://").set(database=url)
-    else:
-        parsed = parse_url(url)
+    parsed = url_or_path(url)
     if parsed.get_backend_name() != "sqlite":
-        return parsed
+        return PostgresReader(parsed)
     if is_memory(parsed):
         raise ConfigError("a SQLite database in memory lives in the process that made it; nobody else can look into it")
     path = Path(parsed.database or "")
@@ -47,39 +55,35 @@ def read_url(url: str) -> URL:
         raise UnreachableError(f"{path} is a folder; give the database file in it")
     if not path.exists():
         raise UnreachableError(f"there is no database {public_url(parsed)} (file {path.absolute()})")
-    return parsed
-
-
-def read(url: str, function: Callable[[Connection], T]) -> T:
-    """What the function finds in a replaybuf database. Raises NotADatabaseError and SchemaError for any other."""
-    reader = open_reader(url)
-
-    def checked(connection: Connection) -> T:
-        if not check_schema(connection, reader.where):
-            raise NotADatabaseError(
-                f"{reader.where} has no replaybuf tables; check the name, or wait until a run has opened it"
-            )
-        return function(connection)
-
-    return reader.read(checked)
-
-
-def open_reader(url: str) -> Reader:
-    """The reader for a URL or path. Connects to nothing yet."""
-    parsed = read_url(url)
-    return SqliteReader(parsed) if parsed.get_backend_name() == "sqlite" else PostgresReader(parsed)
+    return SqliteReader(parsed)
 
 
 class Reader(ABC):
-    """Runs functions in read transactions of a database. `where` is its URL without password."""
+    """Runs functions in read transactions of a database.
 
-    def __init__(self, url: URL) -> None:
+    `where` is its URL without password, `path` that of a SQLite file.
+    """
+
+    def __init__(self, url: URL, path: Path | None = None) -> None:
         self.url = url
         self.where = public_url(url)
+        self.path = path
+
+    def inspect(self, function: Callable[[Transaction], T]) -> T:
+        """As `read`, of a replaybuf database. Raises NotADatabaseError and SchemaError for any other."""
+
+        def checked(tx: Transaction) -> T:
+            if not check_schema(tx.connection, self.where):
+                raise NotADatabaseError(
+                    f"{self.where} has no replaybuf tables; check the name, or wait until a run has opened it"
+                )
+            return function(tx)
+
+        return self.read(checked)
 
     @abstractmethod
-    def read(self, function: Callable[[Connection], T], *, timeout: float | None = None) -> T:
-        """Run `function(connection)` in a transaction that can't write, and roll it back.
+    def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
+        """Run `function(tx)` in a transaction that can't write, and roll it back.
 
         Raises LockedError when the database was busy with it for more than `timeout` seconds.
         """
@@ -94,10 +98,10 @@ class SqliteReader(Reader):
     """
 
     def __init__(self, url: URL) -> None:
-        super().__init__(url)
         self._path = Path(url.database or "").absolute()
+        super().__init__(url, self._path)
 
-    def read(self, function: Callable[[Connection], T], *, timeout: float | None = None) -> T:
+    def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         if not os.access(self._path, os.R_OK):
             raise AccessError(f"{self.where} can't be read: check the permissions of the file")
         try:
@@ -106,7 +110,7 @@ class SqliteReader(Reader):
             # Readers create nothing.
             raise NotADatabaseError(str(error).removesuffix(", or of a file to create")) from error
 
-    def _read_either_way(self, function: Callable[[Connection], T], timeout: float | None) -> T:
+    def _read_either_way(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
         quiet = self._quiet_state()
         if quiet is not None:
             try:
@@ -136,13 +140,13 @@ class SqliteReader(Reader):
         stat = self._path.stat()
         return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
-    def _read(self, function: Callable[[Connection], T], timeout: float | None, *, immutable: bool) -> T:
+    def _read(self, function: Callable[[Transaction], T], timeout: float | None, *, immutable: bool) -> T:
         clock = _Clock(timeout)
         engine = create_engine("sqlite://", creator=lambda: self._connect(clock, immutable), poolclass=NullPool)
         event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
         try:
             with translated(self.url, LOCK_TIMEOUT), engine.connect() as connection:
-                return function(connection)
+                return function(Transaction.over(connection))
         except Exception as error:
             if "interrupted" in str(error):
                 clock.explain(error)
@@ -179,23 +183,23 @@ class _Clock:
 class PostgresReader(Reader):
     """A PostgreSQL database, in read-only transactions."""
 
-    def read(self, function: Callable[[Connection], T], *, timeout: float | None = None) -> T:
+    def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         return asyncio.run(self._read(function, timeout))
 
-    async def _read(self, function: Callable[[Connection], T], timeout: float | None) -> T:
+    async def _read(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
         from replaybuf.storage.sql.engine.postgres import PostgresEngine
 
-        def limited(connection: Connection) -> T:
+        def limited(tx: Transaction) -> T:
             if timeout is not None:
                 milliseconds = str(max(1, round(timeout * 1000)))
-                connection.execute(text("SELECT set_config('statement_timeout', :time, true)"), {"time": milliseconds})
-            return function(connection)
+                tx.execute(text("SELECT set_config('statement_timeout', :time, true)"), {"time": milliseconds})
+            return function(tx)
 
         engine = PostgresEngine(self.url, lock_timeout=LOCK_TIMEOUT, read_only=True)
         try:
             async with engine.transaction(write=False) as steps:
                 try:
-                    return await steps.run(lambda tx: limited(tx.connection))
+                    return await steps.run(limited)
                 finally:
                     await steps.rollback()
         finally:

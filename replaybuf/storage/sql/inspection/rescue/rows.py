@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from replaybuf.codec.payload import Codec
-from replaybuf.doctor.salvage import ERRORS, Salvage
 from replaybuf.errors import ReplayBufError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import RolloutType, get_field
+from replaybuf.storage.sql.inspection.checkup.texts import marks_anew
+from replaybuf.storage.sql.inspection.groups import AS_DICTS
+from replaybuf.storage.sql.inspection.rescue.salvage import ERRORS, Salvage
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.rows import rescoped_key
 
 Row = dict[str, Any]
 
-_codec = Codec(RolloutType(dict))
 _BIG = 2**63
 
 
@@ -110,7 +109,7 @@ def payload_of(damaged: Salvage, uid: int) -> Row | None:
         row = damaged.one("rb_payload", ["data", "outline", "prompt"], uid)
         if row is None:
             return None
-        _codec.verify(row[0])
+        AS_DICTS.verify(row[0])
     except (*ERRORS, ReplayBufError):
         return None
     outline = _json(row[1])
@@ -122,19 +121,10 @@ def payload_of(damaged: Salvage, uid: int) -> Row | None:
     }
 
 
-def marks_anew(rollouts: Sequence[Any], status: str) -> Marks:
-    """The marks of a group's rollouts, made from these. They don't say which had expired: all, if the group had."""
-    if status != Status.EXPIRED:
-        return Marks.of(rollouts)
-    nothing: list[Any] = [None] * len(rollouts)
-    staleness = [int(get_field(rollout, "seq_staleness", 0) or 0) for rollout in rollouts]
-    return Marks(nothing, nothing, nothing, [True] * len(rollouts), staleness)
-
-
 def marked_by(data: bytes, status: str) -> Row | None:
     """What a group's row has of its rollouts, made from the payload; None where that can't be decoded."""
     try:
-        marks = marks_anew(_codec.decode(data), status)
+        marks = marks_anew(AS_DICTS.decode(data), status)
     except ReplayBufError:
         return None
     return {

@@ -1,0 +1,59 @@
+"""The step checkpoints in a database, and whether each is whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import exists, func, select
+
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.inspection.groups import looking_at
+from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, payload
+from replaybuf.storage.sql.statements.checkpoints import forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A checkpoint as it says of itself."""
+
+    id: int
+    buffer: str
+    step: int
+    created_at: datetime
+    groups: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a checkpoint has, and how many of its groups have no payload any more."""
+
+    groups: int
+    bytes: int
+    bare: int
+
+
+def list_checkpoints(tx: Transaction, buffer: str | None = None) -> list[Made]:
+    """The checkpoints of a buffer, or of each, in the order in which they were made."""
+    query = select(checkpoint).order_by(checkpoint.c.buffer, checkpoint.c.id)
+    if buffer is not None:
+        query = query.where(checkpoint.c.buffer == buffer)
+    return [
+        Made(row.id, row.buffer, row.step, datetime.fromtimestamp(row.created_at, UTC), row.groups, row.bytes)
+        for row in looking_at(tx, buffer).execute(query)
+    ]
+
+
+def contents_of(tx: Transaction, made: Made) -> Contents:
+    """What there is of a checkpoint."""
+    here = checkpoint_group.c.checkpoint == made.id
+    sizes = select(func.count(), func.coalesce(func.sum(checkpoint_group.c.bytes), 0)).where(here)
+    count, nbytes = tx.execute(sizes).one()
+    bare = select(func.count()).where(here, ~exists().where(payload.c.uid == checkpoint_group.c.uid))
+    return Contents(count, int(nbytes), tx.execute(bare).scalar_one())
+
+
+def count_dropped(tx: Transaction) -> int:
+    """The number of dropped checkpoints that wait to be swept."""
+    return len(forgotten(tx))

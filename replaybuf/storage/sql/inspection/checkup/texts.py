@@ -1,0 +1,102 @@
+"""Texts of a SQLite file that can't be read. (PostgreSQL doesn't take others.)
+
+A damaged page may leave a text that isn't UTF-8 or no JSON any more: every query that meets it fails then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import select, text, update
+
+from replaybuf.errors import DecodeError
+from replaybuf.rollouts.marks import Marks
+from replaybuf.rollouts.outline import outline, prompt_preview
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import get_field
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.inspection.checkup.orphans import Aside, put_aside
+from replaybuf.storage.sql.inspection.groups import AS_DICTS
+from replaybuf.storage.sql.schema.tables import group, lane, payload
+
+#: The columns with texts by table, and whether they are JSON.
+_COLUMNS = {
+    "rb_group": {"marks": True, "tags": True, "scoped_key": True, "error": False},
+    "rb_payload": {"outline": True, "prompt": False},
+}
+#: What takes their place where the payload can't be read either.
+_NOTHING: dict[str, Any] = {"marks": {"oldest": [], "newest": [], "reward": []}, "outline": [], "prompt": None}
+
+
+class BadText(NamedTuple):
+    """A text of a group that can't be read."""
+
+    uid: int
+    table: str
+    column: str
+
+
+def unreadable_texts(tx: Transaction) -> Iterator[BadText]:
+    """Texts that are none, or no JSON where they should be."""
+    for table, columns in _COLUMNS.items():
+        casts = ", ".join(f"CAST({name} AS BLOB)" for name in columns)  # whatever is in there, as it is
+        for uid, *values in tx.execute(text(f"SELECT uid, {casts} FROM {table} ORDER BY uid")):  # noqa: S608
+            for (name, is_json), value in zip(columns.items(), values, strict=True):
+                if value is not None and not _is_readable(value, is_json=is_json):
+                    yield BadText(uid, table, name)
+
+
+def _is_readable(value: bytes, *, is_json: bool) -> bool:
+    try:
+        decoded = value.decode()
+        if is_json:
+            json.loads(decoded)
+    except ValueError:
+        return False
+    return True
+
+
+def mend_texts(tx: Transaction) -> tuple[list[BadText], Aside]:
+    """Make previews and marks anew from the payload, and take away tags, keys and reasons that can't be read.
+
+    Groups whose payload can't be read either are set aside.
+    """
+    found, reasons = list(unreadable_texts(tx)), {}
+    for bad in found:
+        value, reason = _made_anew(tx, bad)
+        table = group if bad.table == "rb_group" else payload
+        tx.execute(update(table).where(table.c.uid == bad.uid).values({bad.column: value}))
+        if reason:
+            reasons[bad.uid] = reason
+    return found, put_aside(tx, reasons)
+
+
+def _made_anew(tx: Transaction, bad: BadText) -> tuple[Any, str | None]:
+    """What takes the place of a text; why its group must be set aside, if it must."""
+    if bad.column not in _NOTHING:
+        return None, None
+    status, data = _status_and_payload(tx, bad.uid)
+    try:
+        rollouts = AS_DICTS.decode(data)
+    except DecodeError as error:
+        return _NOTHING[bad.column], str(error)
+    if bad.column == "marks":
+        return marks_anew(rollouts, status).to_json(), None
+    return outline(rollouts) if bad.column == "outline" else prompt_preview(rollouts), None
+
+
+def marks_anew(rollouts: Sequence[Any], status: str) -> Marks:
+    """The marks of a group's rollouts, made from these. They don't say which had expired: all, if the group had."""
+    if status != Status.EXPIRED:
+        return Marks.of(rollouts)
+    nothing: list[Any] = [None] * len(rollouts)
+    staleness = [int(get_field(rollout, "seq_staleness", 0) or 0) for rollout in rollouts]
+    return Marks(nothing, nothing, nothing, [True] * len(rollouts), staleness)
+
+
+def _status_and_payload(tx: Transaction, uid: int) -> tuple[str, bytes]:
+    of = payload.outerjoin(group, group.c.uid == payload.c.uid).outerjoin(lane, lane.c.id == group.c.lane)
+    row = tx.execute(select(lane.c.status, payload.c.data).select_from(of).where(payload.c.uid == uid)).first()
+    return (row.status or "", row.data) if row else ("", b"")

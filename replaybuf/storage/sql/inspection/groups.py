@@ -1,0 +1,146 @@
+"""The metadata of groups and rollouts, from the views for people; the payload of a group where it is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import ColumnElement, column, select, table, true
+
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import DecodeError, InputError
+from replaybuf.query import LogicNode, Node, ScalarNode
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rules.policies import Order
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.schema.tables import group, lane
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.leases import store_clock
+from replaybuf.storage.sql.statements.matching import count_groups, find_uids, read_groups
+from replaybuf.storage.sql.statements.rows import GroupRow
+
+_COLUMNS = (
+    *("uid", "buffer", "task_name", "status", "staleness", "reward", "priority", "times_sampled", "created_at"),
+    *("leased_until", "archived_at", "deliveries", "rollouts", "prompt_tokens", "response_tokens", "finish_reasons"),
+    *("bytes", "key", "tags", "error", "prompt", "response"),
+)
+_ROLLOUT_COLUMNS = (
+    *("uid", "position", "rollout_id", "status", "staleness", "oldest_model_step", "reward", "prompt_tokens"),
+    *("response_tokens", "finish_reason", "response"),
+)
+GROUPS = table("groups", *map(column, _COLUMNS))
+_ROLLOUTS = table("rollouts", *map(column, _ROLLOUT_COLUMNS))
+_CHUNK = 1000
+
+#: Decodes rollouts as dicts, whatever class they were put as.
+AS_DICTS = Codec(RolloutType(dict))
+
+
+@dataclass(frozen=True, slots=True)
+class Looking(Scope):
+    """What those who only look see of one buffer, or of all: leased groups too."""
+
+    @property
+    def lanes(self) -> ColumnElement[bool]:
+        return true() if self.buffer is None else lane.c.buffer == self.buffer
+
+
+@dataclass(slots=True)
+class Listing:
+    """The metadata of groups; how many match; the time then, and whether there are other buffers."""
+
+    rows: list[dict[str, Any]]
+    matching: int
+    now: datetime
+    several: bool
+
+
+@dataclass(slots=True)
+class Shown:
+    """A group and its rollouts; the time then, and whether there are other buffers."""
+
+    group: dict[str, Any]
+    rollouts: list[dict[str, Any]]
+    now: datetime
+    several: bool
+    stored: GroupRow | None = None
+
+    def decode(self) -> list[dict[str, Any]]:
+        """The rollouts in full, if their payload was asked for. Raises DecodeError."""
+        assert self.stored is not None
+        try:
+            return self.stored.decode(AS_DICTS).item
+        except DecodeError as error:
+            raise DecodeError(f"group {self.stored.uid}: {error} (without --full its metadata can be shown)") from error
+
+
+def buffers_of(tx: Transaction) -> list[str]:
+    """The names of the buffers in the database."""
+    return list(tx.execute(select(lane.c.buffer).distinct().order_by(lane.c.buffer)).scalars())
+
+
+def tasks_of(tx: Transaction, buffer: str | None) -> list[str]:
+    """The names of the tasks of a buffer, or of all."""
+    return sorted(tx.execute(select(lane.c.task_name).where(Looking(buffer).lanes).distinct()).scalars())
+
+
+def looking_at(tx: Transaction, buffer: str | None) -> Transaction:
+    """The transaction, looking at one buffer, or at all. Raises InputError where there are others, but not this one."""
+    if buffer is not None and (there := buffers_of(tx)) and buffer not in there:
+        raise InputError(f"there is no buffer {buffer!r} in this database; there are {', '.join(there)}")
+    return tx.of(Looking(buffer))
+
+
+def list_groups(
+    tx: Transaction, buffer: str | None, query: Node, order: Order, limit: int | None, *, count: bool
+) -> Listing:
+    """The groups that match, in order; with `count` also how many there are beyond the limit."""
+    tx = looking_at(tx, buffer)
+    rows = _find_groups(tx, query, order, limit)
+    matching = count_groups(tx, query, None) if count and len(rows) == limit else len(rows)
+    return Listing(rows, matching, now_of(tx), several=buffer is None and len(buffers_of(tx)) > 1)
+
+
+def show_group(tx: Transaction, uid: int, *, payload: bool) -> Shown | None:
+    """One group of any buffer, or None where it isn't there."""
+    tx = looking_at(tx, None)
+    found = _find_groups(tx, ScalarNode("uid", "$eq", uid), (), 1)
+    if not found:
+        return None
+    chosen = select(_ROLLOUTS).where(_ROLLOUTS.c.uid == uid).order_by(_ROLLOUTS.c.position)
+    rollouts = [tidy(row) for row in tx.execute(chosen).mappings()]
+    stored = read_groups(tx, [uid], LogicNode("$and", ())) if payload else []
+    return Shown(found[0], rollouts, now_of(tx), len(buffers_of(tx)) > 1, *stored)
+
+
+def _find_groups(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[dict[str, Any]]:
+    uids = [uid for uid, _ in find_uids(tx, query, order, limit)]
+    found: dict[int, dict[str, Any]] = {}
+    for start in range(0, len(uids), _CHUNK):
+        chosen = select(group.c.uid).where(uid_in(tx, uids[start : start + _CHUNK]))
+        for row in tx.execute(select(GROUPS).where(GROUPS.c.uid.in_(chosen))).mappings():
+            found[row["uid"]] = tidy(row)
+    return [found[uid] for uid in uids if uid in found]
+
+
+def tidy(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """A row of a view with the same Python types from both databases."""
+    values = dict(row)
+    for name, value in values.items():
+        if isinstance(value, Decimal):
+            values[name] = int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(values.get("tags"), str):
+        values["tags"] = json.loads(values["tags"])
+    for name in ("created_at", "leased_until", "archived_at", "oldest", "newest"):
+        if isinstance(values.get(name), str):
+            values[name] = datetime.fromisoformat(values[name]).replace(tzinfo=UTC)
+    return values
+
+
+def now_of(tx: Transaction) -> datetime:
+    """The present time by the store's clock, by which leases end."""
+    return datetime.fromtimestamp(store_clock(tx), UTC)

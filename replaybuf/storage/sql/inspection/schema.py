@@ -1,0 +1,78 @@
+"""The revision of a database's schema, and its upgrade."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from sqlalchemy import inspect
+
+from replaybuf.errors import NotADatabaseError, SchemaError
+from replaybuf.storage.sql.engine.filesystem import refuse_network_filesystem
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.inspection.writer import open_writer
+from replaybuf.storage.sql.schema.create import HEAD, REVISIONS, check_schema, create_schema, current_revision, upgrade
+
+
+class State(Enum):
+    """What a revision is to this version of replaybuf."""
+
+    MISSING = auto()
+    CURRENT = auto()
+    OLDER = auto()
+    NEWER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """The revision that a schema is at, None where there is none, and the one that this replaybuf works with."""
+
+    found: str | None
+    wanted: str = HEAD
+
+    @property
+    def state(self) -> State:
+        if self.found is None:
+            return State.MISSING
+        if self.found == self.wanted:
+            return State.CURRENT
+        return State.OLDER if self.found in REVISIONS else State.NEWER
+
+
+def read_revision(tx: Transaction) -> Revision:
+    """The revision that the database is at."""
+    return Revision(current_revision(tx.connection))
+
+
+def upgrade_database(reader: Reader) -> tuple[str | None, str]:
+    """Bring the schema up to date, or make it in an empty database: the revisions before and after.
+
+    Raises NotADatabaseError for what belongs to something else, and SchemaError for what is newer.
+    """
+    # Before it is opened for writing, which changes the journal of a SQLite file.
+    reader.read(lambda tx: _check_owner(tx, reader.where))
+    if reader.path is not None:
+        refuse_network_filesystem(str(reader.url.database))
+
+    def work(tx: Transaction) -> tuple[str | None, str | None]:
+        before = current_revision(tx.connection)
+        if before is None:
+            create_schema(tx.connection, reader.where)
+        elif before != HEAD:
+            upgrade(tx.connection)
+        return before, current_revision(tx.connection)
+
+    with open_writer(reader) as writer:
+        before, after = writer.write(work)
+    if after != HEAD:
+        raise SchemaError(f"{reader.where} is at revision {after} after the upgrade, wanted {HEAD}")
+    return before, after
+
+
+def _check_owner(tx: Transaction, where: str) -> None:
+    if current_revision(tx.connection) is None and (tables := inspect(tx.connection).get_table_names()):
+        some = ", ".join(sorted(tables)[:3])
+        raise NotADatabaseError(f"{where} belongs to something else (it has tables {some}); nothing was changed")
+    if current_revision(tx.connection) not in REVISIONS:
+        check_schema(tx.connection, where)

@@ -1,0 +1,73 @@
+"""Copies of a buffer: from a database into a snapshot file, and from there into a database."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from replaybuf.errors import ConfigError, InputError
+from replaybuf.progress import OnProgress
+from replaybuf.storage.sql.copies.snapshot import copy_to
+from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
+from replaybuf.storage.sql.engine.opening import open_engine
+from replaybuf.storage.sql.engine.sqlite_connections import is_memory, is_wal
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.engine.urls import public_url
+from replaybuf.storage.sql.inspection.groups import buffers_of, looking_at
+from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, url_or_path
+from replaybuf.storage.sql.statements.fence import joined
+
+DEFAULT = "default"
+
+
+def choose_buffer(tx: Transaction, buffer: str | None) -> str:
+    """The buffer of this name, or the only one, or the one without a name of its own. Raises InputError."""
+    there = buffers_of(tx)
+    if buffer is None and len(there) > 1 and DEFAULT not in there:
+        raise InputError(f"there are several buffers in this database: choose one with --buffer: {', '.join(there)}")
+    return looking_at(tx, buffer).scope.buffer or (there[0] if len(there) == 1 else DEFAULT)
+
+
+def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress) -> None:
+    """Write a snapshot of a buffer, with what is to be known about it."""
+
+    async def save() -> None:
+        engine = open_engine(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=not _has_log(reader))
+        try:
+            scope = await engine.read(joined, Scope(name))
+            await copy_to(engine, scope, file, about, tell)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(save())
+
+
+def _has_log(reader: Reader) -> bool:
+    """Whether it is a SQLite file with a write-ahead log, and may be written.
+
+    The last one to close such a file removes the log, unless it only reads: then an empty one would be left behind.
+    """
+    return reader.path is not None and os.access(reader.path, os.W_OK) and is_wal(reader.path)
+
+
+def policy_of(file: str) -> str | None:
+    """The policy that a snapshot is for, None for any. Raises SnapshotError, or SchemaError, when it is no snapshot."""
+    return asyncio.run(read_snapshot_facts(file)).get("policy")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A database to load a snapshot into, which may be a SQLite file that isn't there yet. `where` has no password."""
+
+    url: str
+    where: str
+
+    @classmethod
+    def at(cls, url: str) -> Target:
+        """The database of a URL or path. Connects to nothing yet."""
+        parsed = url_or_path(url)
+        if is_memory(parsed):
+            raise ConfigError("a SQLite database in memory would be gone with this command; give a file or a server")
+        return cls(parsed.render_as_string(hide_password=False), public_url(parsed))

@@ -1,0 +1,110 @@
+"""Groups take steps (`replaybuf.rules.transitions`): those that change alike by one statement, and all are counted."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import case, literal, update
+
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules import transitions
+from replaybuf.rules.tallies import LaneName
+from replaybuf.rules.transitions import Transition
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import group
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
+from replaybuf.storage.sql.statements.lanes import Lane, need_lanes
+from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.sql.statements.rows import GroupRow
+
+#: A task, a step, and the uids of the groups that take it.
+Step = tuple[str, Transition, Sequence[int]]
+#: The columns of a group that isn't leased.
+FREE: Mapping[str, Any] = {"lease": None, "leased_until": None}
+
+
+def move(tx: Transaction, rows: Iterable[GroupRow], step_of: Callable[[GroupRow], Transition], **values: Any) -> None:
+    """Let groups take the step that follows from their state, and set these columns of those that stay."""
+    known: dict[LaneName, Lane] = {}
+    states: dict[tuple[int, int, int], list[GroupRow]] = {}
+    for row in rows:
+        states.setdefault((row.lane, row.times_sampled, row.deliveries), []).append(row)
+        if row.found_in is not None:
+            known[row.found_in.name] = row.found_in
+    steps = [(same[0].task_name, step_of(same[0]), [row.uid for row in same]) for same in states.values()]
+    apply(tx, steps, known.values(), **values)
+
+
+def apply(tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), **values: Any) -> None:
+    """Let groups take these steps, and set these columns of those that stay. `known` are lanes that have been read."""
+    homes = {home.name: home for home in known}
+    homes |= need_lanes(tx, {(task, status) for task, step, _ in steps for status, _ in step.counts} - homes.keys())
+    leased = {(task, step.after.status) for task, step, _ in steps if step.after is not None and step.after.leased}
+    lanes = {False: homes, True: need_lanes(tx, leased, leased=True)}
+    alike: dict[tuple[str, Transition], list[int]] = {}
+    counts: Counts = Counter()
+    for task, step, uids in steps:
+        alike.setdefault((task, step), []).extend(uids)
+        add_step(counts, homes, task, step, len(uids))
+    gone: list[int] = []
+    entering: dict[LaneName, list[int]] = {}
+    for (task, step), uids in alike.items():
+        if step.after is None:
+            gone += uids
+            continue
+        changed = _changed(task, step, lanes) | values
+        tx.execute(update(group).where(uid_in(tx, uids)).values(changed))
+        if step.enters_races:
+            entering.setdefault((task, step.after.status), []).extend(uids)
+    remove(tx, gone)
+    for name, uids in entering.items():
+        enter_races(tx, homes[name], uids)
+    add_counts(tx, counts)
+
+
+def _changed(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName, Lane]]) -> dict[str, Any]:
+    """The columns that a step changes of groups of a task that stay."""
+    before, after = step.before, step.after
+    assert after is not None
+    values: dict[str, Any] = {}
+    if step.draws:
+        values["times_sampled"] = group.c.times_sampled + step.draws
+    if step.deliveries:
+        values["deliveries"] = group.c.deliveries + step.deliveries
+    if step.afresh:
+        values |= {"deliveries": 0, "error": None}
+    if step.error is not None:
+        values["error"] = step.error
+    if step.moves:
+        values |= FREE
+        values["lane"] = lanes[after.leased][(task, after.status)].id
+        values["archived_at"] = time.time() if after.status == Status.ARCHIVED else None
+    if step.pins_staleness and before is not None:
+        values |= pinned(lanes[False][(task, before.status)])
+    return values
+
+
+def pinned(home: Lane) -> dict[str, Any]:
+    """The columns that keep the staleness of groups of this lane as it is when they leave it."""
+    follows = group.c.pinned_staleness.is_(None)
+    step = literal(home.step or 0, group.c.oldest_step.type)
+    return {
+        "pinned_staleness": case((follows, step - group.c.oldest_step - 1), else_=group.c.pinned_staleness),
+        "pinned_step": case((follows, step), else_=group.c.pinned_step),
+    }
+
+
+def remove(tx: Transaction, uids: Sequence[int]) -> None:
+    """Remove groups, and leave their payloads to the sweep."""
+    if uids:
+        tx.dialect.remove_groups(tx.connection, uid_in(tx, uids), uids, time.time())
+
+
+def set_aside(tx: Transaction, home: Lane, reasons: Mapping[int, str]) -> None:
+    """Groups of a lane become FAILED, each for a reason."""
+    steps = [(home.task_name, transitions.set_aside(home.status, why), [uid]) for uid, why in reasons.items()]
+    apply(tx, steps, [home])

@@ -1,0 +1,82 @@
+"""Undoing a draw that nobody received."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sqlalchemy import delete, insert, select, update
+
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules import transitions
+from replaybuf.rules.race import KEYS
+from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.rules.transitions import Place
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import garbage, group, payload
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
+from replaybuf.storage.sql.statements.lanes import need_lanes
+from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.sql.statements.rows import GroupRow
+
+
+def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> Counts:
+    """Put groups that were drawn, and that nobody received, back as they were; what that adds to the tallies.
+
+    A group whose key was put again in the meantime stays away: the newer one has replaced it. One that had stayed for
+    its next draw, and has left since, was delivered to others.
+    """
+    counts: Counts = Counter()
+    if tx.dialect.locks_rows and rows:
+        # A sweep that holds some of these rows has deleted the payloads when the lock is ours.
+        ours = garbage.c.uid.in_(sorted(row.uid for row in rows))
+        tx.execute(tx.dialect.for_update(select(garbage.c.uid).where(ours)))
+    limits = tx.scope.rules.limits
+    unarchived = replace(limits, archive_groups=None, archive_seconds=None)
+    names = {row.home.name for row in rows}
+    homes = need_lanes(tx, names | {(task, Status.ARCHIVED) for task, _ in names if limits.archives})
+    keyless: dict[LaneName, list[int]] = {}
+    for row in sorted(rows, key=lambda row: row.uid):
+        draw = transitions.drawn(row, limits)
+        if not draw.moves:
+            if _unsample(tx, row):
+                add_step(counts, homes, row.task_name, draw.undone)
+            continue
+        if draw.after is None or not _unarchive(tx, row):
+            draw = transitions.drawn(row, unarchived)
+            if not _restore(tx, row):
+                add_step(counts, homes, row.task_name, transitions.removed(Place(row.status), Tally.REPLACED))
+        add_step(counts, homes, row.task_name, draw.undone)
+        if any(row.columns[race] is None for race in homes[row.home.name].clocks):
+            keyless.setdefault(row.home.name, []).append(row.uid)
+    add_counts(tx, counts)
+    for name, uids in keyless.items():  # races have begun in their lane since the draw
+        enter_races(tx, homes[name], uids)
+    return counts
+
+
+def _unsample(tx: Transaction, row: GroupRow) -> bool:
+    """Undo the draw of a group that has stayed; False when it is gone."""
+    keys = {race: row.columns[race] for race in KEYS if row.columns[race] is not None}
+    back = update(group).where(group.c.uid == row.uid, group.c.times_sampled > row.times_sampled)
+    return tx.execute(back.values(times_sampled=group.c.times_sampled - 1, **keys)).rowcount > 0
+
+
+def _unarchive(tx: Transaction, row: GroupRow) -> bool:
+    """Put a group that was archived back; False when it isn't in the archive any more."""
+    archived = update(group).where(group.c.uid == row.uid, group.c.archived_at.is_not(None))
+    return tx.execute(archived.values(row.columns)).rowcount > 0
+
+
+def _restore(tx: Transaction, row: GroupRow) -> bool:
+    """Put a group that had left back; False when a newer one of its key is there."""
+    if not tx.execute(tx.dialect.insert(group).on_conflict_do_nothing(), row.columns).rowcount:
+        return False
+    tx.execute(delete(garbage).where(garbage.c.uid == row.uid))
+    here = select(payload.c.uid).where(payload.c.uid == row.uid)
+    if row.payload is not None and tx.execute(here).first() is None:
+        # This comes so late that it was swept. (The outline is only for people to look at.)
+        kept = {"uid": row.uid, "outline": [], "prompt": None, "data": row.payload}
+        tx.execute(insert(payload), kept)
+    return True

@@ -1,0 +1,114 @@
+"""Which stores a test runs on by default: those that can break its law. On the others it runs in the long form."""
+
+from __future__ import annotations
+
+import fnmatch
+
+import pytest
+
+#: Fixtures whose parameter is a kind of store.
+_FIXTURES = {"url", "new_url", "kind", "sql_url", "shared_url", "kept_url", "any_url", "sound", "original"}
+_NAMES = {"memory://": "memory", "pandas://": "pandas", "sqlite in memory": "sqlite memory", "postgres": "postgresql"}
+_KINDS = {"memory", "pandas", "sqlite", "sqlite memory", "postgresql"}
+
+_STRATEGY = ("memory",)  # what a strategy decides, whatever the store
+_LAYER = ("memory", "sqlite")  # a layer above the stores: one that has all in this process, and one that hasn't
+_DATABASES = ("sqlite", "postgresql")
+_SHARED = ("memory", "postgresql")  # several users at once
+
+# Operations of which a kill on PostgreSQL is tested by default: its rollback is the same for all.
+_KILLED = ("put", "take", "lease", "acknowledge", "finish", "refresh", "restore", "resume", "checkpoint")
+
+#: Patterns of node ids, of which the first that fits holds.
+_BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
+    ("bad_input/test_arguments.py::*", _LAYER),
+    ("chunks/test_drawing.py::test_fetch__is_uniform*", _STRATEGY),
+    ("chunks/test_model.py::*", ("memory", *_DATABASES)),
+    ("chunks/test_races.py::*", _SHARED),
+    ("chunks/test_restarts.py::*", _SHARED),
+    ("chunks/*", _LAYER),
+    ("produce/test_hooks.py::*", _STRATEGY),
+    ("produce/test_odd_loops.py::*", _STRATEGY),
+    ("produce/test_pauses.py::*", _STRATEGY),
+    ("produce/test_staleness_in_production.py::*", _STRATEGY),
+    ("produce/test_tail_batches.py::*", _STRATEGY),
+    ("produce/test_worker_ends.py::*", _LAYER),
+    ("produce/test_async.py::*", _LAYER),
+    ("produce/test_sync.py::*", _STRATEGY),
+    ("produce/test_records.py::*", _SHARED),
+    ("produce/test_sampler_state.py::*", _SHARED),
+    ("produce/test_cancelled_production.py::*", _SHARED),
+    ("produce/test_limits_in_production.py::*", _SHARED),
+    *((f"faults/test_kills.py::*postgresql-{name}-*", _DATABASES) for name in _KILLED),
+    ("faults/test_kills.py::*", ("sqlite",)),
+    ("test_cancellation.py::*", _DATABASES),
+    ("test_loops_and_forks.py::test_a_program_that_ends*", ("sqlite",)),
+    ("test_loops_and_forks.py::test_spawned*", ("sqlite",)),
+    ("test_loops_and_forks.py::test_a_dropped_buffer*", ("sqlite",)),
+    ("test_loops_and_forks.py::*", ("memory", *_DATABASES)),
+    ("test_prompts.py::*", _SHARED),
+    ("cli/test_doctor.py::test_what_is_wrong*index*", _DATABASES),
+    ("cli/test_doctor.py::test_what_is_wrong*view*", _DATABASES),
+    ("cli/test_doctor.py::test_what_is_wrong*lease*", _DATABASES),
+    ("cli/test_doctor.py::test_what_is_wrong*", ("sqlite",)),
+    ("cli/test_doctor.py::test_a_checkpoint_that*", ("sqlite",)),
+    ("demo/test_demo_run.py::test_fresh*", ("sqlite",)),
+    ("demo/test_demo_run.py::test_a_run_goes_on*", ("sqlite",)),
+    ("demo/test_demo_run.py::test_a_run_may_be_cut*", ("postgresql",)),
+    ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),
+    ("demo/test_start.py::*", ("sqlite",)),
+    ("demo/test_worker.py::*", ("sqlite",)),
+    ("examples/test_killed.py::test_trainer_and_workers*", ("postgresql",)),
+    ("examples/test_killed.py::*", ("sqlite",)),
+    ("examples/test_endpoint_run.py::test_it_trains*", _DATABASES),
+    ("examples/test_endpoint_run.py::*", ("sqlite",)),
+]
+
+
+def mark_long(items: list[pytest.Item]) -> None:
+    """Mark what isn't run by default."""
+    for item in items:
+        stores = _stores(item)
+        name = item.nodeid.removeprefix("tests/")
+        kinds = next((kinds for pattern, kinds in _BY_DEFAULT if fnmatch.fnmatchcase(name, pattern)), None)
+        if kinds is not None and not stores <= set(kinds):
+            item.add_marker(pytest.mark.long)
+
+
+#: What can break in seconds: pure functions, the layers above a store, and the contract in memory and on a SQLite file.
+_FAST = (
+    "bad_input/test_arguments.py",
+    "chunks/",
+    "contract/test_memory.py",
+    "contract/test_sqlite.py",
+    "contract/test_same_draws.py",
+    "produce/",
+    "query/",
+    "test_buffers.py",
+    "test_checkpoints.py",
+    "test_codec.py",
+    "test_config.py",
+    "test_prompts.py",
+    "test_redact.py",
+    "test_rollout_type.py",
+    "test_rules.py",
+    "test_snapshots.py",
+)
+_SLOW = ("chunks/test_configs.py", "chunks/test_races.py", "produce/test_produce_processes.py", "produce/test_jsonl.py")
+_SERVER = {"postgres_url", "postgres_database", "postgres_databases", "lent_database"}
+
+
+def mark_fast(items: list[pytest.Item]) -> None:
+    """Mark the tests of the inner loop."""
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        slow = item.get_closest_marker("long") or "postgresql" in _stores(item) or _SERVER & set(item.fixturenames)
+        if name.startswith(_FAST) and not name.startswith(_SLOW) and not slow:
+            item.add_marker(pytest.mark.fast)
+
+
+def _stores(item: pytest.Item) -> set[str]:
+    """The kinds of store that this test runs on."""
+    parameters = item.callspec.params.items() if hasattr(item, "callspec") else ()
+    values = {str(value) for name, value in parameters if name in _FIXTURES}
+    return {_NAMES.get(value, value) for value in values} & _KINDS

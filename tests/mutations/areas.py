@@ -1,0 +1,22 @@
+"""Which tests are near which code: arguments of pytest, the quickest first."""
+
+from __future__ import annotations
+
+NEAR = {
+    "rules": ("tests/test_rules.py", "tests/test_transitions.py", "tests/contract/test_memory.py"),
+    "races": ("tests/test_rules.py", "tests/contract/test_memory.py", "tests/contract/test_sqlite_memory.py"),
+    "rollouts": ("tests/test_rollout_type.py", "tests/contract/test_memory.py", "tests/test_views.py"),
+    "query": ("tests/query", "-k", "not postgres"),
+    "codec": ("tests/test_codec.py",),
+    "sql": (
+        "tests/contract/test_sqlite.py",
+        "tests/test_checkpoints.py",
+        "tests/test_prompts.py",
+        "tests/test_buffers.py",
+        "tests/test_snapshots.py",
+        "-k",
+        "not postgres",
+    ),
+    "prompts": ("tests/test_prompts.py", "-k", "not postgres"),
+    "produce": ("tests/produce", "-k", "not postgres"),
+}

@@ -1,0 +1,186 @@
+"""The mutations: in a file of `replaybuf`, a text that is there once, what it becomes, and the law that this breaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    name: str
+    area: str
+    file: str
+    old: str
+    new: str
+    law: str
+
+    def problem(self, root: Path = ROOT) -> str | None:
+        """Why it can't be applied to this checkout, or None."""
+        path = root / "replaybuf" / self.file
+        if not path.is_file():
+            return f"{self.name}: there is no file replaybuf/{self.file}"
+        times = path.read_text().count(self.old)
+        return None if times == 1 else f"{self.name}: found {times} times in replaybuf/{self.file}: {self.old!r}"
+
+
+_LIMITS, _RACE, _TRANSITIONS = "rules/limits.py", "rules/race.py", "rules/transitions.py"
+_STALENESS, _MARKS, _NORMALISE = "rollouts/staleness.py", "rollouts/marks.py", "rollouts/normalise.py"
+_STATEMENTS = "storage/sql/statements"
+
+_RULES = [
+    ("rate-insert", _LIMITS, "self._always_insertable - level.completed)", "0)", "puts may always refill what was lost"),
+    ("rate-draw-rounding", _LIMITS, "math.floor(ahead + _ROUNDING)", "math.floor(ahead) + 1", "draws don't run ahead"),
+    ("min-size", _LIMITS, "if level.completed < self.min_size:\n            return 0", "if level.completed <= self.min_size:\n            return 0", "min_size groups are enough to draw"),
+    ("capacity-when-blocking", _LIMITS, "max(0, self.capacity - level.completed)", "max(0, self.capacity + 1 - level.completed)", "a full buffer takes no more"),
+    ("keeps-one-draw-more", _LIMITS, "times_sampled < self.max_times_sampled", "times_sampled <= self.max_times_sampled", "a group leaves with its n-th draw"),
+    ("keeps-all-statuses", _LIMITS, "if status != Status.COMPLETED:\n            return False", "if status == Status.FAILED:\n            return False", "groups that aren't completed leave by a draw"),
+    ("inserted-counts-all", _LIMITS, "self.inserted + completed, self.sampled", "self.inserted + 1, self.sampled", "the rate counts completed groups only"),
+    ("replaced-stays-buffered", _LIMITS, "self.completed - completed, self.inserted, self.sampled", "self.completed, self.inserted, self.sampled", "what is replaced makes room"),
+    ("batch-larger-than-rate", _LIMITS, "largest = min(by_rate, self._always_insertable)", "largest = by_rate + 1", "batches that could never be drawn are refused"),
+    ("error-buffer-too-small", _LIMITS, "if error < max(1.0, ratio):", "if error < 0.5:", "configs that can't move are refused"),
+    ("deliveries-one-more", _TRANSITIONS, "not 0 < limits.max_deliveries <= group.deliveries", "not 0 < limits.max_deliveries < group.deliveries", "the n-th failed delivery is the last"),
+    ("given-back-still-drawn", _TRANSITIONS, "return _step(before, Place(group.status), counts, draws=-1, deliveries=-1 if reason is None else 0)", "return _step(before, Place(group.status), counts, draws=0, deliveries=-1 if reason is None else 0)", "a group that comes back was not drawn"),
+    ("no-reason-counts", _TRANSITIONS, "deliveries=-1 if reason is None else 0)", "deliveries=0)", "giving back without a reason is no delivery"),
+    ("archives-other-statuses", _TRANSITIONS, "archived = status == Status.COMPLETED and limits.archives", "archived = limits.archives", "only completed groups are archived"),
+    ("sampled-again", _TRANSITIONS, "Tally.SAMPLED_AGAIN if times_before else Tally.SAMPLED_NEW", "Tally.SAMPLED_NEW", "first and later draws are counted apart"),
+    ("kept-archived", _TRANSITIONS, "if group.status == Status.ARCHIVED and group.times_sampled else", "if False else", "a restore that keeps new groups un-archives what was drawn"),
+    ("order-none-first", "rules/policies.py", "result = known + unknown", "result = unknown + known", "groups without a value come last"),
+    ("order-from-the-wrong-end", "rules/policies.py", "for term in reversed(order):", "for term in order:", "the first term of an order decides"),
+    ("staleness-least-first", "rules/policies.py", 'order = (OrderTerm("staleness", descending=True)', 'order = (OrderTerm("staleness")', "the policy staleness draws the most stale first"),
+    ("seed-of-the-remover", "rules/policies.py", "found.seed = check_seed(seed)", "check_seed(seed)", "the config's seed is that of its policy"),
+    ("policy-seed-bound", "rules/policies.py", "0 <= number < 2**64", "0 <= number <= 2**64", "seeds have 64 bits"),
+]  # fmt: skip
+
+_RACES = [
+    ("race-ignores-weight", _RACE, "_exponential(active, ticket) / max(weight, SLOWEST)", "_exponential(active, ticket)", "the chance of a group is in proportion to its priority"),
+    ("race-clock-stands", _RACE, "self.time = max(self.time, key)", "self.time = self.time", "a group that comes later has no advantage"),
+    ("race-idle-clock-stands", _RACE, "self.idle_time = max(self.idle_time, key / IDLE - 1.0)", "pass", "groups of priority 0 race on among themselves"),
+    ("race-seed-is-dead", _RACE, "_mix(seed ^ now)", "_mix(now)", "the seed makes the draws"),
+    ("race-never-worn", _RACE, "return self.idle_time > _FEW_DIGITS or any", "return False and any", "keys never lose too many digits"),
+    ("share-of-nothing", _RACE, "/ UNIT if priority else 0.0", "/ UNIT", "priority 0 has no share"),
+    ("race-rounds-idle-below", _RACE, "if weight > 0:", "if weight >= 0:", "priority 0 is drawn last"),
+]  # fmt: skip
+
+_ROLLOUTS = [
+    ("expires-too-late", _STALENESS, "staleness >= self.stale_threshold", "staleness > self.stale_threshold", "what is as stale as the threshold has expired"),
+    ("tokens-expire-too-late", _STALENESS, "train_step - newest_step - 1 >= self.token_stale_threshold", "train_step - newest_step - 1 > self.token_stale_threshold", "so has a token"),
+    ("staleness-off-by-one", _STALENESS, "return 0 if oldest_step is None else train_step - oldest_step - 1", "return 0 if oldest_step is None else train_step - oldest_step", "staleness is the steps between"),
+    ("newest-token-ignores-mask", _STALENESS, "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
+    ("agentic-tokens-expire", _STALENESS, "return [None if agentic else", "return [None if False else", "groups with input_ids have no token staleness"),
+    ("fill-overwrites-steps", _STALENESS, "filled = [*(steps or ()), *([model_step] * missing)]", "filled = [model_step] * wanted", "steps that are there stay"),
+    ("group-least-stale", _STALENESS, 'return max(int(get_field(rollout, "seq_staleness", 0) or 0)', 'return min(int(get_field(rollout, "seq_staleness", 0) or 0)', "a group is as stale as its stalest rollout"),
+    ("reset-keeps-reward", _STALENESS, '"response_mask", "reward", "error_msg")', '"response_mask", "error_msg")', "an expired rollout has no reward"),
+    ("marks-forget-the-expired", _MARKS, "[old or new for old, new in zip(before, fired, strict=True)]", "fired", "what has expired stays expired"),
+    ("marks-keep-reward", _MARKS, "self.reward = [None if gone else value", "self.reward = [value", "expired rollouts don't count in the mean"),
+    ("marks-keep-oldest", _MARKS, "self.oldest = [None if gone else step", "self.oldest = [step", "an expired rollout has no steps"),
+    ("mean-over-all", _MARKS, "return sum(known) / len(known)", "return sum(known) / len(self.reward)", "the mean is over those that have a reward"),
+    ("mixed-never", _MARKS, "return None in self.oldest and self.oldest_step is not None", "return False", "a mixed group's staleness is never below 0"),
+    ("infinite-reward", _MARKS, "return value if math.isfinite(value) else None", "return value", "infinite rewards don't count"),
+    ("dropped-not-told", _NORMALISE, "return Normalised(Status.EXPIRED, staleness, train_step, dropped=True)", "return Normalised(Status.EXPIRED, staleness, train_step)", "what isn't retryable is dropped"),
+    ("expired-follows-step", _NORMALISE, "return Normalised(Status.EXPIRED, staleness, None)", "return Normalised(Status.EXPIRED, staleness, train_step)", "an expired group's staleness is pinned"),
+    ("status-precedence", "rollouts/rollout.py", "    Status.FAILED,\n    Status.ABORTED,\n", "    Status.ABORTED,\n    Status.FAILED,\n", "a group with a failed rollout is failed"),
+]  # fmt: skip
+
+_QUERY = [
+    ("between-open-above", "query/python.py", '_ordered("$lte", read(row), upper)', '_ordered("$lt", read(row), upper)', "$between has its upper bound"),
+    ("or-is-and", "query/python.py", "any(part(row) for part in parts)", "all(part(row) for part in parts)", "$or is any of them"),
+    ("kinds-have-an-order", "query/python.py", "or is_number(left) != is_number(right)", "", "numbers and texts have no order"),
+    ("not-in-is-in", "query/python.py", 'wanted=op == "$in"', 'wanted=op != "$nin"', "$not_in is the opposite of $in"),
+    ("sql-between-open-below", "query/sql.py", 'self._scalar(field, "$gte", lower)', 'self._scalar(field, "$gt", lower)', "$between has its lower bound in SQL, too"),
+    ("sql-null-in-set", "query/sql.py", "return found if len(given) == len(values) else or_(found, self._missing(field))", "return found", "None in a set matches what is missing"),
+    ("sql-null-not-negatable", "query/sql.py", "and_(self._columns[field].is_not(None), condition) if FIELDS[field].nullable else condition", "condition", "a negated condition holds where the value is missing"),
+    ("exact-floor-of-halves", "query/exact.py", "near if near <= value else math.nextafter(near, -math.inf)", "near", "numbers beyond doubles are compared exactly"),
+    ("exact-below-all", "query/exact.py", "return false() if below else true()", "return true() if below else false()", "what is below all integers is below all"),
+    ("bool-is-a-number", "query/operands.py", 'or (isinstance(value, bool) and field.kind != "tag")', "", "True is no number"),
+    ("nan-in-a-query", "query/operands.py", "if math.isnan(number):", "if False:", "NaN compares with nothing"),
+    ("naive-time-is-local", "query/operands.py", "moment.replace(tzinfo=UTC)", "moment", "a datetime without a zone is UTC"),
+]  # fmt: skip
+
+_CODEC = [
+    ("crc-not-checked", "codec/payload.py", "zlib.crc32(body, zlib.crc32(view[: _HEAD.size])) != crc", "False", "a damaged payload is noticed"),
+    ("newer-format-read", "codec/payload.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
+    ("lengths-not-checked", "codec/payload.py", "if start + sum(lengths) != len(body):", "if False:", "lengths add up"),
+    ("bomb-allowed", "codec/payload.py", "if size > _allowed_size(len(stored)):\n        raise", "if False:\n        raise", "a small payload can't claim much memory"),
+    ("int-without-sign", "codec/unpack.py", 'int.from_bytes(raw, "little", signed=True)', 'int.from_bytes(raw, "little")', "big negative integers come back as they were"),
+    ("fold-lost", "codec/unpack.py", "microsecond, _restore_tz(tz), fold=fold)\n\n\ndef _restore_time", "microsecond, _restore_tz(tz))\n\n\ndef _restore_time", "a time that is there twice comes back as it was"),
+    ("open-marks", "codec/unpack.py", "if self._open_marks:", "if False:", "marks that mark nothing are damage"),
+    ("foreign-in-dicts", "codec/pack.py", "stack.append(item.values())", "pass", "bytearrays in dicts come back as such"),
+    ("enum-as-value", "codec/unpack.py", "return value if cls is None else cls(value)", "return value", "enum members come back as members"),
+]  # fmt: skip
+
+_SQL = [
+    ("put-ignores-refusals", f"{_STATEMENTS}/put.py", "levels[new.task_name] = level.joined_by(new.status)", "pass", "puts that are committed together share the room"),
+    ("put-follows-other-step", f"{_STATEMENTS}/put.py", "and home.step == new.train_step\n", "\n", "a group put for another step keeps its staleness"),
+    ("put-first-key-stays", f"{_STATEMENTS}/put.py", "last = {key: uid for uid, _, key in rows if key is not None}", "last = {key: uid for uid, _, key in reversed(rows) if key is not None}", "of several with a key the last stays"),
+    ("put-no-eviction", f"{_STATEMENTS}/put.py", "    if evicting:\n        evict(", "    if False:\n        evict(", "capacity evicts"),
+    ("take-ignores-limits", f"{_STATEMENTS}/take.py", "if draw.status == Status.COMPLETED and limits.slows_draws:", "if False:", "draws keep to the rate"),
+    ("take-partly", f"{_STATEMENTS}/take.py", "if draw.whole and len(rows) < sum(draw.sizes.values()):", "if False:", "a whole draw takes all or nothing"),
+    ("take-clock-stands", f"{_STATEMENTS}/take.py", "if policy.race is not None:", "if False:", "a draw moves the clock of its race"),
+    ("take-overdue-stay", f"{_STATEMENTS}/take.py", "ended = len(rows) < sum(draw.sizes.values()) and end_leases(tx) > 0", "ended = False", "a draw that finds too little ends leases that are over"),
+    ("take-damaged", f"{_STATEMENTS}/take.py", "codec.verify(row.payload)", "pass", "a damaged payload is set aside"),
+    ("lease-lost-is-late", f"{_STATEMENTS}/leases.py", "if len(mine) < len(uids) and store_clock(tx) >= lease.until:", "if False:", "an acknowledgement that comes too late is refused"),
+    ("lease-never-ends", f"{_STATEMENTS}/leases.py", "overdue = group.c.leased_until <= store_clock(tx)\n", "overdue = group.c.leased_until < 0\n", "a lease that is over comes back"),
+    ("restore-keeps-changed", f"{_STATEMENTS}/restore.py", "    _remove_changed(tx, lanes, kept.id)\n    if", "    if", "groups that have changed come back as they were"),
+    ("restore-keeps-new-ones", f"{_STATEMENTS}/restore.py", "        _remove_new(tx, lanes, kept.id, now)", "        pass", "what was put since is gone"),
+    ("restore-leaves-cursors", f"{_STATEMENTS}/restore.py", "        _set_cursors(tx, kept.id)", "        pass", "cursors go back"),
+    ("restore-leaves-counts", f"{_STATEMENTS}/restore.py", "    _set_tallies(tx, lanes, kept.tallies)", "    pass", "counts go back"),
+    ("restore-leaves-lanes", f"{_STATEMENTS}/restore.py", "    _set_lanes(tx, lanes, kept.lanes)", "    pass", "train steps and clocks go back"),
+    ("restore-leased", f"{_STATEMENTS}/restore.py", "    begin_epoch(tx, step, now, shift)\n    return_all(tx)", "    begin_epoch(tx, step, now, shift)", "nobody of the restored run holds a lease"),
+    ("restore-no-fence", f"{_STATEMENTS}/fence.py", "epoch = (_row(tx).epoch or 0) + 1", "epoch = (_row(tx).epoch or 0)", "a restore fences off who was there"),
+    ("fence-not-checked", f"{_STATEMENTS}/fence.py", "if (row.epoch or 0) != tx.scope.epoch:", "if False:", "who is left over from the run before can't write"),
+    ("tickets-not-shifted", f"{_STATEMENTS}/fence.py", "tx.scope = replace(tx.scope, ticket_shift=shift, checkpoint=newest)", "tx.scope = replace(tx.scope, checkpoint=newest)", "tickets go on where the restore has put them"),
+    ("checkpoint-without-cursors", f"{_STATEMENTS}/checkpoints.py", "    _copy_cursors(tx, new)\n    if keep", "    if keep", "cursors are part of checkpoints"),
+    ("checkpoint-keeps-one-less", f"{_STATEMENTS}/checkpoints.py", "forget(tx, ids[:-keep])", "forget(tx, ids[: 1 - keep])", "the last n checkpoints stay"),
+    ("checkpoint-next-ticket", f"{_STATEMENTS}/checkpoints.py", "+ 1 - tx.scope.ticket_shift", "+ 2 - tx.scope.ticket_shift", "random draws go on as they would have"),
+    ("sweep-what-checkpoints-need", f"{_STATEMENTS}/sweep.py", "needed.update(tx.execute(in_checkpoints).scalars())", "pass", "payloads of checkpoints are not swept"),
+    ("sweep-no-grace", f"{_STATEMENTS}/sweep.py", "garbage.c.removed_at <= removed_before).order_by", "garbage.c.removed_at <= removed_before + 3600).order_by", "payloads stay for a while after a take"),
+    ("claim-moved-cursor", f"{_STATEMENTS}/cursors.py", "cursor.c.version == moved.version,\n", "", "a cursor that was moved isn't moved again"),
+    ("claim-of-other-epoch", f"{_STATEMENTS}/cursors.py", "if moved.epoch != tx.scope.epoch:", "if False:", "a cursor of the run before doesn't move this one"),
+    ("replaced-missing", f"{_STATEMENTS}/replacing.py", "    if missing:\n        raise ConflictError", "    if False:\n        raise ConflictError", "what isn't there can't be replaced"),
+    ("replaced-twice", f"{_STATEMENTS}/replacing.py", "there.pop(uid, None)", "pass", "each group is replaced once"),
+]  # fmt: skip
+
+_PROMPTS = [
+    ("prompts-cursor-stands", "prompts/ledger.py", "position=now.position + len(groups), value=after", "position=now.position + len(groups), value=now.value", "each prompt is drawn once"),
+    ("prompts-number", "prompts/ledger.py", "self._new_group(item, now.position + place)", "self._new_group(item, place)", "prompts are numbered over all draws"),
+    ("prompts-keep-partial", "prompts/ledger.py", "        if not partial:\n            for prompt in drawn:", "        if False:\n            for prompt in drawn:", "interrupted rollouts begin anew unless partial"),
+    ("prompts-init-stranded", "prompts/ledger.py", "    if (Status.INIT, None) not in chosen:\n        chosen.append((Status.INIT, None))", "    pass", "prompts of dead workers are handed out"),
+    ("prompts-uid-not-moved", "prompts/ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
+    ("prompts-share-rollouts", "prompts/ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
+    ("prompts-counts", "prompts/ledger.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
+    ("epochs-one-more", "prompts/indexed.py", "end = min(end, size * self._epochs)", "end = min(end, size * self._epochs + 1)", "a dataset is read so many times"),
+    ("shuffle-every-epoch-alike", "prompts/indexed.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
+    ("shuffle-other-seed", "prompts/indexed.py", "if seed_then != self._shuffle:", "if False:", "a run goes on with its own order"),
+    ("shuffle-other-size", "prompts/indexed.py", "if size_then != size:", "if False:", "a shuffled dataset can't change its size"),
+]  # fmt: skip
+
+_PRODUCE = [
+    ("produce-forgets-flying", "produce/strategy.py", "batch.ahead - completed - len(running)", "batch.ahead - completed", "no more is generated than the batch needs"),
+    ("produce-ahead-down", "produce/async_strategy.py", "math.ceil(round(self.over_sample * batch_size, 9))", "math.floor(self.over_sample * batch_size)", "over_sample is rounded up"),
+    ("produce-threshold", "produce/async_strategy.py", "(most + 1) * self.sync_weights_interval", "most * self.sync_weights_interval", "max_staleness may be trained on"),
+    ("produce-tail-late", "produce/async_strategy.py", "if gathered >= self.tail_batch_trigger_size:", "if gathered > self.tail_batch_trigger_size:", "so many make a tail batch"),
+    ("produce-tail-runs-ahead", "produce/async_strategy.py", "batch.ahead = 0 if tail else", "batch.ahead = 1 if tail else", "a tail batch runs ahead of nothing"),
+    ("produce-concurrency", "produce/strategy.py", "self.max_concurrency - running)", "self.max_concurrency - running + 1)", "max_concurrency bounds what is generated at once"),
+    ("produce-waste", "produce/strategy.py", "if trouble.in_vain >= self.give_up_after * batch.size:", "if False:", "what is generated in vain has an end"),
+    ("produce-keeps-aborted", "produce/outcome.py", "    begin_anew(aborted)\n", "", "without partial rollouts what was interrupted begins anew"),
+    ("produce-init-is-fine", "produce/outcome.py", "if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):", "if status in (Status.EXPIRED, Status.ARCHIVED):", "a group of which nothing was generated is refused"),
+    ("produce-room", "produce/strategy.py", "wanted = min(wanted, room - flying)", "wanted = min(wanted, room)", "what is in flight needs room, too"),
+]  # fmt: skip
+
+MUTATIONS = [
+    Mutation(name, area, file, old, new, law)
+    for area, mutations in {
+        "rules": _RULES,
+        "races": _RACES,
+        "rollouts": _ROLLOUTS,
+        "query": _QUERY,
+        "codec": _CODEC,
+        "sql": _SQL,
+        "prompts": _PROMPTS,
+        "produce": _PRODUCE,
+    }.items()
+    for name, file, old, new, law in mutations
+]
