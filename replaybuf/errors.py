@@ -2,8 +2,8 @@
 
 All share the base `ReplayBufError`; the docstring of a class is its message when none is given. Where Python has a
 built-in for the same thing (ValueError, TimeoutError, ...) the class is also one of those, so that code which knows
-nothing of replaybuf catches it too. Errors of database drivers are translated at the edge (`storage.sql.engine.errors`), with
-the original as `__cause__` and without passwords.
+nothing of replaybuf catches it too. Errors of database drivers are translated at the edge
+(`storage.sql.engine.errors`), with the original as `__cause__` and without passwords.
 """
 
 from __future__ import annotations

@@ -98,9 +98,13 @@ class SideBySide(RuleBasedStateMachine):
         self.put_one(many[0])
 
     def put_at_once(self, many: list[dict[str, Any]]) -> None:
-        rules = self.reference.storage.rules
-        if rules.limits.capacity is not None and rules.remover.race is not None:
-            # Puts that are committed together evict together: by the same chances, but not the same groups.
+        rules, next_uid = self.reference.storage.rules, self.reference.storage._next_uid
+        many = [_independent(put, next_uid) for put in many]
+        if rules.limits.capacity is not None and (
+            rules.remover.race is not None or any(put["replaces"] for put in many)
+        ):
+            # Puts that are committed together evict together: by the same chances, but not the same groups; and what
+            # one of them replaces is evicted then, or not yet.
             for put in many:
                 self.put_one(put)
             return
@@ -369,6 +373,15 @@ class SideBySide(RuleBasedStateMachine):
             leased = {row["uid"] for row in views["groups"] if row.pop("leased_until") is not None}
             for name, rows in expected_views(items).items():
                 assert [row for row in views[name] if row["uid"] not in leased] == rows, name
+
+
+def _independent(put: dict[str, Any], next_uid: int) -> dict[str, Any]:
+    """A put as one of several at once, for which it is a matter of time which are committed together.
+
+    It names no group that comes with it, and isn't dropped when that would remove one.
+    """
+    put = put | {"replaces": [uid for uid in put.get("replaces", ()) if uid < next_uid]}
+    return put | {"expired_groups_retryable": True} if put["replaces"] or "key" in put else put
 
 
 class _Clock:

@@ -572,6 +572,7 @@ def plain_array_field(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
         hostile(b"\x91" * 100_000),
         hostile(msgpack.packb([1])),
         hostile(msgpack.packb({}) + b"\x00"),
+        sealed(struct.pack("<Q", 1) + msgpack.packb({}) + b"behind the last rollout"),
         sealed(b"", 2**32 - 1),
         sealed(struct.pack("<2Q", 2**63, 2**63), 2),
     ],

@@ -1,6 +1,7 @@
 """Views for people: groups and rollouts.
 
-Views hold no data: they are made anew at the end of every run of the chain (`env.py`), from `storage/sql/schema/views.py`.
+Views hold no data: they are made anew at the end of every run of the chain (`env.py`), from
+`storage/sql/schema/views.py`.
 """
 
 from __future__ import annotations

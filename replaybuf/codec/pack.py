@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from replaybuf.codec import arrays
 from replaybuf.errors import EncodeError
+from replaybuf.rollouts.rollout import Status
 
 # The types of the marks are part of the format: never give one another meaning.
 TUPLE, SET, FROZENSET, BYTEARRAY, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIME, TIMEDELTA = range(1, 13)
@@ -35,9 +36,13 @@ _LONG: Final = 32
 _FOREIGN: Final = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
 
 
+#: Part of the format: payloads call this class so, wherever its module is.
+_OWN_ENUMS: Final[dict[type[Enum], str]] = {Status: "replaybuf.rollout.Status"}
+
+
 def enum_name(cls: type[Enum]) -> str:
-    """The name under which members of an enum are stored."""
-    return f"{cls.__module__}.{cls.__qualname__}"
+    """Return the name under which members of an enum are stored."""
+    return _OWN_ENUMS.get(cls) or f"{cls.__module__}.{cls.__qualname__}"
 
 
 class _Foreign:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 NEAR = {
-    "rules": ("tests/test_rules.py", "tests/test_transitions.py", "tests/contract/test_memory.py"),
+    "rules": (
+        "tests/test_rules.py",
+        "tests/test_levels.py",
+        "tests/test_transitions.py",
+        "tests/contract/test_memory.py",
+    ),
     "races": ("tests/test_rules.py", "tests/contract/test_memory.py", "tests/contract/test_sqlite_memory.py"),
     "rollouts": ("tests/test_rollout_type.py", "tests/contract/test_memory.py", "tests/test_views.py"),
     "query": ("tests/query", "-k", "not postgres"),

@@ -152,10 +152,19 @@ class GroupCommit:
         return failed
 
     async def _commit_batch(self, batch: list[_Waiting]) -> None:
+        """Commit a batch. When the database refuses it, try its groups one by one, so that only the bad ones fail."""
         wanted = self._still_wanted(batch)
+        groups = [waiting.encoded for waiting in wanted if waiting.encoded is not None]
         try:
-            if wanted:
-                self._answer(await self._commit_or_split(wanted))
+            try:
+                outcomes = await self._store.write(lambda tx: put_groups(tx, groups)) if groups else []
+            except Exception as error:
+                if len(wanted) == 1 or not is_refusal(error):
+                    raise
+                for waiting in wanted:
+                    await self._commit_batch([waiting])
+            else:
+                self._answer(list(zip(wanted, outcomes, strict=True)))
         except BaseException as error:
             self._fail(wanted, error)
             if not isinstance(error, Exception):
@@ -165,17 +174,6 @@ class GroupCommit:
         """Answer a batch that was interrupted: no put waits for ever."""
         problem = ClosedError() if isinstance(error, asyncio.CancelledError) else error
         self._answer([(waiting, problem) for waiting in batch if not waiting.finished])
-
-    async def _commit_or_split(self, batch: list[_Waiting]) -> list[tuple[_Waiting, Outcome]]:
-        """Commit a batch. When the database refuses it, try its groups one by one, so that only the bad ones fail."""
-        try:
-            groups = [waiting.encoded for waiting in batch if waiting.encoded is not None]
-            outcomes = await self._store.write(lambda tx: put_groups(tx, groups))
-        except Exception as error:
-            if len(batch) == 1 or not is_refusal(error):
-                return [(waiting, error) for waiting in batch]
-            return [result for waiting in batch for result in await self._commit_or_split([waiting])]
-        return list(zip(batch, outcomes, strict=True))
 
     def _answer(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Waiting, Outcome]]] = {}
