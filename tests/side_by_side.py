@@ -109,8 +109,15 @@ class SideBySide(RuleBasedStateMachine):
                 self.put_one(put)
             return
 
+        # Whether a group is there to be replaced that is put at the same time depends on what is committed together.
+        there = {item.uid for item in self.runner.run(_items(self.reference))}
+        for put in many:
+            if not there.issuperset(put.get("replaces", ())):
+                self.put_one(put)
+        together = [put for put in many if there.issuperset(put.get("replaces", ()))]
+
         async def operation(buffer: ReplayBuffer) -> Any:
-            calls = [buffer.put(**(put | {"items": make_group(put["items"])})) for put in many]
+            calls = [buffer.put(**(put | {"items": make_group(put["items"])})) for put in together]
             return [_plain_error(result) for result in await asyncio.gather(*calls, return_exceptions=True)]
 
         self.both(operation)

@@ -75,7 +75,8 @@ def end_leases(tx: Transaction) -> int:
     """Give back what was leased for a time that is over, and return the number of groups."""
     if not any_overdue(tx):
         return 0
-    limits, overdue = tx.scope.rules.limits, group.c.leased_until <= store_clock(tx)
+    limits = tx.scope.rules.limits
+    overdue = group.c.leased_until <= store_clock(tx)
     rows = read_rows(tx, overdue, skip_locked=True)  # others end those that they have locked
     move(tx, rows, lambda row: transitions.lapsed(row, limits))
     return len(rows)

@@ -1,0 +1,41 @@
+"""Draws that are undone because a group can't be decoded, while others change the store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from replaybuf.errors import DecodeError
+from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.values import StorageItem
+from replaybuf.testing.tallying import conserved
+from tests.stores import TASK, build, group, numbers_of
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_group_that_is_replaced_before_it_can_be_set_aside_is_counted_once(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """As REPLACED: it isn't there to be set aside, and the newer one is drawn."""
+    decode, drawn = GroupRow.decode, []
+
+    async def put_again() -> None:
+        async with build(shared_url, max_times_sampled=times) as other:
+            await other.put(group(2), TASK, key="a")
+
+    def decode_later(row: GroupRow, codec: Any) -> StorageItem:
+        drawn.append(row.uid)
+        if len(drawn) > 1:
+            return decode(row, codec)
+        asyncio.run(put_again())
+        raise DecodeError("another rollout type")
+
+    async with build(shared_url, max_times_sampled=times) as buffer:
+        await buffer.put(group(1), TASK, key="a")
+        monkeypatch.setattr(GroupRow, "decode", decode_later)
+        assert numbers_of(await buffer.get(1, TASK)) == [2]
+        await conserved(buffer.storage)
+        totals = (await buffer.metrics())["tasks"][TASK]
+    assert (totals["replaced"], totals["set_aside"], totals["put"]) == (1, 0, 2)
