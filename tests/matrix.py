@@ -7,7 +7,19 @@ import fnmatch
 import pytest
 
 #: Fixtures whose parameter is a kind of store.
-_FIXTURES = {"url", "new_url", "kind", "sql_url", "shared_url", "kept_url", "any_url", "sound", "original"}
+_FIXTURES = {
+    "url",
+    "new_url",
+    "kind",
+    "sql_url",
+    "shared_url",
+    "kept_url",
+    "any_url",
+    "sound",
+    "original",
+    "store",
+    "buffers",
+}
 _NAMES = {"memory://": "memory", "pandas://": "pandas", "sqlite in memory": "sqlite memory", "postgres": "postgresql"}
 _KINDS = {"memory", "pandas", "sqlite", "sqlite memory", "postgresql"}
 
@@ -92,9 +104,18 @@ _FAST = (
     "test_redact.py",
     "test_rollout_type.py",
     "test_rules.py",
-    "test_snapshots.py",
+    "test_transitions.py",
 )
-_SLOW = ("chunks/test_configs.py", "chunks/test_races.py", "produce/test_produce_processes.py", "produce/test_jsonl.py")
+_SLOW = (
+    "chunks/test_configs.py",
+    "chunks/test_races.py",
+    "produce/test_jsonl.py",
+    "produce/test_produce_processes.py",
+    "produce/test_records.py",
+    "produce/test_repeatable.py",
+    "produce/test_sources.py",
+    "produce/test_worker",
+)
 _SERVER = {"postgres_url", "postgres_database", "postgres_databases", "lent_database"}
 
 

@@ -19,6 +19,7 @@ NEAR = {
         "tests/test_prompts.py",
         "tests/test_buffers.py",
         "tests/test_snapshots.py",
+        "tests/test_statemachine.py",
         "-k",
         "not postgres",
     ),
