@@ -20,7 +20,7 @@ from replaybuf.rollouts.staleness import ExpiryRule, newest_trainable_steps, old
 
 @dataclass(slots=True)
 class Marks:
-    """Per rollout: what staleness, expiry and the mean reward are computed from.
+    """The values of each rollout from which staleness, expiry and the mean reward are computed.
 
     `oldest` and `newest` are the oldest model step and the newest trainable one (None: it has none). `expired` says
     which rollouts have expired since they were put; `staleness` is the rollouts' staleness at the refresh in which the

@@ -96,7 +96,7 @@ async def copy_from(
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """One end of a copy: a buffer in a database, and a transaction of it. Errors name the end where they occur."""
+    """One end of a copy: a buffer in a database, and a transaction of it. Errors are reported as those of this end."""
 
     engine: Engine
     scope: Scope

@@ -68,7 +68,7 @@ def _copy_cursors(tx: Transaction, new: int) -> None:
 
 
 def undo_draw(tx: Transaction, since: int, drawn: Mapping[int, int], counts: Mapping[tuple[int, Tally], int]) -> None:
-    """Undo a draw that nobody received in the checkpoints that were made after it, too.
+    """Undo a draw that nobody received, in the checkpoints that were made after it.
 
     `drawn` has the number of earlier draws of each group, `counts` is what the undoing added to the tallies, and
     `since` is the checkpoint that was the last one at the draw.

@@ -51,8 +51,7 @@ class GroupCommit:
         self._closed = False
 
     async def put(self, group: NewGroup) -> int:
-        """Commit a group with other waiting puts; return its uid. If cancelled, it is committed wholly or not at
-        all."""
+        """Commit a group with other waiting puts; return its uid. Cancelled, it is committed wholly or not at all."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(group, loop, loop.create_future())
         with self._lock:
