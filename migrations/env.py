@@ -1,4 +1,4 @@
-"""How alembic reaches a replaybuf database: on a connection it is handed, or at `-x url=...` or REPLAYBUF_URL."""
+"""How alembic reaches a replaybuf database: over a given connection, or at `-x url=...` or REPLAYBUF_URL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replaybuf.storage.sql.schema.tables import metadata
 
 
 def migrate(connection: Connection) -> None:
-    """Run the chain in the connection's transaction, and make the views anew when it has come to its end."""
+    """Run the chain in the connection's transaction, and recreate the views when it has reached its end."""
     drop_views(connection)
     context.configure(
         connection=connection, target_metadata=metadata, version_table=VERSION_TABLE, transactional_ddl=False

@@ -1,6 +1,6 @@
 """Views for people: groups and rollouts.
 
-Views hold no data: they are made anew at the end of every run of the chain (`env.py`), from
+Views hold no data: they are recreated at the end of every run of the chain (`env.py`), from
 `storage/sql/schema/views.py`.
 """
 

@@ -1,4 +1,4 @@
-"""Several buffers in a database, races, leases, the archive, and tallies."""
+"""Several buffers in one database, races, leases, the archive, and tallies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def upgrade() -> None:
 
 
 def _tallies() -> None:
-    """Counts begin with what is there, and what was dropped."""
+    """Begin the tallies with the existing groups, and the dropped ones."""
     op.create_table(
         "rb_tally",
         sa.Column("lane", sa.Integer, nullable=False, autoincrement=False),
@@ -83,7 +83,7 @@ def _lanes() -> None:
 
 
 def _keys() -> None:
-    """The keys of puts name their buffer from now on."""
+    """Add the name of the buffer to the keys of puts."""
     connection = op.get_bind()
     rows = connection.execute(sa.text("SELECT uid, scoped_key FROM rb_group WHERE scoped_key IS NOT NULL")).all()
     if rows:

@@ -1,4 +1,4 @@
-"""Step checkpoints, epochs that fence off who came before a restore, cursors of prompt ledgers, tickets."""
+"""Step checkpoints, epochs that fence off processes from before a restore, cursors of prompt ledgers, tickets."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""numpy arrays and scalars in payloads: what is stored of them, and how they are built from it.
+"""numpy arrays and scalars in payloads: how they are stored and rebuilt.
 
-An array is *plain* when its dtype isn't structured and its order is that of C. Nearly all are, so those are stored in
-the form that is fastest to read: length of dtype (u8) | dimensions (u8) | dtype | shape (u64 each) | bytes. Others are
+An array is *plain* when its dtype isn't structured and it is in C order. Nearly all are, so those are stored in the
+form that is fastest to read: length of dtype (u8) | dimensions (u8) | dtype | shape (u64 each) | bytes. Others are
 stored as `[dtype, shape, order, bytes]`, scalars as `[dtype, bytes]`. A dtype is stored as its `str` ("<i8", ">f4",
-"<M8[ns]") or, when structured, as its `descr`. Nothing from a payload reaches `np.dtype` before it matched the grammar
-below, which knows no objects.
+"<M8[ns]") or, when structured, as its `descr`. Nothing from a payload reaches `np.dtype` before it has matched the
+grammar below, which has no objects.
 
-The bytes lie within the msgpack. Laying them behind it saves one copy when reading; that was measured to be slower for
-a group of 56 arrays of 2 KB (0.87x), equal for one of 100 KB, and faster only beyond that (4 MB: 1.8x).
+The bytes are inside the msgpack. Placing them after it saves one copy when reading; measured, that was slower for a
+group of 56 arrays of 2 KB (0.87x), equal for one of 100 KB, and faster only beyond that (4 MB: 1.8x).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AnyArray = npt.NDArray[Any]
 
 _SIMPLE = re.compile(r"[<>|](b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32)|[mM]8(\[\d{0,9}[a-zA-Z]+\])?|[SUV]\d{1,9})")
 _MAX_NESTING = 16
-_SHAPES = tuple(struct.Struct(f"<{dimensions}Q") for dimensions in range(65))  # numpy has no more of them
+_SHAPES = tuple(struct.Struct(f"<{dimensions}Q") for dimensions in range(65))  # numpy's limit
 _WHY_NOT = {
     "O": "it holds Python objects; use a list, or a dtype that says what it holds",
     "T": "use a fixed-width dtype ('U') or a list of str",
@@ -32,7 +32,7 @@ _WHY_NOT = {
 
 
 def flatten(array: AnyArray) -> bytes | None:
-    """What is stored of a plain array; None for others. TypeError for dtypes that would not come back as they are."""
+    """Return the stored form of a plain array, None for others. TypeError for dtypes that would not round-trip."""
     head = _plain_head(array.dtype, array.ndim)
     if head is None or array.flags.fnc:
         return None
@@ -40,9 +40,9 @@ def flatten(array: AnyArray) -> bytes | None:
 
 
 def unflatten(content: bytes) -> AnyArray:
-    """The plain array stored as `content`: writable, aligned, with memory of its own.
+    """Return the plain array stored as `content`: writable, aligned, in its own memory.
 
-    Any exception when the content makes no sense; takes no more memory than the content does.
+    Raises any exception when the content makes no sense; takes no more memory than the content.
     """
     shape_at = 2 + content[0]
     data_at = shape_at + 8 * content[1]
@@ -54,15 +54,15 @@ def unflatten(content: bytes) -> AnyArray:
 
 
 def take_apart(array: AnyArray) -> list[Any]:
-    """What is stored of an array. TypeError for dtypes that would not come back as they are."""
+    """Return the stored form of an array. TypeError for dtypes that would not round-trip."""
     order: Literal["C", "F"] = "F" if array.flags.fnc else "C"
     return [describe_dtype(array.dtype), list(array.shape), order, array.tobytes(order)]
 
 
 def build(content: Any) -> AnyArray:
-    """The array stored as `content`: writable, aligned, with memory of its own.
+    """Return the array stored as `content`: writable, aligned, in its own memory.
 
-    ValueError or TypeError when the content makes no sense; takes no more memory than the content does.
+    ValueError or TypeError when the content makes no sense; takes no more memory than the content.
     """
     description, shape, order, raw = content
     if order not in ("C", "F"):
@@ -74,19 +74,19 @@ def build(content: Any) -> AnyArray:
 
 
 def take_scalar_apart(value: np.generic) -> list[Any]:
-    """What is stored of a numpy scalar (not of `np.str_` and `np.bytes_`: arrays lose their trailing zeros)."""
+    """Return the stored form of a numpy scalar (not of `np.str_` and `np.bytes_`: arrays lose their trailing zeros)."""
     return [describe_dtype(value.dtype), value.tobytes()]
 
 
 def build_scalar(content: Any) -> Any:
-    """The numpy scalar stored as `content`; errors as in `build`."""
+    """Return the numpy scalar stored as `content`; errors as in `build`."""
     description, raw = content
     return build([description, [], "C", raw])[()]
 
 
 @lru_cache(maxsize=512)
 def describe_dtype(dtype: np.dtype[Any]) -> Any:
-    """What is stored of a dtype. TypeError, with advice, when `build_dtype` would not give it back."""
+    """Return the stored form of a dtype. TypeError, with advice, when `build_dtype` could not restore it."""
     advice = _WHY_NOT["O"] if dtype.hasobject and dtype.kind != "T" else _WHY_NOT.get(dtype.kind, "")
     if not advice:
         try:
@@ -100,7 +100,7 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
 
 
 def build_dtype(description: Any) -> np.dtype[Any]:
-    """The dtype so described. ValueError when the description is outside the grammar."""
+    """Return the dtype with this description. ValueError when the description is outside the grammar."""
     if isinstance(description, str):
         return _simple_dtype(description)
     _check_structured(description, 0)
@@ -128,13 +128,13 @@ def _plain_dtype(description: bytes) -> np.dtype[Any]:
 
 
 def _with_size(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    if dtype.itemsize == 0:  # a few bytes of payload could then claim endlessly many items
+    if dtype.itemsize == 0:  # a few bytes of payload could then claim any number of items
         raise ValueError("its items have no size")
     return dtype
 
 
 def _check_structured(description: Any, depth: int) -> None:
-    """ValueError unless the description is a list of `(name, dtype)` or `(name, dtype, shape)`, dtypes likewise."""
+    """Raise ValueError unless this is a list of `(name, dtype)` or `(name, dtype, shape)`, nested dtypes included."""
     if isinstance(description, str) and _SIMPLE.fullmatch(description):
         return
     if not isinstance(description, list) or depth > _MAX_NESTING:

@@ -1,9 +1,9 @@
-"""Packing values as msgpack: those it knows as they are, others behind a mark.
+"""Packing values as msgpack: types that msgpack knows as they are, others behind a mark.
 
 Tuples, sets, enums, datetimes, arrays and the like are stored as a map of one entry whose key is a *mark*, an empty
 msgpack extension object whose type says what the value is: `{mark: content}`. msgpack itself packs and unpacks the
-content, so nesting costs no Python recursion, and a mark can't be mistaken for a key of the user. Plain arrays alone
-are extension objects that hold their content. `unpack` is the way back.
+content, so nesting costs no Python recursion, and a mark can't be mistaken for a user's key. Only plain arrays are
+extension objects that hold their content. `codec.unpack` reverses it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from replaybuf.codec import arrays
 from replaybuf.errors import EncodeError
 from replaybuf.rollouts.rollout import Status
 
-# The types of the marks are part of the format: never give one another meaning.
+# The types of the marks are part of the format: never change the meaning of one.
 TUPLE, SET, FROZENSET, BYTEARRAY, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIME, TIMEDELTA = range(1, 13)
 ENUM, ARRAY, SCALAR, NUMPY_STR, NUMPY_BYTES, PLAIN_ARRAY = range(20, 26)
 
@@ -46,7 +46,7 @@ def enum_name(cls: type[Enum]) -> str:
 
 
 class _Foreign:
-    """Stands for a value that msgpack would store as something else without asking."""
+    """Stands for a value that msgpack would silently store as something else."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -105,18 +105,18 @@ _FORMS: Final[dict[type, tuple[Any, Callable[[Any], Any]]]] = {
 
 
 def pack(values: Sequence[Any]) -> tuple[list[int], memoryview]:
-    """The values as msgpack, one behind the other, and the length of each.
+    """Return the length of each value's msgpack, and all of it, one after the other.
 
-    Whatever can't be stored raises: TypeError, ValueError, RecursionError, ...; `explain` then says where it is.
+    Raises TypeError, ValueError, RecursionError or the like for what can't be stored; `explain` then says where it is.
     """
     packed = _pack(values)
-    if any(map(_holds_foreign, values)):  # asked afterwards: the packer has made sure that no value holds itself
+    if any(map(_holds_foreign, values)):  # after packing, which made sure that no value contains itself
         packed = _pack([_wrap_foreign(value) for value in values])
     return packed
 
 
 def _pack(values: Sequence[Any]) -> tuple[list[int], memoryview]:
-    # One growing buffer that is read in place: half the copies that packing value by value would make.
+    # One growing buffer, read in place, halves the copies that packing value by value would make.
     packer = msgpack.Packer(
         default=_stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
     )
@@ -129,7 +129,7 @@ def _pack(values: Sequence[Any]) -> tuple[list[int], memoryview]:
 
 
 def _stand_in(value: Any) -> Any:
-    """What msgpack packs in place of a value that it has no form for."""
+    """Return what msgpack packs in place of a value that it has no form for."""
     kind = type(value)
     if kind is np.ndarray and (content := arrays.flatten(value)) is not None:
         return msgpack.ExtType(PLAIN_ARRAY, content)
@@ -143,10 +143,10 @@ def _stand_in(value: Any) -> Any:
 
 
 def _holds_foreign(value: Any) -> bool:
-    """Whether a value that packed well holds objects, other than as dict keys, that msgpack packs as something else.
+    """Return whether a value that packed well holds objects, dict keys aside, that msgpack packs as something else.
 
-    A long list that begins and ends with a number is taken for a list of numbers: looking at each token would cost a
-    third of the whole encoding. In such a list, and only there, a bytearray comes back as bytes.
+    A long list that begins and ends with a number is taken for a list of numbers, because looking at each token would
+    cost a third of the whole encoding. In such a list, and only there, a bytearray is restored as bytes.
     """
     stack: list[Iterable[Any]] = [(value,)]
     while stack:
@@ -170,7 +170,7 @@ def _looks_numeric(items: list[Any]) -> bool:
 
 
 def _wrap_foreign(value: Any) -> Any:
-    """A copy of the value in which `_Foreign`s stand for the objects that `_holds_foreign` looks for."""
+    """Return a copy of the value in which `_Foreign`s stand for the objects that `_holds_foreign` looks for."""
     kind = type(value)
     if kind in _FOREIGN:
         return _Bytearray(value) if kind is bytearray else _Foreign(value)
@@ -182,7 +182,7 @@ def _wrap_foreign(value: Any) -> Any:
 
 
 def _refusal(value: Any) -> str:
-    """Why a value can't be stored, and what to do about it."""
+    """Return why a value can't be stored, and what to do about it."""
     kind = type(value)
     name = f"a value of type {kind.__module__}.{kind.__qualname__}".replace("builtins.", "")
     if any(base.__module__.partition(".")[0] == "torch" for base in kind.__mro__):
@@ -199,7 +199,7 @@ def _refusal(value: Any) -> str:
 
 
 def explain(value: Any, path: str) -> EncodeError | None:
-    """The EncodeError that names the innermost culprit in a value found at `path`; None when the value packs well."""
+    """Return the EncodeError that names the innermost culprit in the value at `path`; None when it packs well."""
     error = _packing_error(value)
     if error is None:
         return None

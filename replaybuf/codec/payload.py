@@ -5,10 +5,10 @@ A payload is a header of 24 bytes and a body:
     magic "RPLB", version, flags (1: zstd), two zero bytes, rollouts (u32), size of the body (u64), crc32 (u32)
     length of each rollout's msgpack (u64 each) | the rollouts' msgpack, a map of fields each
 
-All numbers are little-endian; the size is that before compression, the checksum is over the rest of the header and the
-body as stored. Each rollout is unpacked by a call of its own, so other threads get their turn between them. What
-msgpack doesn't know is described in `codec.pack` and `codec.arrays`. Nothing is pickled, and nothing that a payload
-names is imported or called.
+All numbers are little-endian; the size is the one before compression, the checksum is over the rest of the header and
+the body as stored. Each rollout is unpacked by its own call, so that other threads run in between. Types that msgpack
+doesn't know are described in `codec.pack` and `codec.arrays`. Nothing is pickled, and nothing that a payload names is
+imported or called.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _ZSTD = 1
 _HEAD = struct.Struct("<4sBBHIQ")
 _CRC = struct.Struct("<I")
 _BODY_AT = _HEAD.size + _CRC.size
-# What a compressed body may claim to be: a hostile one can't make the reader allocate more. Bodies that compress better
-# than this are stored as they are, so that what was written can be read.
+# The largest size that a compressed body may claim: a hostile one can't make the reader allocate more. Bodies that
+# compress better than this are stored uncompressed, so that everything written can be read.
 _MAX_RATIO = 1000
 _ALWAYS_ALLOWED = 64 << 20
 
@@ -45,14 +45,14 @@ class Codec:
     """Encodes groups of rollouts of one type.
 
     `compression` is what `encode` does; `decode` reads either. `enums` are classes to restore beyond `Status` and those
-    that the rollout type's annotations name; members of unknown enums come back as their bare values. ConfigError for
-    an unknown compression, MissingDriverError when zstd is asked for and not installed. Safe to share among threads.
+    that the rollout type's annotations name; members of unknown enums are restored as their bare values. ConfigError
+    for an unknown compression, MissingDriverError when zstd is asked for and not installed. Safe to share among
+    threads.
 
     Values keep their types: None, bool, int of any size, float (bit for bit), str (lone surrogates too), bytes,
     bytearray, list, tuple, set, frozenset, dict (order and any hashable keys), complex, Decimal, UUID, datetime, date,
-    time, timedelta, enums, and numpy arrays and scalars except those of objects. What can't be kept is refused, with
-    one exception: a bytearray in the middle of a list of more than 32 items that begins and ends with a number comes
-    back as bytes.
+    time, timedelta, enums, and numpy arrays and scalars except those of objects. Anything else is refused. One
+    exception: a bytearray inside a list of more than 32 items that begins and ends with a number is restored as bytes.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Codec:
         self._enums = {enum_name(cls): cls for cls in known}
 
     def encode(self, rollouts: Sequence[Any]) -> bytes:
-        """The payload of a group; it shares nothing with the rollouts, which are left as they are.
+        """Return the payload of a group; it shares nothing with the rollouts, which are left unchanged.
 
         RolloutError when a rollout is not of this codec's type; EncodeError, naming the path
         (`rollouts[1].extra_fields['a'][3]`), when it holds a value that can't be stored.
@@ -91,10 +91,10 @@ class Codec:
         return b"".join((head, _CRC.pack(crc), *stored))
 
     def decode(self, payload: Buffer, *, verified: bool = False) -> list[Any]:
-        """The rollouts of a payload, independent of its memory. `verified` says that it has passed `verify`.
+        """Return the rollouts of a payload, independent of its memory. `verified` means that it has passed `verify`.
 
         DecodeError when it is damaged, of a newer version, or was written for another rollout type; MissingDriverError
-        when it is compressed with zstd, which is not installed. Takes memory in proportion to the payload.
+        when it is compressed with zstd and zstd is not installed. Takes memory in proportion to the payload.
         """
         flags, count, size, stored = _open(payload, verified)
         try:
@@ -104,11 +104,11 @@ class Codec:
             return self._unpack(body, count)
         except (DecodeError, MissingDriverError):
             raise
-        except Exception as error:  # what hostile bytes can raise is no closed list
+        except Exception as error:  # hostile bytes can raise anything
             raise DecodeError(f"the payload is damaged: {str(error) or type(error).__name__}") from error
 
     def verify(self, payload: Buffer) -> None:
-        """DecodeError when the header is not that of a payload or the checksum doesn't match; decodes nothing."""
+        """Raise DecodeError when the header is not a payload's or the checksum doesn't match; decodes nothing."""
         _open(payload)
 
     def _explain(self, group: list[dict[str, Any]], error: Exception) -> EncodeError:
@@ -137,7 +137,7 @@ class Codec:
         return rollouts
 
     def _compress(self, body: Parts) -> tuple[int, Parts]:
-        """The flags, and the body as it is stored: compressed when that was asked for and is of use."""
+        """Return the flags, and the body as stored: compressed when that was asked for and saves space."""
         if self.compression == "none":
             return 0, body
         stored: bytes = _zstandard().ZstdCompressor().compress(b"".join(body))
@@ -148,7 +148,7 @@ class Codec:
 
 
 def _open(payload: Buffer, verified: bool = False) -> tuple[int, int, int, memoryview]:
-    """Flags, number of rollouts, size of the body, and the body as stored; DecodeError when they can't be trusted."""
+    """Return flags, number of rollouts, size of the body, and the stored body; DecodeError if they can't be trusted."""
     try:
         view = memoryview(payload)
     except TypeError:
@@ -182,11 +182,11 @@ def _allowed_size(compressed: int) -> int:
 
 
 def _decompress(stored: memoryview, size: int) -> bytes:
-    """The body of `size` bytes; ValueError, before anything is allocated, when the claims don't fit."""
+    """Return the body of `size` bytes; ValueError, before anything is allocated, when the claimed size doesn't fit."""
     zstandard = _zstandard()
     if size > _allowed_size(len(stored)):
         raise ValueError(f"it claims {size} bytes, too many for {len(stored)} compressed ones")
-    if zstandard.frame_content_size(stored) != size:  # what the decompressor goes by
+    if zstandard.frame_content_size(stored) != size:  # the decompressor relies on it
         raise ValueError("its sizes before compression don't agree")
     body: bytes = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
     return body

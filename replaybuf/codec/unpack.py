@@ -1,7 +1,7 @@
-"""Unpacking what `pack` packed.
+"""Unpacking payloads: the reverse of `codec.pack`.
 
-The bytes may be damaged or hostile: content is checked before it reaches a constructor that could allocate more than
-the payload takes, and nothing that the payload names is imported or called. An enum is restored only when the reader
+The bytes may be damaged or hostile: content is checked before it reaches a constructor that could allocate more memory
+than the payload, and nothing that the payload names is imported or called. An enum is restored only when the reader
 knows its class.
 """
 
@@ -23,7 +23,7 @@ from replaybuf.codec import pack as marks
 
 
 class _Mark:
-    """A mark as met while unpacking; `restore(content)` gives the value that it stands for."""
+    """A mark met while unpacking; `restore(content)` returns the value that it stands for."""
 
     __slots__ = ("number", "restore")
 
@@ -33,7 +33,7 @@ class _Mark:
 
 
 def _typed(kind: type, restore: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`restore` for content of this type only: `bytearray(10**12)` would not be a conversion."""
+    """Return `restore`, limited to content of this type: `bytearray(10**12)` would not be a conversion."""
 
     def checked(content: Any) -> Any:
         if type(content) is not kind:
@@ -47,7 +47,7 @@ def _restore_tz(content: Any) -> tzinfo | None:
     if content is None:
         return None
     if isinstance(content, str):
-        return ZoneInfo(content)  # refuses paths that lead out of the time zone database
+        return ZoneInfo(content)  # refuses paths outside of the time zone database
     offset, name = content
     return timezone(offset) if name is None else timezone(offset, name)
 
@@ -90,10 +90,10 @@ _PLAIN_ARRAY: Final = marks.PLAIN_ARRAY
 
 
 class Unpacking:
-    """The reading of one payload: `unpack` its rollouts' fields one after the other, then `finish`.
+    """The reading of one payload: `unpack` the fields of each rollout, then `finish`.
 
-    `enums` are the enum classes by their stored names; members of others come back as their bare values. Anything wrong
-    raises, whatever exception fits.
+    `enums` are the enum classes by their stored names; members of others are restored as their bare values. Anything
+    wrong raises some exception.
     """
 
     __slots__ = ("_enums", "_open_marks")
@@ -103,7 +103,7 @@ class Unpacking:
         self._open_marks = 0
 
     def unpack(self, packed: memoryview) -> Any:
-        """The next value."""
+        """Return the next value."""
         return msgpack.unpackb(
             packed,
             object_hook=self._restore,
@@ -113,7 +113,7 @@ class Unpacking:
         )
 
     def finish(self) -> None:
-        """ValueError when marks stood where they mark nothing."""
+        """Raise ValueError when there were marks where they mark nothing."""
         if self._open_marks:
             raise ValueError("it holds marks that mark nothing")
 

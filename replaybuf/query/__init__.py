@@ -1,6 +1,6 @@
-"""Queries over what is known of a group: a Mongo-like dict, its meaning in Python and its translation to SQL.
+"""Queries over the metadata of groups: a Mongo-like dict, its meaning in Python and its translation to SQL.
 
-`parse` turns a dict into nodes and checks it; `predicate` is what the nodes mean; `compile_sql` says the same in SQL.
+`parse` turns a dict into nodes and checks it; `predicate` is their meaning in Python; `compile_sql` is the same in SQL.
 """
 
 from __future__ import annotations

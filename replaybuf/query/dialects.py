@@ -1,6 +1,6 @@
-"""What the databases say differently: order of strings, long lists, and tags.
+"""What the databases do differently: the order of strings, long lists, and tags.
 
-A tag is NULL where a group has none of that name. None of these conditions is ever NULL for a value that is not.
+A tag is NULL where a group has none of that name. None of these conditions is ever NULL for a value that isn't NULL.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ Typed = tuple[list[Any], TypeEngine[Any]]
 
 
 class Dialect(ABC):
-    """The SQL of one kind of database. Lists of more than `inline` values go as one parameter."""
+    """The SQL of one kind of database. Lists of more than `inline` values are sent as one parameter."""
 
     def __init__(self, inline: int) -> None:
         self._inline = inline
 
     def one_of(self, value: ColumnElement[Any], values: Sequence[Any], kind: TypeEngine[Any]) -> ColumnElement[bool]:
-        """`value IN values`, all of the one type; NULL when the value is."""
+        """Return `value IN values`, all of one type; NULL when the value is."""
         if not values:
             return false()
         if len(values) <= self._inline:
@@ -58,28 +58,27 @@ class Dialect(ABC):
 
     @abstractmethod
     def by_code_point(self, text: ColumnElement[Any]) -> ColumnElement[Any]:
-        """The text, compared by Unicode code points."""
+        """Return the text such that it is compared by Unicode code points."""
 
     @abstractmethod
     def tag_compares(self, tags: Tags, name: str, op: str, value: str | int | float) -> ColumnElement[bool]:
-        """The tag is of the value's kind, and `tag op value`."""
+        """Return the condition that the tag is of the value's kind, and `tag op value`."""
 
     @abstractmethod
     def tag_one_of(self, tags: Tags, name: str, values: Sequence[str | int | float]) -> ColumnElement[bool]:
-        """The tag equals one of the values."""
+        """Return the condition that the tag equals one of the values."""
 
     @abstractmethod
     def tag_present(self, tags: Tags, name: str) -> ColumnElement[bool]:
-        """There is such a tag, and it is not None."""
+        """Return the condition that there is such a tag, and it is not None."""
 
     @abstractmethod
     def _rows(self, values: Sequence[Any], kind: TypeEngine[Any]) -> Select[Any]:
-        """The values as rows, from one bound parameter."""
+        """Return the values as rows, from one bound parameter."""
 
 
 class Sqlite(Dialect):
-    """Tags are looked up as rows of json_each: a JSON path would have to quote the name, which SQLite does not do
-    right for every name."""
+    """Looks up tags as rows of json_each: JSON paths quote names, which SQLite gets wrong for some."""
 
     def by_code_point(self, text: ColumnElement[Any]) -> ColumnElement[Any]:
         return text  # SQLite compares the bytes of UTF-8, whose order is the same
@@ -99,7 +98,7 @@ class Sqlite(Dialect):
         return _has(entry, name, entry.c.type != "null")
 
     def _rows(self, values: Sequence[Any], kind: TypeEngine[Any]) -> Select[Any]:
-        # The shortest decimals of floats come back from JSON as the same floats (the tests see to that).
+        # The shortest decimals of floats are read from JSON as the same floats (tested).
         listed = json.dumps(values, ensure_ascii=False)
         if isinstance(kind, Double):
             listed = listed.replace("Infinity", "9e999")
@@ -107,8 +106,11 @@ class Sqlite(Dialect):
 
 
 class Postgres(Dialect):
-    """Long lists go as JSON, too: the planner turns `= ANY(array)` into a scan of the array for each row as soon as a
-    prepared statement is reused (its sixth run), and an array's length can talk it out of hashing."""
+    """Sends long lists as JSON, too.
+
+    The planner turns `= ANY(array)` into a scan of the array for each row once a prepared statement is reused (its
+    sixth run), and an array's length can keep it from hashing.
+    """
 
     def by_code_point(self, text: ColumnElement[Any]) -> ColumnElement[Any]:
         return text.collate("C")
@@ -138,7 +140,7 @@ DIALECTS: dict[str, type[Dialect]] = {"sqlite": Sqlite, "postgresql": Postgres}
 
 
 def _by_type(values: Sequence[Any], type_of: Any) -> list[Typed]:
-    """The values sorted into lists of one type each, as that type is bound."""
+    """Return the values in lists of one type each, with the type that they are bound as."""
     lists: dict[type, Typed] = {}
     for value in values:
         kind = type_of(value)
@@ -159,7 +161,7 @@ def _sqlite_type(value: str | int | float) -> TypeEngine[Any]:
 def _postgres_type(value: str | int | float) -> TypeEngine[Any]:
     if isinstance(value, str):
         return Text()
-    # Floats tell tags apart from numbers in all but this range, where integers lie closer than floats do.
+    # Comparing tags as floats is exact except in this range, where integers are closer together than floats.
     return Numeric() if 2**53 <= abs(value) <= 2**63 else Double()
 
 
@@ -182,7 +184,7 @@ def _get(tags: Tags, op: str, name: str) -> ColumnElement[Any]:
 
 
 def _tag(tags: Tags, name: str, kind: TypeEngine[Any]) -> ColumnElement[Any]:
-    """The tag as this type; NULL when it is of another kind. (CASE keeps casts from values that would fail them.)"""
+    """Return the tag as this type, NULL when it is of another kind. (CASE avoids casts that would fail.)"""
     tag = _get(tags, "->", name)
     stored = func.jsonb_typeof(tag)
     if isinstance(kind, String):

@@ -1,7 +1,7 @@
-"""Comparing a column of integers or of floats with any number, exactly.
+"""Exact comparison of a column of integers or floats with any number.
 
-Databases convert one side when an integer meets a float, which rounds large ones and keeps an index on the column from
-being used. Here the operand is replaced instead: `uid < 3.5` becomes `uid <= 3`.
+Databases convert one side when an integer is compared with a float, which rounds large integers and may keep an index
+on the column from being used. Here the operand is replaced instead: `uid < 3.5` becomes `uid <= 3`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 
 
 def number_type(*, integers: bool) -> TypeEngine[Any]:
-    """The type that operands of such a column are bound with."""
+    """Return the type that operands of such a column are bound with."""
     return BigInteger() if integers else Double()
 
 
 def compare_number(column: ColumnElement[Any], op: str, value: int | float, *, integers: bool) -> ColumnElement[bool]:
-    """`column op value` as in Python; NULL where the column is."""
+    """Return `column op value` with the meaning of Python; NULL where the column is."""
     floor = _floor(value, integers=integers)
     if floor == value:
         return _compare(column, op, floor, integers=integers)
-    # The column never holds the value itself: what is below it is at most the floor, what is above it is more.
+    # The column never holds the value itself: numbers below it are at most the floor, numbers above it are more.
     if op in ("$eq", "$ne"):
         return true() if op == "$ne" else false()
     below = op in ("$lt", "$lte")
@@ -45,7 +45,7 @@ def compare_number(column: ColumnElement[Any], op: str, value: int | float, *, i
 
 
 def representable(values: Iterable[int | float], *, integers: bool) -> list[int | float]:
-    """Those of the values that such a column can hold, as it holds them."""
+    """Return the values that such a column can hold, as it holds them."""
     floors = ((value, _floor(value, integers=integers)) for value in values)
     return [floor for value, floor in floors if floor is not None and floor == value]
 
@@ -56,7 +56,7 @@ def _compare(column: ColumnElement[Any], op: str, value: int | float, *, integer
 
 
 def _floor(value: int | float, *, integers: bool) -> int | float | None:
-    """The largest number of the column's type that is not above the value; None when all are above."""
+    """Return the largest number of the column's type that is not above the value; None when all are above."""
     if not integers:
         near = float(value)
         return near if near <= value else math.nextafter(near, -math.inf)

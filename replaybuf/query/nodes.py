@@ -1,7 +1,7 @@
-"""The parts of a parsed query, and the fields that a query may name.
+"""The nodes of a parsed query, and the fields that a query may name.
 
-Nodes are plain data. Users may build them by hand; `parse` checks those as it checks a dict, and only nodes that it
-returned go on to `predicate` and `compile_sql`.
+Nodes are plain data. Users may build them by hand; `parse` checks them like a dict, and only nodes that it returned go
+on to `predicate` and `compile_sql`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 Value: TypeAlias = str | int | float | None
-"""An operand after parsing. A bool is an int to Python, and here too."""
+"""An operand after parsing. A bool is an int, as in Python."""
 
 Kind: TypeAlias = Literal["int", "float", "time", "str", "status", "tag"]
 
@@ -23,7 +23,7 @@ FIELD_OPERATORS = (*SCALAR_OPERATORS, *SET_OPERATORS, "$between", "$not")
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    """What a field holds; `nullable` ones may be None. A `time` is a float, seconds since the epoch."""
+    """The type of a field; a `nullable` one may be None. A `time` is a float, seconds since the epoch."""
 
     kind: Kind
     nullable: bool = False
@@ -92,15 +92,15 @@ Query: TypeAlias = Mapping[Any, Any] | Node
 
 
 def tag_name(field: str) -> str | None:
-    """The name of the tag that the field is, or None when it is no tag: everything after `tags.`."""
+    """Return the tag's name, everything after `tags.`; None when the field is no tag."""
     return field.removeprefix(TAG_PREFIX) if field.startswith(TAG_PREFIX) else None
 
 
 def field_type(field: str) -> FieldType | None:
-    """The type of a field or tag; None when there is no such field."""
+    """Return the type of a field or tag; None when there is no such field."""
     return TAG if tag_name(field) is not None else FIELDS.get(field)
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of a tag compares as a number does; bools do, as 0 and 1."""
+    """Return whether a tag's value compares as a number; bools do, as 0 and 1."""
     return isinstance(value, int | float)

@@ -1,7 +1,7 @@
 """Operands of a query: what each field may be compared with.
 
-Users write numpy scalars, enum members and datetimes; afterwards there are only str, int, float, bool and None, of a
-kind that the field compares with and that both databases can hold.
+Users write numpy scalars, enum members and datetimes; the result is str, int, float, bool or None, of a kind that the
+field compares with and that both databases can hold.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def read_value(value: Any, field: FieldType, place: str) -> Value:
-    """One operand of a field, as a plain value.
+    """Return one operand of a field as a plain value.
 
     Raises QueryError when the field can't be compared with it.
     """
@@ -58,7 +58,7 @@ def read_value(value: Any, field: FieldType, place: str) -> Value:
 
 
 def read_values(values: Any, field: FieldType, place: str) -> tuple[Value, ...]:
-    """The operands of `$in` and `$not_in`, each once; True, 1 and 1.0 are the same.
+    """Return the operands of `$in` and `$not_in`, each once; True, 1 and 1.0 are the same.
 
     Raises QueryError when they are not a list or one of them does not fit the field.
     """
@@ -67,7 +67,7 @@ def read_values(values: Any, field: FieldType, place: str) -> tuple[Value, ...]:
 
 
 def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value]:
-    """The operands of `$between`.
+    """Return the operands of `$between`.
 
     Raises QueryError unless they are two values of one kind, in order.
     """
@@ -80,7 +80,7 @@ def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value
         raise QueryError("None has no order; both bounds must be values", place)
     if is_number(lower) != is_number(upper):
         raise QueryError("both bounds must be numbers, or both strings", place)
-    if lower > upper:  # type: ignore[operator]  # of one kind, as was just checked
+    if lower > upper:  # type: ignore[operator]  # of one kind, checked above
         raise QueryError(f"the lowest value comes first: {_short(lower)} is above {_short(upper)}", place)
     return lower, upper
 
@@ -90,18 +90,18 @@ def _listed(values: Any, place: str) -> Any:
         raise QueryError("expected an array of one dimension", place)
     if not isinstance(values, list | tuple | set | frozenset | range | np.ndarray):
         raise QueryError(f"expected a list of values, not {_kind_name(values)}", place)
-    # A slice, because the length of a huge range is more than len() can say.
+    # A slice, because len() fails for a huge range.
     if len(values[: MAX_VALUES + 1] if isinstance(values, range) else values) > MAX_VALUES:
         raise QueryError(f"at most {MAX_VALUES} values", place)
     return values
 
 
 def _plain(value: Any) -> Any:
-    """The value without enum, numpy and subclasses, which drivers of databases do not all accept."""
+    """Return the value as a plain Python type: not all drivers accept enums, numpy types and subclasses."""
     if isinstance(value, Enum):
         return _plain(value.value)
     if isinstance(value, np.datetime64):
-        # item() of nanoseconds is a bare int, which would be taken for seconds.
+        # item() of nanoseconds is a plain int, which would be taken for seconds.
         return math.nan if np.isnat(value) else value.astype("datetime64[us]").item()
     if isinstance(value, np.longdouble):  # its item() is itself
         return float(value)
@@ -119,7 +119,7 @@ def _plain(value: Any) -> Any:
 def _seconds(moment: datetime, place: str) -> float:
     try:
         return (moment if moment.utcoffset() is not None else moment.replace(tzinfo=UTC)).timestamp()
-    except Exception as error:  # of a time zone, or because it is pandas' NaT, which says that it is a datetime
+    except Exception as error:  # from a time zone, or because it is pandas' NaT, which claims to be a datetime
         raise QueryError("the datetime is no moment in time", place) from error
 
 

@@ -1,4 +1,4 @@
-"""Reading a query: from what the user wrote to checked nodes."""
+"""Parsing: from the user's query to checked nodes."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from replaybuf.query.nodes import (
 from replaybuf.query.operands import check_storable, read_bounds, read_value, read_values
 
 MAX_DEPTH = 64
-# Databases bound the size of a statement; a query within this number of nodes stays below every such bound.
+# Databases limit the size of a statement; a query of this many nodes stays below every such limit.
 MAX_NODES = 1000
 MAX_TAG_NAME = 200
 
 
 def parse(query: Query) -> Node:
-    """The checked nodes of a query, given as a dict or as nodes.
+    """Return the checked nodes of a query, given as a dict or as nodes.
 
-    Raises QueryError, and nothing else, for whatever is not a query; its `place` says where.
+    Raises QueryError, and nothing else, for anything that is not a query; its `place` says where.
     """
     try:
         return _Reader().query(query, "", 0)
     except QueryError:
         raise
-    except Exception as error:  # objects of the user may raise anything when they are looked at
+    except Exception as error:  # a user's objects may raise anything when they are read
         raise QueryError(f"the query can't be read: looking at it raised {type(error).__name__}") from error
 
 
 class _Reader:
-    """Reads one query; it counts the nodes, because a small query that refers to itself can hold billions of them.
+    """Reads one query. It counts the nodes, because a small query that refers to itself can hold billions of them.
 
-    `depth` is always the number of logic nodes above, so that nodes that were read can be read again.
+    `depth` is always the number of logic nodes above, so that parsed nodes can be parsed again.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class _Reader:
         return LogicNode(relation, tuple(self.query(q, f"{place}[{i}]", depth + 1) for i, q in enumerate(operand)))
 
     def _field(self, name: str, operand: object, place: str, depth: int) -> Node:
-        """What a field is compared with: a value, or a dict of operators that all hold."""
+        """Return the node for a field's operand: a value, or a dict of operators that all hold."""
         kind = _known_field(name, place)
         if not isinstance(operand, Mapping):
             self._count(place, depth)
@@ -118,7 +118,7 @@ class _Reader:
         return _compared(name, kind, op, operand, place)
 
     def _leaf(self, field: object, op: object, operand: Any, valid: Iterable[str], place: str, depth: int) -> Node:
-        """A node that the user built."""
+        """Return the checked form of a node that the user built."""
         self._count(place, depth)
         name = _text(field, place)
         kind = _known_field(name, _inside(place, name))
@@ -150,9 +150,9 @@ def _compared(name: str, kind: FieldType, op: str, operand: Any, place: str) -> 
 
 
 def _text(key: object, place: str) -> str:
-    """A key of the query, which may be a member of an enum.
+    """Return a key of the query as text; it may be a member of an enum.
 
-    Raises QueryError when it is no str.
+    Raises QueryError when it isn't a str.
     """
     if isinstance(key, Enum):
         key = key.value
@@ -185,5 +185,5 @@ def _inside(place: str, name: str) -> str:
 
 
 def _short(name: str) -> str:
-    """The name as a message can show it: of any length, and of characters that can't be printed."""
+    """Return the name as a message can show it, even a long or unprintable one."""
     return ascii(name) if len(name) <= 100 else ascii(name[:100]) + "..."

@@ -19,8 +19,10 @@ _ORDERINGS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def predicate(node: Node) -> Predicate:
-    """A function that tells whether a group matches, of an object with the fields as attributes and a dict `tags`
-    (or None); the node is one that `parse` returned."""
+    """Return a function that says whether a group matches the node, which must come from `parse`.
+
+    A group is an object with the fields as attributes and a dict `tags` (or None).
+    """
     match node:
         case LogicNode("$and", conditions):
             parts = [predicate(condition) for condition in conditions]
@@ -55,14 +57,14 @@ def _scalar(field: str, op: str, value: Value) -> Predicate:
 
 
 def _ordered(op: str, left: Any, right: Any) -> bool:
-    """Numbers have an order among numbers and strings among strings; nothing else has one."""
+    """Return whether `left op right`: numbers are ordered among numbers, strings among strings, and nothing else is."""
     if left is None or right is None or is_number(left) != is_number(right):
         return False
     return _ORDERINGS[op](left, right)
 
 
 def _reader(field: str) -> Callable[[Any], Any]:
-    """A function that reads the field of a group; a tag that is missing is None."""
+    """Return a function that reads the field of a group; a missing tag is None."""
     tag = tag_name(field)
     if tag is None:
         return operator.attrgetter(field)

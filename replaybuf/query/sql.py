@@ -1,7 +1,7 @@
 """Queries in SQL, with the meaning that `predicate` gives them.
 
 No condition is ever NULL, so that negation works. Comparisons of columns that are never NULL stay plain, so that
-indexes are used. Every value is bound, names of tags included; statements of the same shape share a cache entry.
+indexes are used. Every value is bound, tag names included, so that statements of the same shape share a cache entry.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from replaybuf.query.nodes import (
 Condition = ColumnElement[bool]
 
 _INLINE = 200
-# Databases take about 32,000 parameters in a statement; other operands of a query need less than the rest.
+# Databases take about 32,000 parameters per statement; the other operands of a query need fewer than the rest.
 _INLINE_IN_ALL = 20_000
 _FLAT = 8
 
 
 def compile_sql(node: Node, columns: Mapping[str, ColumnElement[Any]], dialect_name: str) -> Condition:
-    """The condition that a node from `parse` stands for, for `sqlite` or `postgresql`.
+    """Return the condition for a node from `parse`, for `sqlite` or `postgresql`.
 
-    `columns` has a column for each field, and `tags`: JSON as text on SQLite, JSONB on PostgreSQL, NULL for no tags.
-    Only `reward` and `tags` may be NULL. Raises ValueError for another database.
+    `columns` has a column for each field, and `tags`: JSON text on SQLite, JSONB on PostgreSQL, NULL for no tags. Only
+    `reward` and `tags` may be NULL. Raises ValueError for another database.
     """
     if dialect_name not in DIALECTS:
         raise ValueError(f"no SQL for {dialect_name!r}, only for {' and '.join(DIALECTS)}")
@@ -72,7 +72,7 @@ class _Compiler:
                 return self._scalar(field, op, value)
 
     def _scalar(self, field: str, op: str, value: Value) -> Condition:
-        """Any comparison but $ne."""
+        """Return the condition of any comparison but $ne."""
         if value is None:
             return self._missing(field)
         tag = tag_name(field)
@@ -116,13 +116,15 @@ class _Compiler:
 
 
 def _joined(join: Callable[..., Condition], empty: Condition, parts: Sequence[Condition]) -> Condition:
-    """The parts joined; many of them in halves, because SQLite bounds the depth of an expression and counts each link
-    of a flat chain as one level."""
+    """Return the parts joined, many of them in halves.
+
+    SQLite limits the depth of an expression, and counts each link of a flat chain as one level.
+    """
     if len(parts) <= _FLAT:
         return join(empty, *parts)
     middle = len(parts) // 2
     halves = (_joined(join, empty, half) for half in (parts[:middle], parts[middle:]))
-    # Without the type_coerce, SQLAlchemy takes the parentheses away.
+    # Without type_coerce, SQLAlchemy removes the parentheses.
     return join(*(type_coerce(Grouping(half), Boolean()) for half in halves))
 
 

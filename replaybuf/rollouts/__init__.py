@@ -1,1 +1,1 @@
-"""Rollouts and groups: their fields, types, staleness, and what is known of them without their payload."""
+"""Rollouts and groups: their fields, types and staleness, and the metadata that needs no payload."""

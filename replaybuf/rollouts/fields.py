@@ -1,4 +1,4 @@
-"""What fields a class of rollouts declares, and their defaults: pydantic models and dataclasses made alike."""
+"""The fields that a class of rollouts declares, and their defaults, alike for pydantic models and dataclasses."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, Enum)  # defaults t
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a rollout class. `make(values)` gives a fresh default from the fields before it; None: share
-    `default`. A field that is `optional` may be absent (it then stays unset when it has no default)."""
+    """One field of a rollout class.
+
+    `make(values)` returns a fresh default from the fields before it; if it is None, `default` is shared. An `optional`
+    field may be absent, and stays unset when it has no default.
+    """
 
     name: str
     annotation: Any
@@ -32,16 +35,16 @@ class Field:
 
 
 class Defaults:
-    """Fills in what fields are missing."""
+    """Fills in the missing fields."""
 
     def __init__(self, fields: Iterable[Field]) -> None:
         fields = tuple(fields)
-        # Required fields hold a place in it: the result has the order of declaration.
+        # Required fields have a place in it, so that the result is in the order of declaration.
         self._template = {field.name: field.default for field in fields if field.has_default or not field.optional}
         self._makers = tuple((field.name, field.make) for field in fields if field.make is not None)
 
     def fill(self, given: Fields, context: Fields | None = None) -> Fields:
-        """A new dict of all fields; factories that ask for the fields before theirs see `context` too."""
+        """Return a new dict of all fields; factories that take the fields before theirs see `context` too."""
         values = {**self._template, **given}
         for name, make in self._makers:
             if name not in given:
@@ -50,7 +53,7 @@ class Defaults:
 
 
 def private_defaults(cls: type[BaseModel]) -> Defaults | None:
-    """The defaults of a model's private attributes; None when it declares none."""
+    """Return the defaults of a model's private attributes; None when it declares none."""
     if not cls.__private_attributes__:
         return None
     return Defaults(
@@ -63,11 +66,11 @@ def private_defaults(cls: type[BaseModel]) -> Defaults | None:
 
 
 def _takes_values(info: Any) -> bool:
-    return bool(getattr(info, "default_factory_takes_validated_data", False))  # pydantic 2.9 doesn't know it
+    return bool(getattr(info, "default_factory_takes_validated_data", False))  # pydantic 2.9 doesn't have it
 
 
 def pydantic_fields(infos: Mapping[str, FieldInfo]) -> Iterator[Field]:
-    """The fields of a pydantic model or dataclass, from its `model_fields`."""
+    """Yield the fields of a pydantic model or dataclass, from its `model_fields`."""
     for name, info in infos.items():
         if info.is_required():
             yield Field(name, info.annotation, optional=info.init is False)
@@ -76,9 +79,9 @@ def pydantic_fields(infos: Mapping[str, FieldInfo]) -> Iterator[Field]:
 
 
 def dataclass_fields(cls: type[Any]) -> Iterator[Field]:
-    """The fields of a dataclass; those with init=False and no default are optional."""
+    """Yield the fields of a dataclass; those with init=False and no default are optional."""
     infos = getattr(cls, "__pydantic_fields__", None)
-    if infos is not None:  # a pydantic dataclass: the fields of the standard library may hold FieldInfo as defaults
+    if infos is not None:  # a pydantic dataclass: the standard library's fields may have FieldInfo as defaults
         yield from pydantic_fields(infos)
         return
     hints = _type_hints(cls)
@@ -106,12 +109,12 @@ def _with_default(
 def _type_hints(cls: type[Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(cls)
-    except Exception:  # names that exist only for the type checker: their enums must be given to the codec
+    except Exception:  # names that exist only for the type checker; their enums must be given to the codec
         return {}
 
 
 def enums_in(annotation: Any) -> Iterator[type[Enum]]:
-    """The enum classes that an annotation names, at any depth."""
+    """Yield the enum classes that an annotation names, at any depth."""
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         yield annotation
     elif isinstance(annotation, Enum):  # a member, in Literal[...]

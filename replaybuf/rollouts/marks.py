@@ -1,7 +1,7 @@
-"""What the metadata of a group says about its rollouts, so that plain SQL can answer without decoding payloads.
+"""What a group's metadata says about its rollouts, so that SQL can answer without decoding payloads.
 
-A group has two records of its rollouts. Its *marks* change when it is refreshed, so they are kept small and beside the
-other metadata; its *outline* never changes and stands beside the payload.
+A group has two records of its rollouts. Its *marks* change with a refresh, so they are small and beside the other
+metadata; its *outline* never changes and is beside the payload.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from replaybuf.rollouts.staleness import ExpiryRule, newest_trainable_steps, old
 
 @dataclass(slots=True)
 class Marks:
-    """Per rollout: what staleness, expiry and the mean reward are computed from.
+    """The values of each rollout from which staleness, expiry and the mean reward are computed.
 
-    `oldest` and `newest` are the oldest model step and the newest trainable one (None: has none), `expired` says which
-    rollouts have expired since they were put, `staleness` is that of the rollouts at the refresh in which the last of
-    them expired.
+    `oldest` and `newest` are the oldest model step and the newest trainable one (None: it has none). `expired` says
+    which rollouts have expired since they were put; `staleness` is the rollouts' staleness at the refresh in which the
+    last of them expired.
     """
 
     oldest: list[int | None]
@@ -63,7 +63,7 @@ class Marks:
 
     @property
     def mixed(self) -> bool:
-        """Whether some rollouts have model steps and others don't: the staleness of the group is never below 0."""
+        """Whether some rollouts have model steps and others don't: then the group's staleness is never below 0."""
         return None in self.oldest and self.oldest_step is not None
 
     @property
@@ -73,11 +73,11 @@ class Marks:
         return sum(known) / len(known) if known else None
 
     def staleness_at(self, train_step: int) -> list[int]:
-        """Each rollout's staleness at `train_step`."""
+        """Return each rollout's staleness at `train_step`."""
         return [staleness_of(oldest, train_step) for oldest in self.oldest]
 
     def expire(self, rule: ExpiryRule, train_step: int) -> bool:
-        """Refresh to `train_step` and apply `rule`; whether any rollout expired. Marks are left alone when none did."""
+        """Refresh to `train_step`, apply `rule`, return whether any rollout expired; if none did, nothing changes."""
         staleness = self.staleness_at(train_step)
         fired = [rule.expires(value, newest, train_step) for value, newest in zip(staleness, self.newest, strict=True)]
         if not any(fired):
@@ -91,9 +91,9 @@ class Marks:
         return True
 
     def apply(self, rollouts: Sequence[Any], train_step: int | None) -> None:
-        """Bring decoded rollouts up to date: reset what has expired, and set the staleness of `train_step`.
+        """Bring decoded rollouts up to date: reset expired ones, and set the staleness at `train_step`.
 
-        With None the staleness is the one they were put with, or that of the refresh in which the last one expired.
+        With None it is the staleness that they were put with, or that of the refresh in which the last one expired.
         """
         for index, rollout in enumerate(rollouts):
             if self.expired is not None and self.expired[index]:
@@ -105,13 +105,13 @@ class Marks:
 
 
 def reward_value(reward: Any) -> float | None:
-    """A reward as a number: itself, or the "score" of a dict. None where there is none or it isn't finite."""
+    """Return a reward as a number: itself, or the "score" of a dict. None where there is none or it isn't finite."""
     if isinstance(reward, dict):
         reward = reward.get("score")
     if reward is None or not isinstance(reward, Real):
         return None
     try:
         value = float(reward)
-    except OverflowError:  # an int beyond every float
+    except OverflowError:  # an int too large for a float
         return None
     return value if math.isfinite(value) else None

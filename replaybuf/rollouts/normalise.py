@@ -1,4 +1,4 @@
-"""Bringing a group into the state in which it is stored: model steps, staleness, expiry."""
+"""Preparing a group for storage: model steps, staleness, expiry."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from replaybuf.rollouts.staleness import (
     reset_response,
 )
 
-# Lists of more tokens than this are looked through in another thread, to keep the event loop free.
+# Longer lists of tokens are processed in another thread, to keep the event loop free.
 _MANY_TOKENS = 10_000
 
 
 def as_group(items: Any) -> list[Any]:
-    """The rollouts of a group as a list. Raises RolloutError."""
+    """Return the rollouts of a group as a list. Raises RolloutError."""
     if isinstance(items, (list, tuple)):
         return list(items)
     raise RolloutError(f"expected a list of rollouts (a group), got {type(items).__name__}")
@@ -34,10 +34,10 @@ def as_group(items: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Normalised:
-    """What the rules of put say of a group.
+    """The result of the rules of put for a group.
 
-    `train_step` is the step that its staleness was computed for, or None where the rollouts brought their own or where
-    some of them expired. `dropped` is true of a group that expired and isn't retryable.
+    `train_step` is the step for which its staleness was computed, or None where the rollouts brought their own or some
+    of them expired. `dropped` is true for a group that expired and isn't retryable.
     """
 
     status: Status
@@ -53,7 +53,7 @@ async def normalise(
     train_step: int | None,
     rule: ExpiryRule,
 ) -> Normalised:
-    """Apply the rules of put to the rollouts, in place. Raises RolloutError where they lack what the rules need."""
+    """Apply the rules of put to the rollouts, in place. Raises RolloutError where they lack required fields."""
     _require_fields(rollout_type, rollouts, model_step, train_step, rule)
     if _count_tokens(rollouts) < _MANY_TOKENS:
         return _normalise(rollouts, model_step, train_step, rule)
@@ -114,7 +114,7 @@ def _apply_rules(
 
 
 def _count_tokens(rollouts: Sequence[Any]) -> int:
-    """How many response tokens the group has, as far as can be told."""
+    """Return the number of response tokens in the group, as far as it can be determined."""
     lists = (get_field(rollout, "response_ids") for rollout in rollouts)
     return sum(len(tokens) for tokens in lists if isinstance(tokens, (list, tuple)))
 

@@ -1,4 +1,4 @@
-"""What people ask of a group's rollouts, in plain values: written once, beside the payload."""
+"""The outline of a group: what people ask of its rollouts in SQL, as plain values, written once beside the payload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREVIEW_CHARS = 200
 
 
 def outline(rollouts: Sequence[Any]) -> list[dict[str, Any]]:
-    """What people ask of the rollouts of a group, one record a rollout, as they were put."""
+    """Return the outline of a group: one record for each rollout, as it was put."""
     return [
         {
             "id": _plain_id(get_field(rollout, "rollout_id")),
@@ -28,7 +28,7 @@ def outline(rollouts: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def prompt_preview(rollouts: Sequence[Any]) -> str | None:
-    """The beginning of the last message of the prompt, or None."""
+    """Return the beginning of the last message of the prompt, or None."""
     message = get_field(rollouts[0], "message")
     if not isinstance(message, (list, tuple)) or not message:
         return preview(message if isinstance(message, str) else get_field(rollouts[0], "prompt"))
@@ -40,7 +40,7 @@ def prompt_preview(rollouts: Sequence[Any]) -> str | None:
 
 
 def preview(text: Any) -> str | None:
-    """The beginning of a text, as both databases can hold it: no NUL, no lone surrogates."""
+    """Return the beginning of a text in a form that both databases can hold: no NUL, no lone surrogates."""
     if not isinstance(text, str):
         return None
     short = text[:PREVIEW_CHARS]

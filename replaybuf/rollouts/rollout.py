@@ -1,7 +1,8 @@
-"""Rollouts and their status: the data that the store holds.
+"""Rollouts and their status: the data in the store.
 
 A *rollout* is one trajectory sampled for a prompt; a *group* is the list of rollouts of one prompt, the unit that is
-stored, taken and expired. Field names and statuses are those of InternLM xtuner, so that data moves without renaming.
+stored, taken and expired. Field names and statuses are those of InternLM xtuner, so that data can be moved without
+renaming.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from replaybuf.errors import InputError
 
 
 class Status(StrEnum):
-    """What became of a rollout, or of a group of them."""
+    """The state of a rollout, or of a group."""
 
     INIT = "init"
     COMPLETED = "completed"
@@ -28,14 +29,14 @@ class Status(StrEnum):
 
 
 def check_status(status: Any) -> Status:
-    """A status, from a Status or its value."""
+    """Return the Status for a Status or its value."""
     try:
         return Status(status)
     except ValueError:
         raise InputError(f"unknown status {status!r}; there are {', '.join(Status)}") from None
 
 
-# A group that is not wholly completed has the first of these statuses that one of its rollouts has.
+# A group that isn't fully completed has the first of these statuses that any of its rollouts has.
 _STATUS_PRECEDENCE = (
     Status.FAILED,
     Status.ABORTED,
@@ -47,8 +48,10 @@ _STATUS_PRECEDENCE = (
 
 
 def group_status(statuses: Iterable[Status]) -> Status:
-    """The status of a group, from those of its rollouts: COMPLETED when all are, otherwise the first of FAILED,
-    ABORTED, EXPIRED, FILTERED, INIT, ARCHIVED that one of them has."""
+    """Return a group's status from its rollouts' statuses.
+
+    COMPLETED when all are, otherwise the first of FAILED, ABORTED, EXPIRED, FILTERED, INIT, ARCHIVED that any has.
+    """
     present = set(statuses)
     if present == {Status.COMPLETED}:
         return Status.COMPLETED
@@ -62,8 +65,8 @@ class RolloutState(BaseModel):
     """One rollout.
 
     Token fields (`prompt_ids, tokens, response_ids, logprobs, response_mask, response_model_steps, input_ids, labels,
-    position_ids`) take lists or numpy arrays and come back as they went in: arrays with the same dtype and shape, lists
-    as lists. `response_model_steps[i]` is the training step whose weights produced response token i;
+    position_ids`) take lists or numpy arrays and are returned as they were put: arrays with the same dtype and shape,
+    lists as lists. `response_model_steps[i]` is the training step whose weights produced response token i;
     `seq_staleness` counts train steps. `uid` is the old name of `rollout_id`; setting one sets the other.
     """
 

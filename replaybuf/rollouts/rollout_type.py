@@ -1,7 +1,7 @@
-"""Rollouts of any type: how their fields are read, written, taken apart and put together again.
+"""Rollouts of any type: how their fields are read and written, and how they are stored and rebuilt.
 
 Users bring `RolloutState`, their own pydantic model, a dataclass, or plain `dict`. The rest of replaybuf goes through
-`get_field`, `set_field`, `has_field` and `RolloutType`, and so never asks which of them it has.
+`get_field`, `set_field`, `has_field` and `RolloutType`, and never asks which type it has.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from replaybuf.rollouts.fields import (
     pydantic_fields,
 )
 
-_SEEN_LIMIT = 1024  # extra fields could make endlessly many sets of names
+_SEEN_LIMIT = 1024  # extra fields could make any number of sets of names
 
 
 def get_field(rollout: Any, name: str, default: Any = None) -> Any:
-    """The rollout's field `name`, or `default` where it has no such field."""
+    """Return the rollout's field `name`, or `default` where it has no such field."""
     if isinstance(rollout, dict):
         return rollout.get(name, default)
     return getattr(rollout, name, default)
 
 
 def has_field(rollout: Any, name: str) -> bool:
-    """Whether the rollout has a field `name` (which may hold None)."""
+    """Return whether the rollout has a field `name` (which may hold None)."""
     return name in rollout if isinstance(rollout, dict) else hasattr(rollout, name)
 
 
@@ -63,19 +63,19 @@ def _is_frozen(error: Exception) -> bool:
 
 
 class RolloutType:
-    """A class of rollouts, and the way between its instances and the fields that are stored.
+    """A class of rollouts, with the conversion between its instances and the stored fields.
 
     `cls` is `dict`, a pydantic model or a dataclass (ConfigError otherwise). The round trip `from_fields(to_fields(r))`
     gives an equal rollout that shares no mutable default with another. It runs no validator, no `__init__` and no
-    `__post_init__`: what was stored is what comes back. Attributes that are no fields are not stored;
-    the private ones of pydantic models start from their defaults.
+    `__post_init__`: the rollout is exactly what was stored. Attributes that aren't fields are not stored; private
+    attributes of pydantic models start from their defaults.
     """
 
     def __init__(self, cls: type[Any]) -> None:
         self.cls = cls
         self._fields: tuple[Field, ...] = ()
         self._private: Defaults | None = None
-        self._open = False  # takes fields beyond the declared ones
+        self._open = False  # accepts undeclared fields
         self._read: Callable[[Any], Fields]
         self._build: Callable[[Fields], Any]
         if cls is dict:
@@ -92,7 +92,7 @@ class RolloutType:
             raise ConfigError(f"rollout_type must be dict, a pydantic model or a dataclass, not {cls!r}")
         self.names = frozenset(field.name for field in self._fields)
         self._required = frozenset(field.name for field in self._fields if not field.optional)
-        # None is left out of payloads where leaving it out gives None back.
+        # None is left out of payloads where the default restores it.
         self._keep_none = frozenset(f.name for f in self._fields if not (f.has_default and _default_is_none(f)))
         self._defaults = Defaults(self._fields)
         self._slots = any("__slots__" in vars(base) and base.__slots__ for base in getattr(cls, "__mro__", ()))
@@ -102,9 +102,9 @@ class RolloutType:
         return f"RolloutType({self.cls.__qualname__})"
 
     def to_fields(self, rollout: Any) -> Fields:
-        """The fields of a rollout by name: a new dict of the values themselves, not copies of them.
+        """Return the fields of a rollout by name: a new dict of the values themselves, not of copies.
 
-        Fields that hold None, their default, are left out, which keeps payloads small. Extra fields of a pydantic
+        Fields that hold None and default to it are left out, which keeps payloads small. Extra fields of a pydantic
         model that allows them are kept. RolloutError when the rollout is not exactly of this class (fields that a
         subclass adds would be lost) or lacks a required field.
         """
@@ -115,9 +115,9 @@ class RolloutType:
         return fields
 
     def from_fields(self, fields: Fields) -> Any:
-        """The rollout with these fields, defaults filled in, built without validation; `fields` is used up.
+        """Return the rollout with these fields, defaults filled in, built without validation; `fields` is consumed.
 
-        DecodeError naming the fields when the class has no such field or a required one is missing: that is how a
+        DecodeError, naming the fields, when the class lacks one of them or a required one is missing: that is how a
         payload of another rollout type is noticed.
         """
         if not self._known(fields) and (problem := self._problem(fields)):
@@ -127,21 +127,21 @@ class RolloutType:
         return self._build(fields)
 
     def require_all(self, rollout: Any, features: Iterable[tuple[str, Sequence[str]]]) -> None:
-        """`require` for several features, each with the names of the fields that it needs."""
+        """Call `require` for several features, each with the names of the fields that it needs."""
         self._check_class(rollout)
         for feature, names in features:
             if not self.names.issuperset(names):
                 self.require(rollout, names, feature)
 
     def require(self, rollout: Any, names: Iterable[str], feature: str) -> None:
-        """RolloutError naming the missing fields and the `feature` that needs them; nothing when all are there."""
+        """Raise RolloutError, naming the missing fields and the `feature` that needs them, unless all are there."""
         self._check_class(rollout)
         missing = [name for name in names if name not in self.names and not has_field(rollout, name)]
         if missing:
             raise RolloutError(f"{feature} needs {_quoted(missing)}, which this {self.cls.__qualname__} doesn't have")
 
     def enums(self) -> frozenset[type[Enum]]:
-        """The enum classes that the annotations name, also within unions, lists, dicts and the like."""
+        """Return the enum classes in the annotations, also inside unions, lists, dicts and the like."""
         found: set[type[Enum]] = set()
         for field in self._fields:
             found.update(enums_in(field.annotation))
@@ -157,11 +157,11 @@ class RolloutType:
         raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {got}{why}")
 
     def _known(self, fields: Fields) -> bool:
-        """Whether these very names, in this order, were found in order before; a dict may have any."""
+        """Return whether exactly these names, in this order, were found valid before; a dict may have any."""
         return self.cls is dict or tuple(fields) in self._seen
 
     def _problem(self, fields: Fields) -> str:
-        """What is wrong with these names, or ""; names that are right are remembered."""
+        """Return what is wrong with these names, or ""; valid names are remembered."""
         unknown = [name for name in fields if not self._accepts(name)]
         missing = sorted(self._required - fields.keys())
         if not unknown and not missing:
@@ -175,7 +175,7 @@ class RolloutType:
         return name in self.names or (self._open and isinstance(name, str))
 
     def _read_model(self, rollout: Any) -> Fields:
-        names, keep_none = self.names, self._keep_none  # __dict__ also holds cached properties: they are no fields
+        names, keep_none = self.names, self._keep_none  # __dict__ also holds cached properties, which aren't fields
         values = rollout.__dict__.items()
         fields = {name: v for name, v in values if (name in keep_none if v is None else name in names)}
         if extra := rollout.__pydantic_extra__:

@@ -1,7 +1,7 @@
 """The rules of staleness and expiry, as plain functions over a group of rollouts.
 
-The *staleness* of a rollout at train step T is `T - min(response_model_steps) - 1`: how many optimiser steps lie
-between the weights that wrote its oldest token and the ones that it will train. A rollout without model steps has
+The *staleness* of a rollout at train step T is `T - min(response_model_steps) - 1`: the number of optimiser steps
+between the weights that wrote its oldest token and the weights that it will train. A rollout without model steps has
 staleness 0. The rules are those of InternLM xtuner's replay buffer.
 """
 
@@ -18,7 +18,7 @@ from replaybuf.checks import check_threshold
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import get_field, has_field, set_field
 
-#: Only groups of these statuses expire, and only these are refreshed unless the caller says otherwise.
+#: Only groups of these statuses expire; by default only they are refreshed.
 EXPIRING_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
 
 _RESET_TO_EMPTY = ("response_ids", "logprobs", "response_model_steps")
@@ -30,7 +30,7 @@ class ExpiryRule:
     """When a rollout is too old to train on, counted in train steps.
 
     `stale_threshold` bounds the rollout's staleness, `token_stale_threshold` that of its freshest trainable token; None
-    switches a bound off. Where `retryable`, an expired rollout loses its response and its group waits as EXPIRED to be
+    disables a bound. If `retryable`, an expired rollout loses its response and its group waits as EXPIRED to be
     generated again; otherwise the whole group is dropped.
 
     Raises InputError, a ValueError, when a threshold isn't positive.
@@ -45,7 +45,7 @@ class ExpiryRule:
             object.__setattr__(self, name, check_threshold(getattr(self, name), name))
 
     def expires(self, staleness: int, newest_step: int | None, train_step: int | None) -> bool:
-        """Whether a rollout of this staleness, whose freshest trainable token is of `newest_step`, is too old."""
+        """Return whether a rollout of this staleness, its newest trainable token from `newest_step`, is too old."""
         if self.stale_threshold is not None and staleness >= self.stale_threshold:
             return True
         if self.token_stale_threshold is None or newest_step is None or train_step is None:
@@ -59,12 +59,12 @@ class ExpiryRule:
 
 
 def staleness_of(oldest_step: int | None, train_step: int) -> int:
-    """Staleness at `train_step` of a rollout whose oldest token is of `oldest_step` (None: it has no model steps)."""
+    """Return the staleness at `train_step` of a rollout with its oldest token from `oldest_step` (None: no steps)."""
     return 0 if oldest_step is None else train_step - oldest_step - 1
 
 
 def oldest_step(rollout: Any) -> int | None:
-    """The oldest model step of the rollout's response, or None."""
+    """Return the oldest model step of the rollout's response, or None."""
     steps = get_field(rollout, "response_model_steps")
     if steps is None or len(steps) == 0:
         return None
@@ -72,10 +72,10 @@ def oldest_step(rollout: Any) -> int | None:
 
 
 def newest_trainable_steps(rollouts: Sequence[Any]) -> list[int | None]:
-    """For each rollout the newest model step among its trainable tokens (response mask set).
+    """Return for each rollout the newest model step among its trainable tokens (response mask set).
 
     None where token-level expiry doesn't apply: the group has `input_ids` or `labels`, or the rollout has no response,
-    no model steps, or a mask without any trainable token.
+    no model steps, or no trainable token in its mask.
     """
     agentic = any(get_field(r, "input_ids") is not None or get_field(r, "labels") is not None for r in rollouts)
     return [None if agentic else _newest_trainable_step(rollout) for rollout in rollouts]
@@ -102,9 +102,9 @@ def _highest(steps: Any) -> int | None:
 
 
 def fill_model_steps(rollout: Any, model_step: int) -> None:
-    """Extend `response_model_steps` with `model_step` up to the length of `response_ids`; what is there stays.
+    """Extend `response_model_steps` with `model_step` up to the length of `response_ids`; existing steps stay.
 
-    Steps that weren't there become a list, or an int32 array where `response_ids` is an array.
+    If there were none, they become a list, or an int32 array where `response_ids` is an array.
     """
     response_ids = get_field(rollout, "response_ids")
     wanted = 0 if response_ids is None else len(response_ids)
@@ -131,12 +131,12 @@ def refresh_group(rollouts: Sequence[Any], train_step: int) -> None:
 
 
 def group_staleness(rollouts: Sequence[Any]) -> int:
-    """The staleness of a group: the largest `seq_staleness` of its rollouts (0 for rollouts without that field)."""
+    """Return a group's staleness: the largest `seq_staleness` of its rollouts (0 for rollouts without that field)."""
     return max(int(get_field(rollout, "seq_staleness", 0) or 0) for rollout in rollouts)
 
 
 def find_expired(rollouts: Sequence[Any], rule: ExpiryRule, train_step: int | None) -> list[int]:
-    """The indices of the rollouts that the rule says have expired, by their own `seq_staleness`."""
+    """Return the indices of the rollouts that have expired under the rule, by their own `seq_staleness`."""
     if not rule.active:
         return []
     tokenwise = rule.token_stale_threshold is not None
@@ -149,9 +149,10 @@ def find_expired(rollouts: Sequence[Any], rule: ExpiryRule, train_step: int | No
 
 
 def reset_response(rollout: Any) -> None:
-    """Mark a rollout EXPIRED and take its response away, so that its prompt can be generated again.
+    """Mark a rollout EXPIRED and remove its response, so that its prompt can be generated again.
 
-    Prompt, message, mm_info and extra_fields stay, `seq_staleness` too; `tokens` go back to a copy of `prompt_ids`.
+    Prompt, message, mm_info and extra_fields stay, and so does `seq_staleness`; `tokens` becomes a copy of
+    `prompt_ids`.
     """
     set_field(rollout, "status", Status.EXPIRED)
     if has_field(rollout, "response"):

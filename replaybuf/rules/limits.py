@@ -1,7 +1,7 @@
 """The rules of a buffer: what is drawn, what is evicted, how often, how much, and how fast.
 
 The parts and their names are those of DeepMind Reverb's tables: sampler, remover, rate limiter, max times sampled. All
-of it is pure: backends keep the numbers, and ask here what is allowed.
+of it is pure: backends keep the numbers and ask here what is allowed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Level:
     sampled: int = 0
 
     def joined_by(self, status: Status) -> Level:
-        """The level when one more group of this status has been put."""
+        """Return the level after one more group of this status was put."""
         completed = status == Status.COMPLETED
         return Level(self.buffered + 1, self.completed + completed, self.inserted + completed, self.sampled)
 
     def without(self, removed: Iterable[Status]) -> Level:
-        """The level when groups of these statuses have been replaced."""
+        """Return the level after groups of these statuses were replaced."""
         statuses = list(removed)
         completed = statuses.count(Status.COMPLETED)
         buffered = len(statuses) - statuses.count(Status.ARCHIVED)
@@ -52,18 +52,18 @@ class Level:
 class Limits:
     """How many groups a task holds, how often they are drawn and at what rate.
 
-    `max_times_sampled`: a completed group leaves with its n-th draw; 0 keeps it. `capacity` bounds the groups of a
-    task; beyond it the remover evicts (`on_full="evict"`). Or it bounds the completed groups, and a put of one more
-    waits ("block") or is refused ("reject"); groups of other statuses are never held back then.
-    `min_size`: nothing is drawn while fewer completed groups are there. `samples_per_insert` keeps the number of draws
-    for each completed group that was put near this value, to within `error_buffer` draws: it holds back puts as well as
-    draws. The formula is that of Reverb's SampleToInsertRatio limiter; but puts are never held back while fewer
-    completed groups are there than could be put at the beginning, because what expired, was deleted or evicted is never
-    drawn, and puts would wait for ever for its draws.
+    `max_times_sampled`: a completed group leaves with its n-th draw; with 0 it stays. `capacity` bounds the groups of a
+    task, and the remover evicts beyond it (`on_full="evict"`). Otherwise it bounds the completed groups, and a put of
+    one more waits ("block") or is refused ("reject"); groups of other statuses are never held back then. `min_size`:
+    nothing is drawn while there are fewer completed groups. `samples_per_insert` keeps the number of draws per
+    completed group put near this value, to within `error_buffer` draws: it holds back puts as well as draws. The
+    formula is that of Reverb's SampleToInsertRatio limiter, except that puts are never held back while there are fewer
+    completed groups than could be put at the beginning: groups that expired or were deleted or evicted are never drawn,
+    and puts would wait for their draws for ever.
 
-    `archive_groups` and `archive_seconds`: groups that leave by being drawn stay as ARCHIVED, so many of a task or for
-    so long. `max_deliveries`: a group that was leased so often without acknowledgement is set aside as FAILED; 0 for no
-    such limit.
+    `archive_groups` and `archive_seconds`: groups that leave by being drawn stay as ARCHIVED, up to this number per
+    task or this age. `max_deliveries`: a group that was leased this often without acknowledgement is set aside as
+    FAILED; 0 means no limit.
 
     Raises ConfigError for values that could never deliver a batch.
     """
@@ -142,7 +142,7 @@ class Limits:
     # Draws
 
     def keeps(self, status: Status, times_sampled: int) -> bool:
-        """Whether a group of this status stays after its draw number `times_sampled`: only completed ones do."""
+        """Return whether a group of this status stays after its n-th draw (`times_sampled`); only completed ones do."""
         if status != Status.COMPLETED:
             return False
         return self.max_times_sampled == 0 or times_sampled < self.max_times_sampled
@@ -154,7 +154,7 @@ class Limits:
 
     @property
     def slows_draws(self) -> bool:
-        """Whether draws of completed groups may have to wait though there are some."""
+        """Whether draws of completed groups may have to wait although there are some."""
         return self.min_size > 1 or self.samples_per_insert is not None
 
     @property
@@ -163,7 +163,7 @@ class Limits:
         return self.samples_per_insert is not None or (self.capacity is not None and self.on_full != "evict")
 
     def drawable(self, level: Level) -> int:
-        """How many completed groups may be drawn now."""
+        """Return the number of completed groups that may be drawn now."""
         if level.completed < self.min_size:
             return 0
         if self.samples_per_insert is None:
@@ -173,10 +173,11 @@ class Limits:
         return max(0, min(level.completed, math.floor(ahead + _ROUNDING)))
 
     def insertable(self, level: Level, status: Status) -> int | None:
-        """How many groups of this status may be put now; None for any number.
+        """Return the number of groups of this status that may be put now; None for any number.
 
         Eviction makes room by itself. Otherwise only completed groups are held back, and only they fill the buffer:
-        those who put would wait for ever for groups to leave that nobody but themselves takes, to finish them.
+        unfinished groups leave when a producer takes them to finish them, so a producer that waited for them to leave
+        would wait for ever.
         """
         if status != Status.COMPLETED:
             return None
@@ -185,19 +186,19 @@ class Limits:
             return room
         highest = self.samples_per_insert * self.min_size + self._error
         allowed = math.floor((highest + level.sampled) / self.samples_per_insert - level.inserted + _ROUNDING)
-        # What was lost gives no draws, and those who draw may need as many groups as there were at the beginning.
+        # Lost groups give no draws, and consumers may need as many groups as there were at the beginning.
         allowed = max(0, allowed, self._always_insertable - level.completed)
         return allowed if room is None else min(room, allowed)
 
     @property
     def largest_batch(self) -> int | None:
-        """The number of groups of a task that can be drawn at once, at most; None for any number.
+        """The largest number of groups of a task that can be drawn at once; None for any number.
 
-        Larger batches would wait for ever, sooner or later: those who put would be waiting, too.
+        Larger batches would sooner or later wait for ever, because puts would be waiting, too.
         """
         if self.samples_per_insert is None:
             return self.capacity
-        # What puts allow when they wait is more than twice the error less the ratio, in steps of 1/q.
+        # The number of draws allowed when puts wait is more than twice the error less the ratio, in steps of 1/q.
         ratio, error = Fraction(self.samples_per_insert).limit_denominator(10**6), Fraction(self._error)
         step = Fraction(1, ratio.denominator)
         by_rate = math.floor(error + (math.floor((error - ratio) / step) + 1) * step)
@@ -208,12 +209,12 @@ class Limits:
 
     @property
     def _always_insertable(self) -> int:
-        """So many completed groups there may be at any time: those that can be put before the first draw."""
+        """The number of completed groups that are always allowed: those that can be put before the first draw."""
         most = math.floor(self.min_size + self._error / (self.samples_per_insert or 1.0) + _ROUNDING)
         return most if self.capacity is None else min(most, self.capacity)
 
     def _largest_when_full(self, capacity: int) -> int:
-        """How many can be drawn when the buffer is full and each group was drawn as often as it could be."""
+        """Return the number that can be drawn when the buffer is full and each group was drawn as often as possible."""
         lowest = (self.samples_per_insert or 0.0) * self.min_size - self._error
         return min(capacity, math.floor(capacity - lowest + _ROUNDING))
 
@@ -232,7 +233,7 @@ class Limits:
         return f"samples_per_insert {self.samples_per_insert:g} with error_buffer {self._error:g}{default}"
 
     def why_full(self, level: Level, status: Status) -> str:
-        """What a put waits for, for people."""
+        """Return what a put waits for, for people."""
         if self.capacity is not None and self.on_full != "evict" and level.completed >= self.capacity:
             return f"{level.completed} completed groups are buffered, and the capacity is {self.capacity}"
         return (
@@ -241,7 +242,7 @@ class Limits:
         )
 
     def why_slow(self, level: Level) -> str:
-        """What holds draws back, for people; empty when nothing does."""
+        """Return what holds draws back, for people; empty when nothing does."""
         if level.completed < self.min_size:
             return f"min_size is {self.min_size}"
         if self.samples_per_insert is not None and self.drawable(level) < level.completed:
@@ -267,7 +268,7 @@ class Rules:
         return tuple(key for key in KEYS if key in used)
 
     def seed_of(self, key: str) -> int:
-        """The seed of a race."""
+        """Return the seed of a race."""
         drawn_by_remover = all(term.field != key for term in self.sampler.order)
         return self.remover.seed if drawn_by_remover else self.sampler.seed
 

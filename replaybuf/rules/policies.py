@@ -53,7 +53,7 @@ class ReplayPolicy:
     """What order groups are drawn in. Subclasses set `name` and `order`; the order should end in `timestamp_id`.
 
     `seed` makes the draws of a random policy reproducible: with the same seed, the same puts and takes in the same
-    order draw the same groups, also across a resume. Without one a random seed is chosen.
+    order draw the same groups, also across a resume. Without a seed a random one is chosen.
     """
 
     name: ClassVar[str]
@@ -75,7 +75,7 @@ class ReplayPolicy:
 
 
 class FIFOPolicy(ReplayPolicy):
-    """Oldest first: for synchronous training, where data is consumed in the order in which it was made."""
+    """Oldest first: for synchronous training, where data is consumed in the order in which it was generated."""
 
     name = "fifo"
     order = (OrderTerm("timestamp_id"),)
@@ -98,7 +98,7 @@ class UniformPolicy(ReplayPolicy):
 class PrioritizedPolicy(ReplayPolicy):
     """At random, each group with a probability proportional to its priority.
 
-    Groups of priority 0 are drawn when no others are left, uniformly among themselves.
+    Groups of priority 0 are drawn uniformly, once no others are left.
     """
 
     name = "prioritized"
@@ -118,7 +118,7 @@ POLICIES: dict[str, type[ReplayPolicy]] = {
 
 
 def check_seed(seed: object) -> int:
-    """A seed: a whole number of 64 bits."""
+    """Return the seed if it is a whole number of 64 bits. Raises ConfigError otherwise."""
     number = whole(seed)
     if number is None or not 0 <= number < 2**64:
         raise ConfigError(f"seed must be a whole number of at least 0, below 2**64, got {seed!r:.100}")
@@ -126,9 +126,9 @@ def check_seed(seed: object) -> int:
 
 
 def resolve_policy(policy: str | ReplayPolicy | type[ReplayPolicy], seed: int | None = None) -> ReplayPolicy:
-    """A policy from its name, class, instance, or "module:Class". Raises ConfigError for what isn't one.
+    """Return the policy for a name, class, instance or "module:Class". Raises ConfigError for anything else.
 
-    `seed` is that of the policy, unless an instance brings its own.
+    `seed` is the policy's seed, unless an instance brings its own.
     """
     found = _import_policy(policy) if isinstance(policy, str) else policy
     if isinstance(found, type) and issubclass(found, ReplayPolicy):
@@ -157,7 +157,7 @@ def _import_policy(name: str) -> object:
 
 
 def parse_order(order_by: str | OrderTerm | Iterable[str | OrderTerm] | None) -> Order:
-    """An ORDER BY as people write it: a field name or several, each with a leading "-" for descending.
+    """Return the terms of an ORDER BY as users write it: one or more field names, with a leading "-" for descending.
 
     Ties, and None, mean insertion order. Raises QueryError for fields that don't exist.
     """
@@ -182,7 +182,7 @@ def _parse_term(term: str | OrderTerm) -> OrderTerm:
 
 
 def in_order(items: Iterable[T], order: Order, value: Callable[[T, str], Any] = getattr) -> list[T]:
-    """Sort by several terms, groups without a value last: stable sorts from the last term to the first."""
+    """Return the items sorted by several terms, items without a value last (stable sorts, the last term first)."""
     result = list(items)
     for term in reversed(order):
         known = [item for item in result if value(item, term.field) is not None]

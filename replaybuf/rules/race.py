@@ -2,13 +2,13 @@
 
 Every group has a key, the time at which it arrives in a race where arrivals of group i come at rate w_i: `now +
 Exp(w_i)`. The k smallest keys are a weighted sample without replacement (Efraimidis and Spirakis, "Weighted random
-sampling with a reservoir", 2006), so a random draw is an ORDER BY on an indexed column. The race never starts anew:
-when groups were drawn, *now* moves on to the last arrival among them, and what is left is again Exp(w_i) after it,
-because the exponential distribution has no memory. A group that is put, returned or given another weight gets a key
-from the present time.
+sampling with a reservoir", 2006), so a random draw is an ORDER BY on an indexed column. The race goes on after a draw:
+*now* moves on to the last arrival among the drawn groups, and the remaining times are again Exp(w_i), because the
+exponential distribution has no memory. A group that is put, returned or given another weight gets a key from the
+present time.
 
-Keys are a pure function of the policy's seed, the group's ticket and the time of the race. So there is no state of a
-random generator to keep: a store that is resumed, or restored, draws what it would have drawn.
+Keys are a pure function of the policy's seed, the group's ticket and the time of the race. So there is no random
+generator whose state must be kept: a store that is resumed or restored draws what it would have drawn anyway.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from dataclasses import dataclass
 UNIFORM, PRIORITIZED = "uniform_key", "prioritized_key"
 KEYS = (UNIFORM, PRIORITIZED)
 
-#: Groups of priority 0 race among themselves, after all others: their keys begin here.
+#: Groups of priority 0 race among themselves, after all others; their keys begin here.
 IDLE = 1e250
-#: Groups of a lower weight arrive as if they had this one.
+#: Lower weights are raised to this one.
 SLOWEST = 1e-200
-#: Priorities are summed up in this unit: even a sum of the largest ones doesn't overflow then.
+#: Priorities are summed up in this unit, so that even a sum of the largest ones doesn't overflow.
 UNIT = 2.0**64
-# After so many of a group's mean times of arrival, its keys have few digits left.
+# After this many of a group's mean arrival times, its keys have few digits left.
 _FEW_DIGITS = 2.0**40
 _MASK = 2**64 - 1
 
 
 @dataclass(slots=True)
 class Clock:
-    """The present time of a race: of the groups with a weight, and of those of priority 0 (in units of IDLE)."""
+    """The present time of a race: for groups with a weight, and for groups of priority 0 (in units of IDLE)."""
 
     time: float = 0.0
     idle_time: float = 0.0
 
     def advance(self, keys: Iterable[float]) -> None:
-        """Move on to the last of the groups that were drawn."""
+        """Move on to the arrival of the last drawn group."""
         for key in keys:
             if key < IDLE:
                 self.time = max(self.time, key)
@@ -49,12 +49,12 @@ class Clock:
                 self.idle_time = max(self.idle_time, key / IDLE - 1.0)
 
     def is_worn(self, weights: Iterable[float]) -> bool:
-        """Whether keys of groups of these weights have lost too many digits: then the race has to begin anew."""
+        """Return whether keys of these weights have lost too many digits, so that the race has to begin anew."""
         return self.idle_time > _FEW_DIGITS or any(self.time * weight > _FEW_DIGITS for weight in weights)
 
 
 def draw_keys(seed: int, clock: Clock, groups: Iterable[tuple[int, float]]) -> list[float]:
-    """The keys of groups, each given as (ticket, weight), that enter the race now."""
+    """Return the keys of groups, each given as (ticket, weight), that enter the race now."""
     (now,) = struct.unpack("<Q", struct.pack("<d", clock.time))
     (idle,) = struct.unpack("<Q", struct.pack("<d", clock.idle_time))
     active, resting = _mix(seed ^ now), _mix(~seed ^ idle)
@@ -68,23 +68,23 @@ def draw_keys(seed: int, clock: Clock, groups: Iterable[tuple[int, float]]) -> l
 
 
 def share(priority: float) -> float:
-    """The rate at which a group of this priority arrives, in UNITs: without underflow, which PostgreSQL refuses."""
+    """Return the arrival rate of a group of this priority, in UNITs, without underflow, which PostgreSQL refuses."""
     return max(priority, SLOWEST) / UNIT if priority else 0.0
 
 
 def weight_of(key_name: str, priority: float) -> float:
-    """The rate at which a group of this priority arrives in a race."""
+    """Return the arrival rate of a group of this priority in a race."""
     return priority if key_name == PRIORITIZED else 1.0
 
 
 def _exponential(state: int, ticket: int) -> float:
-    """A number of the distribution Exp(1), a function of both arguments."""
+    """Return a sample of Exp(1), determined by both arguments."""
     bits = _mix(state + ticket * 0x9E3779B97F4A7C15)
     return -math.log(((bits >> 11) + 0.5) * 2.0**-53)
 
 
 def _mix(bits: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), twice: every bit depends on every bit."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood, 2014) twice, so that every bit depends on every bit."""
     for _ in range(2):
         bits = (bits + 0x9E3779B97F4A7C15) & _MASK
         bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK

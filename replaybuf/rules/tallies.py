@@ -1,8 +1,8 @@
-"""What a store counts, by task and status, in the transactions that it happens in.
+"""What a store counts, by task and status, in the same transactions as the events.
 
-For every task, `put` is the sum of what became of its groups: `taken + evicted + dropped + deleted + replaced`, those
-in the buffer (`size`) and those that are leased; all of it without what is counted for the status ARCHIVED, and as long
-as no update moves groups into the archive or out of it.
+For every task, `put` equals `taken + evicted + dropped + deleted + replaced`, plus the groups in the buffer (`size`)
+and the leased ones. That leaves out all counts of the status ARCHIVED, and holds as long as no update moves groups into
+the archive or out of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from replaybuf.rules.limits import Level
 
 
 class Tally(StrEnum):
-    """What is counted; of a group, in the status that it had when it happened."""
+    """What is counted; events of a group count under the status that it had then."""
 
     SIZE = "size"  # groups there now, without leased ones
     LEASED = "leased"  # groups leased now
@@ -29,7 +29,7 @@ class Tally(StrEnum):
     DELETED = "deleted"
     REPLACED = "replaced"  # by a put of the same key, or one that says so
     SET_ASIDE = "set_aside"  # became FAILED: undecodable, or leased too often
-    REFUSED = "refused"  # puts that found no room; nothing was stored
+    REFUSED = "refused"  # puts without room; nothing was stored
     RETURNED = "returned"  # leases given back
     LEASE_EXPIRED = "lease_expired"  # leases whose time ran out
     PRUNED = "pruned"  # left the archive
@@ -41,7 +41,7 @@ Tallies = Mapping[tuple[str, Status, Tally], int]
 
 
 def levels(tallies: Tallies, tasks: Iterable[str]) -> dict[str, Level]:
-    """The numbers of each task that its limits look at."""
+    """Return the level of each task."""
 
     def level(task: str) -> Level:
         def of(name: Tally) -> int:

@@ -1,7 +1,7 @@
-"""The portable state of a store: what `state_dict` gives and every backend can load.
+"""The portable state of a store: returned by `state_dict`, and loadable by every backend.
 
-Groups are written as a reader would get them: expired responses are already reset and staleness is a plain number.
-Leased groups are written as if they had been given back, because their consumers know nothing of another store.
+Groups are written as they are read: expired responses are already reset, and staleness is a plain number. Leased groups
+are written as if they had been given back, because their consumers don't know the other store.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _METADATA = [f.name for f in fields(StorageItem) if f.name not in ("item", "prob
 
 @dataclass(slots=True)
 class StoredGroup:
-    """A group with its payload, its keys in the races it is in, and when it was archived (seconds since the epoch).
+    """A group with its payload, its keys in its races, and when it was archived (seconds since the epoch).
 
     `ticket` is the number that random draws know it by.
     """
@@ -37,7 +37,7 @@ class StoredGroup:
 
 @dataclass(slots=True)
 class State:
-    """Everything in a store: groups, the next uid and ticket, what was counted, the races that are run, the cursors."""
+    """Everything in a store: groups, the next uid and ticket, the tallies, the races that are run, the cursors."""
 
     groups: list[StoredGroup]
     next_uid: int
@@ -48,8 +48,8 @@ class State:
 
 
 def pack_state(state: State) -> dict[str, Any]:
-    """The state as plain values and bytes."""
-    # Races without any group that have not begun to run are left out: they begin with the first group.
+    """Return the state as plain values and bytes."""
+    # Races with neither groups nor time passed are left out: they begin with the first group.
     lanes = {(group.item.task_name, group.item.status) for group in state.groups}
     lanes |= {(task, status) for (task, status, _), clock in state.clocks.items() if clock != Clock()}
     return {
@@ -73,7 +73,7 @@ def pack_state(state: State) -> dict[str, Any]:
 
 
 def unpack_state(state: dict[str, Any]) -> State:
-    """What `pack_state` packed. Raises SnapshotMismatchError for anything else."""
+    """Return the state packed by `pack_state`. Raises SnapshotMismatchError for anything else."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
         raise SnapshotMismatchError(f"expected a state dict of format {FORMAT!r}, got {found!r}")
@@ -104,7 +104,7 @@ def _stored_group(record: dict[str, Any]) -> StoredGroup:
 
 
 def check_empty(count: int, steps: Sequence[int]) -> None:
-    """Raise NotEmptyError unless there are neither groups nor checkpoints, of these steps."""
+    """Raise NotEmptyError when there are groups or checkpoints (of these steps)."""
     if count:
         raise NotEmptyError(
             f"the buffer holds {count} groups: resume into an empty buffer, or go on with this one as it is "

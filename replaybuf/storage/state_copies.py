@@ -1,4 +1,4 @@
-"""Snapshots by way of state dicts: for backends that are in memory, or have no faster way."""
+"""Snapshots by way of state dicts, for backends in memory or without a faster way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replaybuf.storage.sql.copies.snapshot import load_file_state, write_state
 
 
 class StateCopies(CopyStorage):
-    """`save` and `resume` for whoever has `state_dict` and `load_state_dict`."""
+    """`save` and `resume` for backends that have `state_dict` and `load_state_dict`."""
 
     codec: Codec
 

@@ -1,4 +1,4 @@
-"""What goes into a storage backend and comes out of it."""
+"""Arguments and results of a storage backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replaybuf.rollouts.staleness import ExpiryRule
 
 
 class Unset:
-    """The type of UNSET: a value that was not given, where None means something."""
+    """The type of UNSET: a value that was not given, where None has a meaning."""
 
     def __repr__(self) -> str:
         return "UNSET"
@@ -27,11 +27,11 @@ UNSET: Final = Unset()
 class NewGroup:
     """A group on its way into the store, already normalised and checked by the rules of put.
 
-    `train_step` is the step that the rollouts' staleness was computed for, or None where they brought their own or
-    where some of them expired. `key` makes the put repeatable: a group of the same task and key is replaced.
-    `replaces` are the uids of groups that leave in the same transaction; all of them have to be there, or, with a
-    `lease`, have to be held by it. With `stays_leased` the lease goes on to hold the new group in their place.
-    `tags` stay the caller's: a backend keeps a copy and hands out copies, and `{}` is stored as None.
+    `train_step` is the step for which the rollouts' staleness was computed, or None where they brought their own or
+    some of them expired. `key` makes the put repeatable: a group of the same task and key is replaced. `replaces` are
+    the uids of groups that leave in the same transaction; all of them have to be there or, with a `lease`, be held by
+    it. With `stays_leased` the lease holds the new group in their place. `tags` belong to the caller: a backend keeps a
+    copy and hands out copies, and `{}` is stored as None.
     """
 
     task_name: str
@@ -52,12 +52,12 @@ class NewGroup:
 class StorageItem:
     """A stored group with its metadata.
 
-    `uid` identifies it and is never used again, `timestamp_id` is its place in insertion order; neither changes.
-    `staleness` is in train steps, `times_sampled` counts the draws of the group (this one included, where it was
-    drawn), `created_at` is in seconds since the epoch, `reward` the mean of its rollouts (None where none has one),
-    `error` says why a group was set aside as FAILED, `deliveries` how often it was leased without being acknowledged,
-    `item` is the group: the list of its rollouts, or an empty list where the payload can't be decoded. `probability` is
-    the one with which it was drawn, and `weight` its importance weight, where a draw was asked for them.
+    `uid` identifies it and is never reused, `timestamp_id` is its place in insertion order; neither changes.
+    `staleness` is in train steps, `times_sampled` counts the draws of the group (including this one, if it was drawn),
+    `created_at` is in seconds since the epoch, `reward` the mean of its rollouts (None where none has one), `error`
+    says why a group was set aside as FAILED, `deliveries` how often it was leased without being acknowledged, `item` is
+    the group: the list of its rollouts, empty where the payload can't be decoded. `probability` is the one with which
+    it was drawn and `weight` its importance weight, where the draw asked for them.
     """
 
     uid: int
@@ -82,8 +82,8 @@ class StorageItem:
 class Draw:
     """What to draw: up to `sizes[task]` groups of each task, of one status, narrowed by `where`.
 
-    With `whole` it is all of them or nothing. With `probabilities` each group has its `probability` p, and N p as its
-    `weight`, where N is the number of groups of its task and status.
+    With `whole`, all of them or none. With `probabilities` each group has its `probability` p, and N p as its `weight`,
+    where N is the number of groups of its task and status.
     """
 
     sizes: Mapping[str, int]
@@ -95,7 +95,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """Groups that are leased: the token that stands for the lease, when it ends, and the groups by task.
+    """Leased groups: the token of the lease, when it ends, and the groups by task.
 
     Tokens grow: a later lease has a higher one. `until` is in seconds since the epoch, by the store's clock. `epoch` is
     the number of restores before it.
@@ -108,7 +108,7 @@ class Leased:
 
 
 def lost_to_others(lease: Leased, count: int) -> LeaseLostError:
-    """The error for groups that a lease should hold, and doesn't."""
+    """Return the error for groups that a lease should hold but doesn't."""
     return LeaseLostError(
         f"{count} of the groups of lease {lease.token} were given back or passed to others when its time was over; "
         "nothing was changed. Lease for longer (seconds=), or leave the heartbeat on"
@@ -116,7 +116,7 @@ def lost_to_others(lease: Leased, count: int) -> LeaseLostError:
 
 
 def check_epoch(lease: Leased, epoch: int) -> None:
-    """Raise FencedError for a lease of before the last restore."""
+    """Raise FencedError for a lease from before the last restore."""
     if lease.epoch != epoch:
         raise FencedError(
             f"lease {lease.token} is of the run before the buffer was restored; nothing was changed: its groups are as "
@@ -128,9 +128,9 @@ def check_epoch(lease: Leased, epoch: int) -> None:
 class Cursor:
     """Where a prompt ledger is in its dataset.
 
-    `value` is what the dataset needs to go on from there, encoded; `position` is the number of prompts that were drawn,
-    for people; `version` is the number of moves, 0 for a cursor that doesn't exist yet. `epoch` is the number of
-    restores before it was read: a restore takes cursors back, and then the same versions come again.
+    `value` is what the dataset needs to go on from there, encoded; `position` is the number of prompts drawn, for
+    people; `version` is the number of moves, 0 for a cursor that doesn't exist yet. `epoch` is the number of restores
+    before it was read: a restore takes cursors back, and then versions repeat.
     """
 
     name: str
@@ -142,7 +142,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A step checkpoint: the train step, when it was made (seconds since the epoch), what it holds."""
+    """A step checkpoint: the train step, when it was made (seconds since the epoch), and what it holds."""
 
     step: int
     created_at: float
@@ -151,14 +151,14 @@ class Checkpoint:
 
 
 def missing_checkpoint(step: int, steps: list[int]) -> CheckpointError:
-    """The error for a step that has no checkpoint, where these have."""
+    """Return the error for a step without a checkpoint; `steps` have one."""
     there = f"there are those of the steps {', '.join(map(str, steps))}" if steps else "no checkpoint was made"
     return CheckpointError(f"there is no checkpoint of step {step}; {there}")
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What an update sets; UNSET leaves a field as it is."""
+    """The changes of an update; UNSET leaves a field unchanged."""
 
     status: Status | Unset = UNSET
     priority: float | Unset = UNSET
@@ -167,7 +167,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """One staleness refresh: the step, the groups that it is for, and each task's rule."""
+    """One refresh: the train step, the groups that it is for, and each task's rule."""
 
     train_step: int
     rules: Mapping[str, ExpiryRule]

@@ -1,4 +1,4 @@
-"""Waking those who wait for a change of a store, in any event loop of this process."""
+"""Waking callers that wait for a change of a store, in any event loop of this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class Wakes:
-    """A number that grows with every change, and those who wait for the next one."""
+    """A number that grows with every change, and the callers waiting for the next one."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -17,7 +17,7 @@ class Wakes:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def wake(self) -> None:
-        """Something has changed."""
+        """Wake all waiting callers: something has changed."""
         with self._lock:
             self.version += 1
             waiting, self._waiting = self._waiting, set()
@@ -33,7 +33,7 @@ class Wakes:
     async def wait(self, timeout: float, since: int, begun: Callable[[], object] = lambda: None) -> None:
         """Return when something has changed after `version` was `since`, or after `timeout` seconds.
 
-        `begun()` is called when it has come to waiting, and a change can't be missed any more.
+        `begun()` is called once it waits and can no longer miss a change.
         """
         waiting = asyncio.get_running_loop().create_future()
         with self._lock:

@@ -1,8 +1,8 @@
-"""The reference backend: dicts, and the plainest reading of the contract.
+"""The reference backend: dicts, and the simplest implementation of the contract.
 
-It scans and sorts at every take, as in-memory buffers of the field do, and rewrites every rollout at every refresh. The
-SQL backends must be indistinguishable from it. Payloads are encoded as they are on disk, so that what can be stored and
-what comes back is the same everywhere.
+It scans and sorts at every take, like other in-memory buffers, and rewrites every rollout at every refresh. The SQL
+backends must be indistinguishable from it. Payloads are encoded as on disk, so that the same values can be stored
+everywhere, and are read back the same.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ALL = LogicNode("$and", ())
 
 
 class MemoryStorage(StateCopies, StorageBackend):
-    """Groups in a dict of this process; gone with it. Threads share it: one does something at a time."""
+    """Groups in a dict of this process; they are lost when it ends. Threads share it, one operation at a time."""
 
     new_table: type[Items] = Items
 
@@ -66,7 +66,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         self._checkpoints = Checkpoints()
         self._cursors: dict[str, Cursor] = {}
         self._next_uid = 1
-        self._ticket_shift = 0  # what uids are ahead of tickets
+        self._ticket_shift = 0  # uid minus ticket
         self._epoch = 0
         self._wakes = Wakes()
 
@@ -176,7 +176,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         return {task: min(size, limits.drawable(self._groups.level(task))) for task, size in draw.sizes.items()}
 
     def _decodable(self, candidates: list[int], size: int) -> list[StorageItem]:
-        """The first `size` candidates that can be decoded; those that can't are set aside."""
+        """Return the first `size` candidates that can be decoded, and set aside those that can't."""
         good: list[StorageItem] = []
         for uid in candidates:
             if len(good) >= size:
@@ -247,7 +247,7 @@ class MemoryStorage(StateCopies, StorageBackend):
                 yield item
 
     def _read(self, uid: int, matches: Predicate) -> StorageItem | None:
-        """The group, if it is there and still matches; with the reason where it can't be decoded."""
+        """Return the group if it is there and still matches; with an error where it can't be decoded."""
         with self._lock:
             item = self._groups.table.get(uid)
             if item is None or not matches(item):
@@ -345,7 +345,7 @@ class MemoryStorage(StateCopies, StorageBackend):
     # Checkpoints
 
     async def check_fence(self) -> None:
-        """Nobody else can restore what is in this process alone."""
+        """Do nothing: no other process can restore a buffer in memory."""
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
         with self._lock:

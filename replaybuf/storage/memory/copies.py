@@ -1,4 +1,4 @@
-"""All that the reference backend keeps, in one piece: step checkpoints, the way back to one, portable states."""
+"""Copies of the whole reference backend: step checkpoints, restores, portable states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALL = LogicNode("$and", ())
 
 @dataclass(slots=True)
 class World:
-    """All that a restore brings back: the groups, those on loan, the ticket of the next group, the cursors."""
+    """Everything that a restore brings back: the groups, the loans, the ticket of the next group, the cursors."""
 
     groups: Groups
     loans: Loans
@@ -39,7 +39,7 @@ class Checkpoints:
         self._kept: dict[int, tuple[Checkpoint, World]] = {}
 
     def make(self, step: int, world: World, keep: int | None) -> Checkpoint:
-        """Keep a copy of the world under this step, and no more than `keep` in all."""
+        """Keep a copy of the world under this step, and at most `keep` checkpoints in all."""
         groups = world.groups
         made = Checkpoint(step, time.time(), len(groups.payloads), sum(map(len, groups.payloads.values())))
         self._kept.pop(step, None)
@@ -52,7 +52,7 @@ class Checkpoints:
         return [made for made, _ in self._kept.values()]
 
     def get(self, step: int) -> tuple[Checkpoint, World]:
-        """A checkpoint, and a copy of the world at that time. Raises CheckpointError."""
+        """Return a checkpoint and a copy of its world. Raises CheckpointError."""
         if step not in self._kept:
             raise missing_checkpoint(step, list(self._kept))
         made, world = self._kept[step]
@@ -64,7 +64,7 @@ class Checkpoints:
 
 
 def add_new(now: World, restored: World, known: set[int]) -> None:
-    """Groups that were put since, other than the `known` ones, stay as they are, as if they had never been drawn."""
+    """Add groups that were put since (all but the `known` ones) to the restored world, as if never drawn."""
     here, there = now.groups, restored.groups
     for item in map(here.item, here.table.select(_ALL)):
         if item.uid in known:
@@ -86,7 +86,7 @@ def add_new(now: World, restored: World, known: set[int]) -> None:
 
 
 def state_of(world: World, next_uid: int) -> State:
-    """Everything as a state; leased groups as if they had been given back."""
+    """Return the world as a portable state, leased groups as if they had been given back."""
     world = world.copy()
     world.loans.return_all()
     groups, races = world.groups, world.groups.races
@@ -100,7 +100,7 @@ def state_of(world: World, next_uid: int) -> State:
 
 
 def load(groups: Groups, state: State) -> None:
-    """Fill groups of which there are none yet with those of a state."""
+    """Load the groups of a state into an empty `Groups`."""
     for group in state.groups:
         uid = group.item.uid
         groups.payloads[uid] = group.payload

@@ -1,4 +1,4 @@
-"""The groups of the reference backend, and what may happen to one: no lock, no waiting, no decoding."""
+"""The groups of the reference backend, and what may happen to them: no lock, no waiting, no decoding."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _ALL = LogicNode("$and", ())
 
 
 class Groups:
-    """Metadata in a table, payloads, races, and what was counted. `apply` keeps all of them in step."""
+    """Metadata in a table, payloads, races, and tallies. `apply` keeps all of them consistent."""
 
     def __init__(self, table: Items, rules: Rules) -> None:
         self.table = table
         self.rules = rules
         self.payloads: dict[int, bytes] = {}
         self.archived_at: dict[int, float] = {}
-        self.made_from: dict[int, set[int]] = {}  # all that a group has replaced, and what that had replaced
+        self.made_from: dict[int, set[int]] = {}  # all uids that a group has replaced, directly or through others
         self.races = Races(rules)
         self.tallies: Counter[tuple[str, Status, Tally]] = Counter()
 
     def copy(self) -> Groups:
-        """The same groups in a table of their own; payloads never change, and are shared."""
+        """Return a copy of the groups; payloads never change, and are shared."""
         copied = Groups(type(self.table)(), self.rules)
         for uid in self.table.select(_ALL):
             copied.table.add(self.item(uid))
@@ -45,17 +45,17 @@ class Groups:
         return copied
 
     def item(self, uid: int) -> StorageItem:
-        """The metadata of a group that is there, in a copy."""
+        """Return a copy of the metadata of a group that is in the table."""
         item = self.table.get(uid)
         assert item is not None
         return item
 
     def level(self, task_name: str) -> Level:
-        """The numbers of a task that its limits look at."""
+        """Return the level of a task."""
         return levels(self.tallies, [task_name])[task_name]
 
     def apply(self, step: Transition, item: StorageItem) -> StorageItem:
-        """Let a group take a step, and return its metadata after it. The table hasn't got those that are leased."""
+        """Let a group take a step, and return its metadata after it. Leased groups are not in the table."""
         self.count(item.task_name, step)
         now = _after(step, item)
         if step.moves:
@@ -97,7 +97,7 @@ class Groups:
     # Putting
 
     def replaced_by(self, group: NewGroup) -> list[int]:
-        """The groups in the buffer that a put replaces: those that it names, and the one of the same key."""
+        """Return the groups in the buffer that a put replaces: those that it names, and the one with the same key."""
         found = [] if group.key is None else self.table.with_key(group.task_name, group.key)
         named = () if group.lease else group.replaces
         for uid in named:
@@ -114,7 +114,7 @@ class Groups:
             raise FullError(f"task {group.task_name}: {limits.why_full(level, group.status)}")
 
     def evict(self, task_name: str) -> None:
-        """Remove what is beyond the capacity."""
+        """Remove the groups beyond the capacity."""
         limits, remover = self.rules.limits, self.rules.remover
         if limits.capacity is None or limits.on_full != "evict":
             return
@@ -139,7 +139,7 @@ class Groups:
     # The archive
 
     def prune(self, tasks: Iterable[str]) -> None:
-        """Remove what is too old or too much from the archives of these tasks."""
+        """Remove the groups beyond the age or number limit from the archives of these tasks."""
         limits = self.rules.limits
         for task_name in tasks if limits.archives else ():
             archived = sorted(self.table.select(in_lane(task_name, Status.ARCHIVED)), key=self.archived_at.__getitem__)
@@ -153,13 +153,13 @@ class Groups:
     # Races
 
     def begin_races(self, lane: LaneName, order: Order) -> None:
-        """Begin the races that an order asks for."""
+        """Begin the races that an order needs."""
         for term in order:
             if term.field in KEYS and (*lane, term.field) not in self.races.clocks:
                 self.races.begin([self.item(uid) for uid in self.table.select(in_lane(*lane))], lane, term.field)
 
     def advance(self, drawn: Iterable[StorageItem], race: str | None) -> None:
-        """These groups came first in their races."""
+        """Advance the clocks of the races that these groups came first in."""
         if race is None:
             return
         by_lane: dict[LaneName, list[StorageItem]] = {}
@@ -169,13 +169,13 @@ class Groups:
             self.races.drawn(items, lane, race)
 
     def skip(self, lane: LaneName, race: str) -> None:
-        """Groups that have arrived in a race by now, and weren't drawn, run again."""
+        """Give new keys to groups that have arrived in a race by now and weren't drawn."""
         for item in map(self.item, self.table.select(in_lane(*lane))):
             if self.races.has_arrived(item, race):
                 self.races.enter(item)
 
     def set_priorities(self, priorities: Mapping[int, float]) -> int:
-        """Set the priorities of those groups that are there; how many."""
+        """Set the priorities of those groups that are in the buffer; return their number."""
         found = {uid: priority for uid, priority in priorities.items() if self.table.get(uid) is not None}
         for uid, priority in found.items():
             self.table.change([uid], priority=priority)
@@ -184,7 +184,7 @@ class Groups:
 
 
 def _after(step: Transition, item: StorageItem) -> StorageItem:
-    """The metadata of a group after a step, in a copy."""
+    """Return a copy of a group's metadata as it is after a step."""
     return replace(
         item,
         item=[],

@@ -1,4 +1,4 @@
-"""What the reference backend is made of: metadata by uid, and the races of random policies."""
+"""The parts of the reference backend: metadata by uid, and the races of random policies."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ IN_ORDER: Order = (OrderTerm("timestamp_id"),)
 
 
 class Races:
-    """The keys of groups, and the clock of every race that is run: of a task, a status and a key.
+    """The keys of groups, and the clock of every race that is run, by task, status and key.
 
-    A race that the policies draw from begins with the first group of a task and status, another one with the first draw
-    from it; from then on every group of that task and status has a key.
+    A race that the policies draw from begins with the first group of a task and status, any other race with the first
+    draw from it; from then on every group of that task and status has a key.
     """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self.keys: dict[str, dict[int, float]] = {name: {} for name in KEYS}
         self.clocks: dict[tuple[str, Status, str], Clock] = {}
-        self.tickets: dict[int, int] = {}  # where they are not the uids
+        self.tickets: dict[int, int] = {}  # where it differs from the uid
         self._known: set[LaneName] = set()
 
     def copy(self) -> Races:
@@ -41,16 +41,16 @@ class Races:
         return copied
 
     def ticket(self, uid: int) -> int:
-        """The number that draws know a group by."""
+        """Return a group's ticket."""
         return self.tickets.get(uid, uid)
 
     def load(self, clocks: dict[tuple[str, Status, str], Clock], lanes: Iterable[LaneName]) -> None:
-        """Go on with the clocks of a state, and the tasks and statuses that it has groups of."""
+        """Load the clocks of a state, and the tasks and statuses of its groups."""
         self.clocks = clocks
         self._known = {(task, status) for task, status, _ in clocks} | set(lanes)
 
     def begin(self, items: Sequence[StorageItem], lane: LaneName, name: str) -> Clock:
-        """The clock of a race, which begins with these groups if it isn't run yet."""
+        """Return the clock of a race; one that isn't run yet begins with these groups."""
         if (*lane, name) not in self.clocks:
             self.clocks[(*lane, name)] = Clock()
             for item in items:
@@ -58,7 +58,7 @@ class Races:
         return self.clocks[(*lane, name)]
 
     def enter(self, item: StorageItem) -> None:
-        """Give a group new keys, in the races of its task and status."""
+        """Give a group new keys in the races of its task and status."""
         self.leave(item.uid)
         lane = (item.task_name, item.status)
         if lane not in self._known and item.status != Status.ARCHIVED:
@@ -69,7 +69,7 @@ class Races:
             self.keys[name][item.uid] = key
 
     def new_keys(self, item: StorageItem) -> dict[str, float]:
-        """The keys of a group that enters the races of its task and status now."""
+        """Return the keys of a group that enters the races of its task and status now."""
         keys = {}
         for name in KEYS:
             clock = self.clocks.get((item.task_name, item.status, name))
@@ -79,7 +79,7 @@ class Races:
         return keys
 
     def keys_of(self, uid: int) -> dict[str, float]:
-        """The keys that a group has."""
+        """Return the keys of a group."""
         return {name: keys[uid] for name, keys in self.keys.items() if uid in keys}
 
     def leave(self, uid: int) -> None:
@@ -87,7 +87,7 @@ class Races:
             self.keys[name].pop(uid, None)
 
     def drawn(self, items: Sequence[StorageItem], lane: LaneName, name: str) -> None:
-        """These groups came first in a race: its time moves on. A race that has run too long ends, to begin anew."""
+        """Advance the clock of a race in which these groups came first. A worn-out race ends, to begin anew."""
         clock = self.clocks[(*lane, name)]
         clock.advance(self.keys[name][item.uid] for item in items)
         if clock.is_worn(weight_of(name, item.priority) for item in items):
@@ -101,7 +101,7 @@ class Races:
         waits: Sequence[float],
         priorities: Sequence[float],
     ) -> None:
-        """Groups came first in the races of several statuses of a task, after these times: it passed in all of them."""
+        """Let the time pass in all these statuses' races, in which groups came first after these waits."""
         elapsed = max((wait for wait in waits if wait < IDLE), default=0.0)
         idle = max((wait / IDLE - 1.0 for wait in waits if wait >= IDLE), default=0.0)
         for lane in [(task_name, status, name) for status in statuses]:
@@ -112,24 +112,24 @@ class Races:
                 del self.clocks[lane]
 
     def has_arrived(self, item: StorageItem, name: str) -> bool:
-        """Whether the time of a race has gone past this group."""
+        """Return whether this group has arrived in a race."""
         clock, key = self.clocks.get((item.task_name, item.status, name)), self.keys[name].get(item.uid)
         if clock is None or key is None:
             return False
         return key <= clock.time if key < IDLE else key <= IDLE * (1.0 + clock.idle_time)
 
     def key(self, uid: int, name: str) -> float:
-        """The key of a group."""
+        """Return the key of a group."""
         return self.keys[name][uid]
 
     def remaining(self, item: StorageItem, name: str) -> float:
-        """The time until a group arrives: comparable between races."""
+        """Return the time until a group arrives; comparable between races."""
         clock, key = self.clocks[(item.task_name, item.status, name)], self.keys[name][item.uid]
         return key - (clock.time if key < IDLE else clock.idle_time * IDLE)
 
 
 class Items:
-    """The metadata of groups by uid, in a dict. `storage.pandas` has the same in a DataFrame."""
+    """The metadata of groups by uid, in a dict. `storage.memory.pandas` has the same in a DataFrame."""
 
     def __init__(self) -> None:
         self._items: dict[int, StorageItem] = {}
@@ -141,7 +141,7 @@ class Items:
         self._items[item.uid] = item
 
     def get(self, uid: int) -> StorageItem | None:
-        """A copy of the group's metadata, or None when it isn't there."""
+        """Return a copy of the group's metadata, or None when it isn't there."""
         item = self._items.get(uid)
         return None if item is None else replace(item, tags=dict(item.tags) if item.tags else None)
 
@@ -155,7 +155,7 @@ class Items:
                 setattr(self._items[uid], name, value)
 
     def select(self, query: Node, order: Order = IN_ORDER, key: Key | None = None) -> list[int]:
-        """The uids of the groups that match, in order; `key(uid, name)` is a group's key in a race."""
+        """Return the uids of the groups that match, in order; `key(uid, name)` is a group's key in a race."""
 
         def value(item: StorageItem, field: str) -> Any:
             return key(item.uid, field) if key is not None and field in KEYS else getattr(item, field)
@@ -163,11 +163,11 @@ class Items:
         return [item.uid for item in in_order(filter(predicate(query), self._items.values()), order, value)]
 
     def with_key(self, task_name: str, key: str) -> list[int]:
-        """The uid of the task's group with this key, if there is one."""
+        """Return the uid of the task's group with this key, if there is one."""
         return [item.uid for item in self._items.values() if (item.task_name, item.key) == (task_name, key)]
 
 
 def in_lane(task_name: str, status: Status, where: Node | None = None) -> Node:
-    """The query for the groups of one task and status, narrowed by another."""
+    """Return the query for the groups of one task and status, narrowed by another."""
     lane = (ScalarNode("task_name", "$eq", task_name), ScalarNode("status", "$eq", status.value))
     return LogicNode("$and", lane if where is None else (*lane, where))

@@ -1,4 +1,4 @@
-"""The leases of the reference backend: groups that are out on loan, and come back."""
+"""The leases of the reference backend: groups that are out on loan."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class Loans:
         self._loans: dict[int, Loan] = {}
 
     def copy(self, groups: Groups) -> Loans:
-        """The same loans, of a copy of the groups."""
+        """Return a copy of the loans, for a copy of the groups."""
         copied = Loans(groups)
         copied._loans = {uid: replace(loan, item=replace(loan.item)) for uid, loan in self._loans.items()}
         return copied
 
     def lend(self, items: Iterable[StorageItem], token: int, until: float) -> None:
-        """Lease groups that were drawn."""
+        """Lease drawn groups."""
         for item in items:
             kept = self._groups.apply(transitions.leased(item), item)
             item.times_sampled, item.deliveries = kept.times_sampled, kept.deliveries
             self._loans[item.uid] = Loan(kept, token, until)
 
     def held(self, lease: Leased, uids: Sequence[int]) -> list[Loan]:
-        """The groups of a lease, without those that were replaced while nobody else could have them.
+        """Return the loans of a lease, without groups that were replaced while the lease held them.
 
-        Raises LeaseLostError when its time was over for some of them.
+        Raises LeaseLostError when the lease had expired for some of them.
         """
         self.end_overdue()
         mine = self._of(lease, uids)
@@ -55,21 +55,21 @@ class Loans:
         return mine
 
     def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
-        """Groups of a lease have been consumed."""
+        """Consume groups of a lease."""
         mine = self.held(lease, uids)
         for loan in mine:
             self._end(loan, transitions.acknowledged(loan.item, self._limits))
         self._groups.prune({loan.item.task_name for loan in mine})
 
     def give_back(self, lease: Leased, uids: Sequence[int], reason: str | None) -> int:
-        """Give those groups back that the lease still holds, and return their number."""
+        """Give back those groups that the lease still holds, and return their number."""
         mine = self._of(lease, uids)
         for loan in mine:
             self._end(loan, transitions.given_back(loan.item, self._limits, reason))
         return len(mine)
 
     def end_overdue(self) -> int:
-        """Give back what was leased for a time that is over, and return the number of groups."""
+        """Give back the groups whose leases have expired, and return their number."""
         now = time.time()
         overdue = [loan for loan in self._loans.values() if loan.until <= now]
         for loan in overdue:
@@ -77,13 +77,13 @@ class Loans:
         return len(overdue)
 
     def next_end(self) -> float:
-        """When the first lease ends, in seconds since the epoch."""
+        """Return the time when the first lease ends, in seconds since the epoch."""
         return min((loan.until for loan in self._loans.values()), default=float("inf"))
 
     def replaced_by(self, group: NewGroup) -> list[Loan]:
-        """The loans that a put ends: of the groups that it replaces under its lease, and of one of the same key.
+        """Return the loans that a put ends: of groups that it replaces under its lease, and of one with the same key.
 
-        Raises LeaseLostError when the lease doesn't hold one of them any more.
+        Raises LeaseLostError when the lease no longer holds one of them.
         """
         named = [] if group.lease is None else self._of(group.lease, group.replaces)
         if group.lease is not None and len(named) < len(group.replaces):
@@ -96,17 +96,17 @@ class Loans:
         return named + [loan for loan in keyed if loan not in named]
 
     def remove(self, loans: Iterable[Loan]) -> None:
-        """Groups are replaced while they are leased: they won't come back."""
+        """Remove groups that are replaced while they are leased."""
         for loan in loans:
             self._end(loan, transitions.removed(Place(loan.item.status, leased=True), Tally.REPLACED))
 
     def return_all(self) -> None:
-        """Give back whatever is leased, as if it had not been drawn."""
+        """Give back all leased groups, as if they had not been drawn."""
         for loan in list(self._loans.values()):
             self._end(loan, transitions.unleased(loan.item))
 
     def set_priorities(self, priorities: Mapping[int, float]) -> int:
-        """Set the priorities of those groups that are leased; how many."""
+        """Set the priorities of those groups that are leased; return their number."""
         leased = [loan.item for uid in priorities if (loan := self._loans.get(uid))]
         for item in leased:
             item.priority = priorities[item.uid]

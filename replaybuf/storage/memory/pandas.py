@@ -1,7 +1,7 @@
-"""The reference backend with its metadata in a DataFrame, for those who look at their data with pandas.
+"""The reference backend with its metadata in a DataFrame, for looking at the data with pandas.
 
-Filters and sorting are vectorised; all else is the same code as in memory. New groups wait in a list until the next
-look, because a DataFrame is copied whole when a row is added.
+Filters and sorting are vectorised; everything else is shared with the backend in memory. New groups wait in a list
+until the next read, because adding a row copies the whole DataFrame.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _EXACT = 2**53
 
 
 class Frame(Items):
-    """The metadata of groups in a DataFrame, a row a group, indexed by uid. A reward of None is NaN."""
+    """The metadata of groups in a DataFrame, one row per group, indexed by uid. A reward of None is NaN."""
 
     def __init__(self) -> None:
         self._rows = _frame([])
@@ -99,13 +99,13 @@ class Frame(Items):
 
 
 class PandasStorage(MemoryStorage):
-    """Groups in a DataFrame of this process; gone with it."""
+    """Groups in a DataFrame of this process; they are lost when it ends."""
 
     new_table = Frame
 
     @property
     def frame(self) -> pd.DataFrame:
-        """The metadata of all groups, a row a group, in a copy."""
+        """A copy of the metadata of all groups, one row per group."""
         assert isinstance(self._groups.table, Frame)
         return self._groups.table.frame.copy()
 
@@ -116,7 +116,7 @@ def _frame(items: list[StorageItem]) -> pd.DataFrame:
 
 
 def _mask(node: Node, frame: pd.DataFrame) -> Mask:
-    """Which rows match: what `replaybuf.query.predicate` says of each."""
+    """Return the mask of the rows that match, with the meaning of `replaybuf.query.predicate`."""
     match node:
         case LogicNode("$and", conditions):
             return reduce(operator.and_, (_mask(part, frame) for part in conditions), np.ones(len(frame), bool))
@@ -142,7 +142,7 @@ def _compare(column: NDArray[Any], op: str, value: Any) -> Mask:
         return pd.isna(column) if op == "$eq" else ~pd.isna(column)
     mixed = isinstance(value, float) and column.dtype == np.int64
     if mixed or (isinstance(value, int) and abs(value) > _EXACT):
-        column = column.astype(object)  # numpy would round one of them to the other's type
+        column = column.astype(object)  # numpy would round one to the other's type
     with np.errstate(invalid="ignore"):  # a reward of None is NaN
         return np.asarray(_COMPARISONS[op](column, value), bool)
 

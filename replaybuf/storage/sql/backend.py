@@ -44,15 +44,14 @@ _inherited: list[Store | None] = []
 
 
 class SQLStorage(StorageBackend):
-    """Groups in a SQLite file or a PostgreSQL database, shared with whoever opens the same URL.
+    """Groups in a SQLite file or a PostgreSQL database, shared by all processes that open the same URL.
 
-    A database holds any number of buffers, each under its `name`, that know nothing of each other.
+    A database holds any number of independent buffers, each with its `name`.
 
     `durability="full"` makes SQLite wait for the disk at every commit, so that not even a power cut loses one; "normal"
     survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds;
-    `reconnect_timeout` for how long an operation goes on that lost its connection to PostgreSQL.
-    A SQLite file on a network file system is refused at first use (NetworkFilesystemError), unless
-    `allow_network_filesystem`.
+    `reconnect_timeout` the time for which an operation goes on after losing its connection to PostgreSQL. A SQLite file
+    on a network file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`.
     """
 
     def __init__(
@@ -95,10 +94,10 @@ class SQLStorage(StorageBackend):
         with self._opening:
             store, self._closed = self._open, True
         if store is not None and store.thread.pid == os.getpid():
-            # In a thread, and shielded: a cancelled close still commits what waits.
+            # In a thread, and shielded: a cancelled close still commits waiting puts.
             try:
                 closing = asyncio.get_running_loop().run_in_executor(None, store.close)
-            except RuntimeError:  # the interpreter is being shut down: no thread can be had any more
+            except RuntimeError:  # the interpreter is shutting down: no new thread can be started
                 store.close()
             else:
                 await asyncio.shield(closing)
@@ -108,8 +107,8 @@ class SQLStorage(StorageBackend):
             if self._closed:
                 raise ClosedError
             if self._open is None or self._open.thread.pid != os.getpid():
-                # Threads and connections don't survive a fork; the child opens its own, and keeps those of the parent
-                # as they are: to let go of them would disturb what they share with the parent.
+                # Threads and connections don't survive a fork: the child opens its own. It keeps references to the
+                # parent's: releasing them would disturb what it shares with the parent.
                 if self._open is not None:
                     _inherited.append(self._open)
                     if not self.durable:
@@ -295,7 +294,7 @@ class SQLStorage(StorageBackend):
 
 
 def _chunks(found: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Uids in chunks whose payloads fit in memory together."""
+    """Return the uids in chunks whose payloads fit in memory together."""
     chunks: list[list[int]] = []
     size = FIND_CHUNK_BYTES + 1
     for uid, nbytes in found:

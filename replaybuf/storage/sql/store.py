@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a database is opened; `SQLStorage` says what it means."""
+    """How a database is opened; `SQLStorage` explains the options."""
 
     url: URL
     codec: Codec
@@ -50,7 +50,7 @@ class Options:
 
 
 class Store:
-    """What an open store holds: the thread, the engine, and the tasks that run beside the operations."""
+    """The parts of an open store: the thread, the engine, and the tasks that run beside the operations."""
 
     def __init__(self, options: Options, scope: Scope) -> None:
         self._options = options
@@ -96,10 +96,10 @@ class Store:
         create_schema(tx.connection, self.engine.where)
 
     async def compute(self, function: Callable[[S], T], argument: S) -> T:
-        """Run CPU work in another thread."""
+        """Run CPU work in another thread and return its result."""
         try:
             future = self.thread.loop.run_in_executor(self.executor, function, argument)
-        except RuntimeError:  # the interpreter is being shut down: no thread can be had any more
+        except RuntimeError:  # the interpreter is shutting down: no new thread can be started
             return function(argument)
         return await future
 
@@ -116,7 +116,7 @@ class Store:
         alone: bool = False,
         announce: Callable[[], bool] = lambda: True,
     ) -> T:
-        """Run `function(tx)` in a write transaction behind the fence, and tell those who wait."""
+        """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers."""
         fenced = partial(_fenced, function)
         while True:
             scope = self.scope
@@ -142,7 +142,7 @@ class Store:
                 await self._rejoin(scope, error)
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
-        """Keep the buffer as it is now."""
+        """Make a checkpoint of the buffer."""
         copy = partial(_fenced, lambda tx: make_checkpoint(tx, step, keep, time.time()))
         while True:
             scope = self.scope
@@ -163,15 +163,15 @@ class Store:
         return made
 
     async def _rejoin(self, scope: Scope, error: FencedError) -> None:
-        """Return when it was a restore by this store itself that fenced it off; otherwise raise the error."""
-        async with self._restoring:  # it may be committed, and not yet known to be
+        """Return if this store was fenced off by its own restore; otherwise raise the error."""
+        async with self._restoring:  # a restore may be committed, but not yet known to be
             if self.scope.epoch == scope.epoch:
                 raise error
 
     # Closing
 
     def close(self) -> None:
-        """Commit what waits and let go of everything; blocks. A second call waits for the first."""
+        """Commit waiting puts and release everything; blocks. A second call waits for the first."""
         with self._closing:
             if self.closed:
                 return

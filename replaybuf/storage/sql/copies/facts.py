@@ -1,7 +1,8 @@
-"""What a snapshot file holds, as it says itself, so that a damaged one, or half of one, is not taken for a whole one.
+"""The facts that a snapshot file states about its content, so that a damaged or partial file is noticed.
 
-The facts are in `rb_info`, and are written last: the number of groups, the bytes of their payloads, and a digest of all
-rows. The digest is a sum of the checksums of rows, so that it doesn't depend on their order or on how they are read.
+The facts are in `rb_info` and are written last: the number of groups, the bytes of their payloads, and a digest of all
+rows. The digest is a sum of row checksums, so that it doesn't depend on the order or the batches in which rows are
+read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BITS = (1 << 64) - 1
 
 
 def payloads_digest(rows: Iterable[Mapping[str, Any]]) -> int:
-    """The digest of rows of `rb_payload`."""
+    """Return the digest of rows of `rb_payload`."""
     total = 0
     for row in rows:
         head = _encoded((row["uid"], row["outline"], row["prompt"]))
@@ -35,7 +36,7 @@ def payloads_digest(rows: Iterable[Mapping[str, Any]]) -> int:
 
 
 def _metadata_digest(tx: Transaction) -> int:
-    """The digest of all other rows of a snapshot file (SQLite)."""
+    """Return the digest of all other rows of a snapshot file (SQLite)."""
     total = 0
     for table in _TABLES:
         after = -1
@@ -54,31 +55,31 @@ def _encoded(values: tuple[Any, ...]) -> bytes:
 
 
 def write_facts(tx: Transaction, about: Mapping[str, str], payloads: int) -> None:
-    """Say what the file holds; `payloads` is the digest of the payloads."""
+    """Write the facts about the file's content; `payloads` is the digest of the payloads."""
     count, nbytes = _sizes(tx)
     set_info(tx, {**about, GROUPS: str(count), BYTES: str(nbytes)})
     set_info(tx, {DIGEST: _text(_metadata_digest(tx) + payloads)})
 
 
 def check_facts(tx: Transaction, path: str, payloads: int) -> None:
-    """Raise SnapshotError when the file doesn't hold what it says."""
+    """Raise SnapshotError when the file's content differs from its facts."""
     facts = read_facts(tx)
     count, nbytes = _sizes(tx)
     for name, found in ((GROUPS, count), (BYTES, nbytes)):
         if facts.get(name, str(found)) != str(found):
             raise damaged(path, f"it should have {facts[name]} {name}, and has {found}")
-    # (It has no digest when it was brought to another schema.)
+    # (A file that was upgraded to another schema has no digest.)
     if DIGEST in facts and facts[DIGEST] != _text(_metadata_digest(tx) + payloads):
         raise damaged(path, "its rows are not those that were saved")
 
 
 def read_facts(tx: Transaction) -> dict[str, str]:
-    """All facts about the file."""
+    """Return all facts about the file."""
     return {row.name: row.value for row in tx.execute(select(info))}
 
 
 def damaged(path: str, why: object) -> SnapshotError:
-    """The error for a snapshot that isn't whole."""
+    """Return the error for a snapshot that isn't whole."""
     return SnapshotError(
         f"the snapshot {path} is damaged or was cut short: {why}; nothing was loaded. Take another one, or save what "
         f"can be read of it: replaybuf doctor {path} --rescue FOLDER"
@@ -86,10 +87,10 @@ def damaged(path: str, why: object) -> SnapshotError:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether this error, while reading a snapshot, means that the file is damaged."""
+    """Return whether this error, while reading a snapshot, means that the file is damaged."""
     if isinstance(error, SnapshotError):
         return False
-    # StorageError: what SQLite says of texts that are none; the others: values that can't be what they should be.
+    # StorageError: SQLite's error for invalid text; the others: values that can't be right.
     return type(error) in (StorageError, NotADatabaseError) or isinstance(error, (ValueError, TypeError, LookupError))
 
 
@@ -103,7 +104,7 @@ def _text(digest: int) -> str:
 
 
 def set_info(tx: Transaction, facts: Mapping[str, str]) -> None:
-    """Write facts about the store, over what they were before."""
+    """Write facts about the store, replacing older ones."""
     tx.execute(delete(info).where(info.c.name.in_(list(facts))))
     if facts:
         tx.execute(insert(info), [{"name": name, "value": value} for name, value in facts.items()])

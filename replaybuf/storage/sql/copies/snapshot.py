@@ -1,7 +1,8 @@
 """Snapshots: a store's groups in a SQLite file of their own, with the schema of every other replaybuf database.
 
-Rows are copied as they are, in batches, from one transaction of the source, so that the snapshot is consistent while
-others write, and between SQLite and PostgreSQL in both directions. The file appears under its name only when complete.
+Rows are copied unchanged, in batches, from one transaction of the source, so that the snapshot is consistent while
+others write. Copies go between SQLite and PostgreSQL in both directions. The file appears under its name only when
+complete.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ T = TypeVar("T")
 async def copy_to(
     source: Engine, scope: Scope, path: str, about: Mapping[str, str], progress: OnProgress | None = None
 ) -> None:
-    """Write a snapshot of a buffer in `source` to the file `path`, over an older one."""
+    """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one."""
     if source.path is not None and same_file(path, source.path):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
     with partial_file(path) as partial:
@@ -86,7 +87,7 @@ async def copy_from(
                 try:
                     digest = await _copy_rows(*ends, progress, anew=True)
                 except Exception:
-                    await ends[0].run(_check_file, path)  # what is damaged may be why
+                    await ends[0].run(_check_file, path)  # damage may be the reason
                     raise
                 await ends[0].run(check_facts, path, digest)
     finally:
@@ -95,12 +96,12 @@ async def copy_from(
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """One end of a copy: a buffer in a database, and a transaction of it. What goes wrong at it is of it."""
+    """One end of a copy: a buffer in a database, and a transaction of it. Errors are reported as those of this end."""
 
     engine: Engine
     scope: Scope
     steps: Steps
-    snapshot: str | None = None  # the path of one that is being read
+    snapshot: str | None = None  # the path, where one is being read
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         try:
@@ -113,7 +114,7 @@ class _End:
 
 
 async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *, anew: bool = False) -> int:
-    """Copy a buffer; the digest of its payloads."""
+    """Copy a buffer, and return the digest of its payloads."""
     lanes, tallies = await source.run(_read_lanes)
     last, next_ticket = await source.run(_read_ends)
     shift = await target.run(free_shift, last)
@@ -152,19 +153,19 @@ async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *,
 
 
 def _read_lanes(tx: Transaction) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The lanes of a buffer, and what was counted in them."""
+    """Return the lanes of a buffer, and their tallies."""
     lanes = [row._asdict() for row in all_lanes(tx)]
     return lanes, read_lane_tallies(tx, [row["id"] for row in lanes])
 
 
 def _read_ends(tx: Transaction) -> tuple[int, int]:
-    """The last uid that was given, and the ticket that the next group of the buffer gets."""
+    """Return the last uid given, and the ticket of the buffer's next group."""
     last = tx.dialect.last_uid(tx.connection)
     return last, last + 1 - joined(tx).ticket_shift
 
 
 def _begin_anew(rules: Rules, lanes: Sequence[dict[str, Any]], tallies: Sequence[dict[str, Any]]) -> None:
-    """Lanes without groups, whose races have not begun to run, are as in a new buffer: the races are the rules' own."""
+    """Make empty lanes whose races haven't begun to run like those of a new buffer: with the races of its own rules."""
     filled = {row["lane"] for row in tallies if row["name"] == str(Tally.SIZE) and row["amount"]}
     clocks = {key: column.name for key, column in CLOCKS.items()}
     for row in lanes:
@@ -174,7 +175,7 @@ def _begin_anew(rules: Rules, lanes: Sequence[dict[str, Any]], tallies: Sequence
 
 
 def write_lanes(tx: Transaction, lanes: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """Make the lanes in a buffer that has none; their new ids by the old ones."""
+    """Create the lanes in a buffer that has none; return their new ids by the old ones."""
     if not lanes:
         return {}
     tx.execute(
@@ -186,7 +187,7 @@ def write_lanes(tx: Transaction, lanes: Sequence[dict[str, Any]]) -> dict[int, i
 
 
 def write_tallies(tx: Transaction, tallies: Sequence[dict[str, Any]], ids: Mapping[int, int]) -> None:
-    """Write what was counted in these lanes; `ids` has their new ids."""
+    """Write the tallies of these lanes; `ids` has their new ids."""
     _insert_rows(tx, tally, [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies])
 
 
@@ -205,7 +206,7 @@ def _batch(tx: Transaction, after: int, size: int) -> tuple[list[dict[str, Any]]
     wanted = select(payload).join(group, group.c.uid == payload.c.uid).where(between, group.c.lane.in_(lanes))
     payloads = [dict(row) for row in tx.execute(wanted).mappings()]
     for row in payloads:
-        if not isinstance(row["data"], bytes):  # somebody's doing, or damage: it goes on as what can't be decoded
+        if not isinstance(row["data"], bytes):  # changed by hand, or damaged: copied as an undecodable payload
             row["data"] = str(row["data"]).encode()
     return groups, payloads
 
@@ -235,7 +236,7 @@ def write_state(
 def load_file_state(
     path: str, expected: Mapping[str, str], codec: Codec, progress: OnProgress | None = None
 ) -> dict[str, Any]:
-    """The portable state in a snapshot file; blocks."""
+    """Return the portable state in a snapshot file; blocks."""
 
     def work(tx: Transaction) -> dict[str, Any]:
         _check_file(tx, path, progress)
@@ -260,7 +261,7 @@ def _check_file(tx: Transaction, path: str, progress: OnProgress | None = None) 
 
 
 def _look_through(tx: Transaction, progress: OnProgress | None) -> int:
-    """The digest of the payloads in a snapshot file."""
+    """Return the digest of the payloads in a snapshot file."""
     count = tx.execute(select(func.count()).select_from(group)).scalar_one()
     teller = Teller(progress, count)
     after, digest = 0, 0

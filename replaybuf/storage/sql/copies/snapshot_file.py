@@ -1,4 +1,4 @@
-"""The files of snapshots: opening and checking one, and giving one its name when it is complete."""
+"""The files of snapshots: opening and checking one, and renaming one when it is complete."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from replaybuf.storage.sql.schema.create import check_schema
 
 
 def file_engine(path: str, *, read_only: bool = False) -> SqliteEngine:
-    """The SQLite file of a snapshot."""
+    """Return the engine for the SQLite file of a snapshot."""
     url = parse_url("sqlite://").set(database=str(Path(path).absolute()))
     return SqliteEngine(url, durability="normal", lock_timeout=30, read_only=read_only)
 
 
 async def open_file(path: str, expected: Mapping[str, str]) -> SqliteEngine:
-    """A snapshot that is of this schema and as expected. Raises SnapshotError, or SchemaError, when it isn't."""
+    """Open a snapshot and return its engine. Raises SnapshotError or SchemaError when it isn't as expected."""
     engine = file_engine(path, read_only=True)
     try:
         facts = await engine.read(lambda tx: _facts(tx, path))
@@ -43,7 +43,7 @@ async def open_file(path: str, expected: Mapping[str, str]) -> SqliteEngine:
 
 
 async def read_snapshot_facts(path: str) -> dict[str, str]:
-    """What a snapshot says of itself. Raises SnapshotError, or SchemaError, when it is none."""
+    """Return a snapshot's facts. Raises SnapshotError or SchemaError when it isn't a snapshot."""
     engine = await open_file(path, {})
     try:
         return await engine.read(read_facts)
@@ -55,7 +55,7 @@ def _facts(tx: Transaction, path: str) -> dict[str, str]:
     if not check_schema(tx.connection, path):
         raise SnapshotMismatchError(f"{path} is a database, but not a snapshot of replaybuf")
     facts = read_facts(tx)
-    if GROUPS not in facts and "policy" not in facts:  # before there were others, the policy was written last
+    if GROUPS not in facts and "policy" not in facts:  # before the other facts existed, the policy was written last
         raise damaged(path, "whoever wrote it did not come to the end")
     return facts
 
@@ -70,7 +70,7 @@ def _compare(facts: Mapping[str, str], expected: Mapping[str, str], path: str) -
 
 
 async def close_file(engine: SqliteEngine) -> None:
-    """Leave everything in the one file: no log beside it."""
+    """Close the file, leaving everything in it and no log beside it."""
     try:
         with translated(engine.url, engine.lock_timeout):
             async with engine.pool.connect() as connection:
@@ -87,7 +87,7 @@ def _leave_wal(connection: Connection) -> None:
 
 
 def publish(partial: str, path: str) -> None:
-    """Give a complete file its name, so that it is there as a whole after a power cut, too."""
+    """Rename a complete file, so that it is whole even after a power cut."""
     with open(partial, "rb") as file:
         os.fsync(file.fileno())
     os.replace(partial, path)
@@ -95,9 +95,9 @@ def publish(partial: str, path: str) -> None:
 
 @contextlib.contextmanager
 def partial_file(path: str) -> Iterator[str]:
-    """The name of a file to write to before it gets the name `path`: one's own, so that several may save at once.
+    """Yield the name of a file to write before it is renamed to `path`; it is unique, so that several may save at once.
 
-    Nothing of it is left behind, nor of those that processes of this host left when they were killed.
+    The file is removed at the end if it is still there, and so are files that killed processes of this host left.
     """
     prefix = f"{Path(path).name}.{socket.gethostname()}-"
     for file in Path(path).parent.glob(f"{glob.escape(prefix)}*.partial"):
@@ -124,7 +124,7 @@ def _is_alive(pid: str) -> bool:
 
 
 def same_file(path: str, other: str) -> bool:
-    """Whether both are names of one file."""
+    """Return whether both paths name the same file."""
     return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
 
 

@@ -30,7 +30,7 @@ from replaybuf.storage.values import NewGroup
 
 
 def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
-    """The portable state of the buffer."""
+    """Return the portable state of the buffer."""
     tallies = Counter(read_tallies(tx))
     homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
     groups = []
@@ -54,7 +54,7 @@ def _all_groups(tx: Transaction) -> Any:
 
 
 def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
-    """A group with its payload as a reader would get it."""
+    """Return a group with its payload as it would be read."""
     keys = {name: row.columns[name] for name in KEYS if name in home.clocks}
     data, item = row.payload or b"", row.item([])
     try:
@@ -68,7 +68,7 @@ def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
 def _given_back(
     stored: StoredGroup, rules: Rules, home: Lane, tallies: Counter[tuple[str, Status, Tally]]
 ) -> StoredGroup:
-    """A leased group as it will be when its lease is undone."""
+    """Return a leased group as it is after its lease is undone."""
     step = transitions.unleased(stored.item)
     times, deliveries = stored.item.times_sampled + step.draws, stored.item.deliveries + step.deliveries
     item = replace(stored.item, times_sampled=times, deliveries=deliveries)
@@ -107,7 +107,7 @@ def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:
 
 
 def _rest(one: StoredGroup) -> dict[str, Any]:
-    """What a group has that a new one hasn't."""
+    """Return the columns of a group that a new one lacks."""
     item = one.item
     return {
         "times_sampled": item.times_sampled,
@@ -121,7 +121,7 @@ def _rest(one: StoredGroup) -> dict[str, Any]:
 
 
 def _set_clocks(tx: Transaction, lanes: dict[LaneName, Lane], clocks: dict[tuple[str, Status, str], Clock]) -> None:
-    """The races that are run, and no others."""
+    """Set the clocks of the races that are run, and no others."""
     for name, one in lanes.items():
         uniform, prioritized = clocks.get((*name, UNIFORM)), clocks.get((*name, PRIORITIZED))
         values = {

@@ -1,1 +1,1 @@
-"""One way to each database: connections, transactions, locks, what errors mean, the thread that all of it runs in."""
+"""Engines, one for each database: connections, transactions, locks, the meaning of errors, and their thread."""

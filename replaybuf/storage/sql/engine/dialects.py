@@ -1,4 +1,4 @@
-"""What the two databases say differently inside of a transaction: statements ask here, and for none by its name."""
+"""What the two databases do differently inside a transaction: statements ask here, never for a database's name."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ from replaybuf.storage.sql.schema.tables import counter, garbage, group, uid_seq
 class Dialect(ABC):
     """The SQL of one kind of database."""
 
-    #: As SQLAlchemy calls it; `query.compile_sql` and the views go by it.
+    #: SQLAlchemy's name for it, used by `query.compile_sql` and the views.
     name: str
-    #: Whether several transactions write at a time, so that rows have to be locked.
+    #: Whether several transactions write at the same time, so that rows have to be locked.
     locks_rows: bool
-    #: The rows of `rb_tally` that a transaction adds to: those of its connection, where several write at a time.
+    #: The rows of `rb_tally` that a transaction adds to: those of its connection, where several write at the same time.
     shard: ColumnElement[int]
 
     @abstractmethod
     def insert(self, table: Table) -> Any:
-        """An INSERT that may go on with ON CONFLICT."""
+        """Return an INSERT that supports ON CONFLICT."""
 
     @abstractmethod
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
-        """The query, locking the rows that it finds against other writers, or leaving out those that others hold."""
+        """Return the query, locking its rows against other writers; `skip_locked` leaves out rows that others hold."""
 
     @abstractmethod
     def lock(self, connection: Connection, key: Lock) -> None:
-        """Take a lock alone, until the end of the transaction."""
+        """Take a lock exclusively, until the end of the transaction."""
 
     @abstractmethod
     def try_lock(self, connection: Connection, key: Lock, *, shared: bool = False) -> bool:
@@ -60,47 +60,47 @@ class Dialect(ABC):
 
     @abstractmethod
     def lock_names(self, connection: Connection, kind: NamedLock, names: Iterable[str]) -> None:
-        """Take the locks of these names alone, in their order."""
+        """Take the locks of these names exclusively, in their order."""
 
     @abstractmethod
     def clock(self, connection: Connection) -> float:
-        """The time by which leases end, in seconds since the epoch, the same for all who share the database."""
+        """Return the time by which leases end, in seconds since the epoch, the same for all users of the database."""
 
     @abstractmethod
     def first_of_lane(
         self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
     ) -> Select[Any]:
-        """The first groups of a lane by these keys, locked. `backwards`: the keys run against the index on the uid."""
+        """Return the first groups of a lane by these keys, locked. `backwards`: the keys run against the uid index."""
 
     @abstractmethod
     def remove_groups(
         self, connection: Connection, chosen: ColumnElement[bool], uids: Sequence[int], now: float
     ) -> None:
-        """Delete the metadata of groups, by a condition that says their uids, and note their payloads as garbage."""
+        """Delete the metadata of groups, by a condition on their uids, and make their payloads garbage."""
 
     @abstractmethod
     def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        """Give groups their keys in a race."""
+        """Set the keys of groups in a race."""
 
     @abstractmethod
     def reserve_uids(self, connection: Connection, count: int) -> list[int]:
-        """The next uids; they are never given again, even when the transaction fails (PostgreSQL: leaving a gap)."""
+        """Return the next uids, never given again even if the transaction fails (PostgreSQL then leaves a gap)."""
 
     @abstractmethod
     def last_uid(self, connection: Connection) -> int:
-        """The last uid that was given."""
+        """Return the last uid given."""
 
     @abstractmethod
     def set_last_uid(self, connection: Connection, last: int) -> None:
-        """Let the next uid be the one after `last`."""
+        """Make `last + 1` the next uid."""
 
     @abstractmethod
     def database_bytes(self, connection: Connection) -> int:
-        """The size of the database on the disk."""
+        """Return the size of the database on disk, in bytes."""
 
     @abstractmethod
     def invalid_indexes(self, connection: Connection) -> set[str]:
-        """The names of indexes whose building was broken off."""
+        """Return the names of indexes whose creation was interrupted."""
 
 
 class _Sqlite(Dialect):
@@ -196,8 +196,8 @@ class _Postgres(Dialect):
     def first_of_lane(
         self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
     ) -> Select[Any]:
-        # With `lane = n` the planner takes the lane for a constant and may walk the primary key from its beginning,
-        # past the groups of other lanes. A range of one lane leaves only indexes that begin with the lane.
+        # With `lane = n` the planner treats the lane as a constant and may walk the primary key from its beginning,
+        # past the groups of other lanes. With a range of one lane only indexes that begin with the lane qualify.
         query = query.where(group.c.lane.between(lane, lane))
         query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(size)
         return query.with_for_update(skip_locked=True)

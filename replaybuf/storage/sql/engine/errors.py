@@ -1,4 +1,4 @@
-"""What the exceptions of drivers mean: for the user, and for whoever may run a transaction again."""
+"""What the exceptions of drivers mean, for the user and for repeating transactions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from replaybuf.storage.sql.engine.urls import public_url
 
 @contextmanager
 def translated(url: URL, lock_timeout: float) -> Iterator[None]:
-    """Raise what drivers and SQLAlchemy raise as errors of replaybuf that say what to do."""
+    """Turn exceptions of drivers and SQLAlchemy into errors of replaybuf that say what to do."""
     try:
         yield
     except ReplayBufError:
@@ -50,11 +50,11 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
 
 
 def _driver_error(error: BaseException) -> BaseException:
-    """The driver's own exception below SQLAlchemy's wrappers."""
+    """Return the driver's own exception below SQLAlchemy's wrappers."""
     seen = error
     while True:
         inner = getattr(seen, "orig", None) or getattr(seen, "__cause__", None)
-        if inner is None or inner is seen or isinstance(inner, asyncio.CancelledError):  # of a timeout
+        if inner is None or inner is seen or isinstance(inner, asyncio.CancelledError):  # from a timeout
             return seen
         seen = inner
 
@@ -62,7 +62,7 @@ def _driver_error(error: BaseException) -> BaseException:
 # SQLite
 
 
-# What goes wrong in writing, by SQLite's names: a quota and a limit of the file's size are told like that, too.
+# SQLite's names for failed writes; exceeded quotas and file size limits are reported like this, too.
 _WRITING = {
     "SQLITE_IOERR_WRITE",
     "SQLITE_IOERR_FSYNC",
@@ -74,7 +74,7 @@ _WRITING = {
 
 
 def _translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: float) -> ReplayBufError:
-    """An error of the `sqlite3` module as one of replaybuf's that says what to do."""
+    """Return the error of replaybuf, saying what to do, for an error of the `sqlite3` module."""
     text, name = str(error), getattr(error, "sqlite_errorname", "")
     if "locked" in text:
         return LockedError(
@@ -115,7 +115,7 @@ def _translate_sqlite(error: BaseException, where: str, path: str, lock_timeout:
 
 
 class _State(Enum):
-    """What a code of PostgreSQL's says: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
+    """The meaning of PostgreSQL's error codes: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
 
     REFUSED = auto()
     NO_DATABASE = auto()
@@ -128,22 +128,22 @@ class _State(Enum):
 _STATES = {
     "28000": _State.REFUSED,  # the user
     "28P01": _State.REFUSED,  # the password
-    "42501": _State.REFUSED,  # for lack of a privilege
+    "42501": _State.REFUSED,  # missing privilege
     "25006": _State.REFUSED,  # read-only
     "3D000": _State.NO_DATABASE,
     "55P03": _State.LOCKED,  # lock_timeout
     "57014": _State.LOCKED,  # statement_timeout
     "53100": _State.FULL,
-    "57P01": _State.LOST,  # ended by an administrator
-    "57P02": _State.LOST,  # another process of the server crashed
+    "57P01": _State.LOST,  # terminated by an administrator
+    "57P02": _State.LOST,  # another server process crashed
     "57P03": _State.LOST,  # starting, stopping or recovering
     "25P03": _State.LOST,  # idle in a transaction for too long
     "53300": _State.LOST,  # no connection left
     "40001": _State.CONFLICT,  # serialisation
     "40P01": _State.CONFLICT,  # deadlock
-    "23505": _State.CONFLICT,  # the same key: the second one finds the first one's group when it looks again
+    "23505": _State.CONFLICT,  # the same key: when repeated, the second finds the first one's group
 }
-#: What another attempt would not change.
+#: Errors that another attempt would not change.
 _FINAL = {_State.REFUSED, _State.NO_DATABASE, _State.FULL}
 
 
@@ -175,16 +175,16 @@ def _unreachable(error: BaseException, where: str) -> UnreachableError:
     return UnreachableError(f"can't reach {where}: {text}; is the server running, and are host and port right?")
 
 
-# May it be run again?
+# What may be repeated
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return whether PostgreSQL rolled a transaction back for another's sake, so that it can be run again."""
+    """Return whether PostgreSQL rolled a transaction back in favour of another, so that it can be repeated."""
     return _state(_driver_error(error)) == _State.CONFLICT
 
 
 def is_lost(error: BaseException, *, connected: bool) -> bool:
-    """Return whether a connection was lost or, before it was there, could not be had for the moment."""
+    """Return whether a connection was lost or, if there was none yet, can't be made at the moment."""
     causes = list(_causes(error))
     if any(_state(cause) in _FINAL for cause in causes):
         return False
@@ -198,12 +198,12 @@ def _says_lost(cause: BaseException, connected: bool) -> bool:
         return True
     if isinstance(cause, TimeoutError) and cause.errno is None:  # not the network's, but asyncio's
         return not connected
-    # The last one: of a server that is just becoming the primary.
+    # The last one comes from a server that is just becoming the primary.
     return isinstance(cause, OSError) or type(cause).__name__ == "TargetServerAttributeNotMatched"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """What drivers raised, up to this error."""
+    """Yield the exceptions that drivers raised, up to this error."""
     seen = error.__cause__ if isinstance(error, ReplayBufError) else error
     while seen is not None:
         yield seen
@@ -215,7 +215,7 @@ def is_refusal(error: BaseException) -> bool:
     """Return whether the database or its driver refused a row, as opposed to being out of reach, locked or full."""
     refusals = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError)
     cause = error.__cause__
-    if isinstance(error, UnreachableError):  # one by one might store them twice
+    if isinstance(error, UnreachableError):  # repeating one by one might store them twice
         return False
     return (
         not isinstance(error, ReplayBufError)

@@ -1,7 +1,7 @@
-"""What kind of file system a path is on: SQLite's write-ahead log is unsafe on those of the network.
+"""The type of file system that a path is on: SQLite's write-ahead log is unsafe on network file systems.
 
-The log needs memory that all processes share, and file locks that work; over a network neither is sure, also when all
-processes are on one host, and the database is damaged without a word.
+The log needs memory shared by all processes and working file locks. Over a network neither is certain, even when all
+processes are on one host, and the database is damaged silently.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from replaybuf.errors import NetworkFilesystemError
 
 MOUNTINFO = "/proc/self/mountinfo"
 
-# As the kernel names them. (fuse is a program that doesn't say what it is.)
+# The kernel's names. (fuse is a program that doesn't say what it is.)
 _NETWORK = {
     "acfs",
     "afs",
@@ -68,9 +68,9 @@ _LOCAL_PROGRAMS = {
 
 
 def filesystem_type(path: str | os.PathLike[str], mountinfo: str = MOUNTINFO) -> str | None:
-    """The type of the file system that holds a path, or that would hold it, as the kernel names it (`ext4`, `nfs4`).
+    """Return the kernel's name (`ext4`, `nfs4`) for the type of file system that a path is on, or would be on.
 
-    None where it can't be told: on systems without `/proc`, of which nothing is known.
+    None where it can't be determined: on systems without `/proc`.
     """
     try:
         table = Path(mountinfo).read_text("utf-8", "surrogateescape")
@@ -81,14 +81,14 @@ def filesystem_type(path: str | os.PathLike[str], mountinfo: str = MOUNTINFO) ->
     for line in table.splitlines():
         place, kind = _read_line(line)
         inside = target == place or target.startswith(place.rstrip("/") + "/")
-        # Of several that are mounted at one place the last one is seen.
+        # Of several mounted at one place, the last is visible.
         if kind and inside and (found is None or len(place) >= found[0]):
             found = len(place), kind
     return None if found is None else found[1]
 
 
 def is_network(kind: str | None) -> bool:
-    """Whether this type of file system is one of the network, or of a program that may be one."""
+    """Return whether this is a network file system, or that of a program that may be one."""
     if kind is None:
         return False
     if kind.startswith("fuse."):
@@ -107,7 +107,7 @@ def refuse_network_filesystem(path: str | os.PathLike[str], mountinfo: str = MOU
 
 
 def _read_line(line: str) -> tuple[str, str]:
-    """The mount point and the type in a line of mountinfo: `36 35 98:0 /root /point opts [tags] - type source opts`."""
+    """Return mount point and type from a mountinfo line: `36 35 98:0 /root /point opts [tags] - type source opts`."""
     before, _, after = line.partition(" - ")
     fields = before.split(" ")
     if len(fields) < 6 or not after:

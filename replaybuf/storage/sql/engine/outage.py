@@ -1,4 +1,4 @@
-"""Going on after a lost connection: for how long, in what pauses, and what is said when it was in vain."""
+"""Going on after a lost connection: for how long, with what pauses, and the error when all attempts failed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from replaybuf.errors import ClosedError, ReplayBufError, UnreachableError
 #: The longest time between two attempts.
 _LONGEST_PAUSE = 1.0
 _FIRST_PAUSE = 0.02
-#: For how long attempts go on in a store that is being closed.
+#: How long attempts go on in a store that is being closed.
 _CLOSING_SECONDS = 2.0
 
 _logger = logging.getLogger("replaybuf.database")
 
 
 class OutcomeUnknownError(UnreachableError):
-    """A transaction whose outcome could not be found out. `was_committed` asks once more, and raises ReplayBufError."""
+    """A transaction whose outcome could not be found out. `was_committed` asks again; raises ReplayBufError."""
 
     in_doubt = True
 
@@ -37,7 +37,7 @@ class CutShortError(UnreachableError, ClosedError):
 
 
 class Outage:
-    """What the operations of a store know together about a server that is out of reach."""
+    """What the operations of a store share about a server that is out of reach."""
 
     def __init__(self, where: str, seconds: float) -> None:
         self.where = where
@@ -56,19 +56,19 @@ class Outage:
         return self._hurried.is_set()
 
     def begin(self, error: BaseException) -> None:
-        """A connection was lost."""
+        """Note that a connection was lost."""
         if self._since is None:
             self._since = time.monotonic()
             _logger.warning("the connection was lost and will be made again: %s", error)
 
     def end(self) -> None:
-        """Something succeeded."""
+        """Note that an operation succeeded."""
         if self._since is not None:
             since, self._since = self._since, None
             _logger.info("connected to %s again after %.1f s", self.where, time.monotonic() - since)
 
     def hurry(self) -> None:
-        """The store is being closed: give up soon."""
+        """Give up soon, because the store is being closed."""
         if not self._hurried.is_set():
             self._hurried_at = time.monotonic()
             self._hurried.set()
@@ -76,7 +76,7 @@ class Outage:
                 self._limit(limit, None)
 
     def deadline(self, since: float) -> float:
-        """Until when to try again after trouble that began then."""
+        """Return the time until which to try again after trouble that began at `since`."""
         end = since + self.seconds
         return min(end, max(since, self._hurried_at) + _CLOSING_SECONDS) if self.hurried else end
 
@@ -86,7 +86,7 @@ class Outage:
 
     @asynccontextmanager
     async def connecting(self, since: float | None) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """Bound the time until a connection is there; it gives what is to be called then.
+        """Bound the time until there is a connection; yields the function to call then.
 
         `since` is when the operation first met trouble. Raises TimeoutError.
         """
@@ -95,7 +95,7 @@ class Outage:
             async def connected() -> None:
                 self._connecting.discard(limit)
                 if limit.expired():
-                    await asyncio.sleep(0)  # the cancellation is under way
+                    await asyncio.sleep(0)  # lets the pending cancellation arrive
                 limit.reschedule(None)
 
             self._connecting.add(limit)
@@ -119,13 +119,13 @@ class Patience:
     def __init__(self, outage: Outage) -> None:
         self._outage = outage
         self._pause = _FIRST_PAUSE
-        self.since: float | None = None  # when it first met trouble
-        self.reason: ReplayBufError | None = None  # what it met last, as far as that says anything
+        self.since: float | None = None  # when trouble began
+        self.reason: ReplayBufError | None = None  # the last telling error
 
     async def wait(self, error: ReplayBufError) -> None:
         """Pause before the next attempt. Raises TimeoutError when the time for attempts is over."""
         self._outage.begin(error)
-        if self.reason is None or not isinstance(error.__cause__, TimeoutError):  # that may be the end of the time
+        if self.reason is None or not isinstance(error.__cause__, TimeoutError):  # perhaps the end of the time
             self.reason = error
         now = time.monotonic()
         if self.since is None:
@@ -136,12 +136,12 @@ class Patience:
         self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
 
     def given_up(self, stored: str) -> UnreachableError:
-        """The error for an operation that certainly left nothing behind."""
+        """Return the error for an operation that certainly left nothing behind."""
         kind = CutShortError if self._outage.hurried else UnreachableError
         return kind(f"{self}{stored}")
 
     def __str__(self) -> str:
-        """What was tried, for how long, for messages."""
+        """Say what was tried and for how long, for messages."""
         if self._outage.hurried:
             return f"{self.reason}; the buffer was being closed"
         if self._outage.seconds <= 0 or self.since is None:
@@ -151,14 +151,14 @@ class Patience:
 
 
 class Insistent:
-    """A write that is tried until it is certain that it was committed, once."""
+    """A write that is repeated until it was certainly committed, exactly once."""
 
     def __init__(self, write: Callable[[], Awaitable[object]]) -> None:
         self._write = write
         self._doubt: OutcomeUnknownError | None = None
 
     async def __call__(self) -> None:
-        """Try. Raises ReplayBufError when it has to be called again."""
+        """Try once. Raises ReplayBufError when it has to be called again."""
         if self._doubt is not None:
             if await self._doubt.was_committed():
                 return

@@ -1,7 +1,7 @@
-"""One way to a database, whichever it is: transactions, and what others have committed.
+"""The interface of engines: transactions, and noticing what others have committed.
 
-A transaction is a plain function of a `Transaction`, run whole or not at all. It can't await, so nothing but the
-database is ever waited for inside of one. All of this runs in the event loop of one thread (`engine.thread`).
+A transaction is a plain function of a `Transaction`, run whole or not at all. It can't await, so a transaction never
+waits for anything but the database. All of this runs in the event loop of one thread (`engine.thread`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Engine(ABC):
     """The connections of one store to its database. `lock_timeout` bounds each wait for a lock, in seconds.
 
     Once `opened` is true (the schema is there), operations whose connection was lost are repeated for as long as the
-    engine was told to; until then an unreachable server is an error at once.
+    engine is set to; until then an unreachable server is an error at once.
     """
 
     def __init__(self, url: URL, lock_timeout: float) -> None:
@@ -36,27 +36,27 @@ class Engine(ABC):
         self.lock_timeout = lock_timeout
         self.dialect = DIALECTS[url.get_backend_name()]
         self.opened = False
-        #: The file that the database is in, where it is one.
+        #: The file of the database, where it is a file.
         self.path: str | None = None
 
     @abstractmethod
     async def read(self, function: Function[T], scope: Scope = DEFAULT) -> T:
-        """Run `function(tx)` in a read transaction: it sees one state of the database."""
+        """Run `function(tx)` in a read transaction, which sees one state of the database."""
 
     @abstractmethod
     async def write(self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False) -> T:
         """Run `function(tx)` in a write transaction and commit; `alone` keeps out all other writers.
 
-        The function may be run more than once, by databases that roll one transaction back for another's sake, or when
-        a connection was lost. Raises UnreachableError: then it was not committed, or (OutcomeUnknownError) that could
+        The function may run more than once: when the database rolls it back in favour of another transaction, or when a
+        connection was lost. Raises UnreachableError when it was not committed, and OutcomeUnknownError when that could
         not be found out in time.
         """
 
     @abstractmethod
     async def write_beside(self, function: Function[T], guard: Function[object], scope: Scope = DEFAULT) -> T:
-        """Run `function(tx)` in a write transaction, on one state of the database, keeping no writers out if it can.
+        """Run `function(tx)` in a write transaction on one state of the database, if possible beside other writers.
 
-        That state is younger than the locks that `guard(tx)` takes. Both may be run again, also after a commit whose
+        That state is newer than the locks that `guard(tx)` takes. Both may be repeated, even after a commit whose
         answer was lost: the function has to allow for that.
         """
 
@@ -64,14 +64,14 @@ class Engine(ABC):
     def transaction(
         self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False
     ) -> AbstractAsyncContextManager[Steps]:
-        """A transaction in several steps: committed at the end of the block, rolled back by an exception, run once."""
+        """Return a transaction in steps: committed at the end of the block, rolled back on an exception, run once."""
 
     @abstractmethod
     def changes(self, hint: Callable[[], object]) -> Changes:
-        """What others have committed from now on. `hint()` is called when they say so."""
+        """Return the watch for what others commit from now on. `hint()` is called when they announce it."""
 
     def hurry(self) -> None:  # noqa: B027
-        """The store is being closed: go on for a moment only."""
+        """Go on for a moment only, because the store is being closed."""
 
     @abstractmethod
     async def dispose(self) -> None:
@@ -87,7 +87,7 @@ class Steps:
         self._tx = Transaction(connection.sync_connection, engine.dialect, scope)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """What `function(tx, *args)` gives."""
+        """Return the result of `function(tx, *args)`."""
         return await self._connection.run_sync(lambda _: function(self._tx, *args))
 
     async def rollback(self) -> None:
@@ -96,11 +96,11 @@ class Steps:
 
 
 class Changes(ABC):
-    """How a store notices what others have committed, and lets them notice."""
+    """How a store notices what others have committed, and announces its own commits."""
 
-    #: How often to look, at the least.
+    #: The longest time between two looks, in seconds.
     seconds: float
-    #: Whether others wait to be told, beside looking.
+    #: Whether others wait for announcements, beside looking.
     announces: bool = False
 
     @abstractmethod
@@ -108,8 +108,8 @@ class Changes(ABC):
         """Return whether anything may have been committed by another process since the last look."""
 
     async def announce(self) -> None:  # noqa: B027
-        """Let the others know that something was committed here."""
+        """Tell the others that something was committed here."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of connections; another look makes new ones."""
+        """Release connections; another look makes new ones."""

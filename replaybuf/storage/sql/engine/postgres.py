@@ -1,8 +1,8 @@
 """PostgreSQL through asyncpg: transactions that go on after a lost connection.
 
-A connection may be lost at any moment. A transaction that was not committed then is run again; whether it was, when the
-answer to COMMIT is what was lost, is found out by its identity (`engine.identity`). So a put is stored once, and what
-was taken reaches its taker.
+A connection may be lost at any moment. A transaction that was not committed by then is repeated. When the answer to
+COMMIT is lost, its identity tells whether it was committed (`engine.identity`). So a put is stored once, and taken
+groups reach their taker.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 T = TypeVar("T")
 
 _ATTEMPTS = 5
-#: How often, and after what time, a server process that was told to end is looked for again.
+#: How often, and at what interval, to check whether a server process that was told to end is gone.
 _ENDING_LOOKS, _ENDING_SECONDS = 100, 0.02
 _CHANNEL = "replaybuf"
 
 
 @dataclass(slots=True)
 class _Attempt(Generic[T]):
-    """How far a transaction came."""
+    """How far a transaction got."""
 
-    since: float | None = None  # of an operation that had trouble before: when that began
+    since: float | None = None  # when the operation's trouble began, if it had any
     connected: bool = False
     identity: Identity | None = None
     committing: bool = False
@@ -49,7 +49,7 @@ class _Attempt(Generic[T]):
 
 
 class PostgresEngine(Engine):
-    """A PostgreSQL database. Lost connections are made again for up to `reconnect_timeout` seconds."""
+    """A PostgreSQL database. Lost connections are replaced for up to `reconnect_timeout` seconds."""
 
     def __init__(
         self, url: URL, *, lock_timeout: float, reconnect_timeout: float = 60.0, read_only: bool = False
@@ -83,7 +83,7 @@ class PostgresEngine(Engine):
             async with self._connected(attempt) as connection, connection.begin() as begun:
                 attempt.committing = await connection.run_sync(transact)
                 if not attempt.committing:
-                    await begun.rollback()  # a take that found nothing need not wait for the disk
+                    await begun.rollback()  # a take that found nothing needn't wait for the disk
             result: T = attempt.result
             return result
 
@@ -91,8 +91,8 @@ class PostgresEngine(Engine):
 
     async def write_beside(self, function: Function[T], guard: Function[object], scope: Scope = DEFAULT) -> T:
         async def once(attempt: _Attempt[T]) -> T:
-            # Both connections are there before anything is locked. One at a time: many of those who have one and wait
-            # for their second would have taken all that there are.
+            # Both connections are acquired before anything is locked. One operation at a time: many that have one
+            # connection and wait for their second would exhaust the pool.
             async with self._pairing, self._connected(attempt) as guarding, self._connected(attempt) as connection:
                 await connection.execution_options(isolation_level="REPEATABLE READ")
                 async with guarding.begin():
@@ -128,14 +128,14 @@ class PostgresEngine(Engine):
 
     def _is_lost(self, error: ReplayBufError, attempt: _Attempt[Any]) -> bool:
         if self._outage.on and not attempt.connected and isinstance(error.__cause__, exc.TimeoutError):
-            return True  # all connections of the pool are just being made, in vain
-        # An answer to COMMIT that doesn't come is as good as lost.
+            return True  # the pool is busy making connections that fail
+        # An answer to COMMIT that doesn't arrive counts as lost.
         return is_lost(error, connected=attempt.connected and not attempt.committing)
 
     async def _was_committed(
         self, attempt: _Attempt[Any], error: ReplayBufError, patience: Patience, stored: str
     ) -> bool:
-        """After a pause, whether a transaction whose connection was lost was committed; if not, it has ended."""
+        """Pause, then return whether a transaction that lost its connection was committed; if not, it has ended."""
         while True:
             try:
                 await patience.wait(error)
@@ -169,7 +169,7 @@ class PostgresEngine(Engine):
         )
 
     async def _find_out(self, identity: Identity, attempt: _Attempt[bool]) -> bool:
-        """Whether a transaction was committed. One that is still running, without a client, is ended first."""
+        """Return whether a transaction was committed. If it still runs, without a client, it is ended first."""
         async with self._connected(attempt) as connection:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
             for _ in range(_ENDING_LOOKS):
@@ -193,7 +193,7 @@ class PostgresEngine(Engine):
                     yield connection
                 except OSError as error:
                     if not isinstance(error, ReplayBufError):
-                        await connection.invalidate(error)  # what SQLAlchemy doesn't know to mean that
+                        await connection.invalidate(error)  # SQLAlchemy doesn't recognise all such errors
                     raise
 
     @asynccontextmanager
@@ -215,12 +215,12 @@ class PostgresEngine(Engine):
 
 
 def _keep_out(connection: Connection, *, alone: bool) -> None:
-    """Keep out other writers, or only those who write alone."""
+    """Keep out other writers, or only exclusive ones."""
     connection.execute(locks.TAKE if alone else locks.TAKE_SHARED, {"key": Lock.WRITERS})
 
 
 class _Notifications(Changes):
-    """NOTIFY as a hint that comes at once. Each look may find something: a LISTEN connection can die without a word."""
+    """NOTIFY as an immediate hint. Each look may find something: a LISTEN connection can die silently."""
 
     seconds = 0.5
     announces = True
@@ -243,7 +243,7 @@ class _Notifications(Changes):
         return True
 
     async def announce(self) -> None:
-        # Only a hint, and not tried again: if it is lost, the others notice with their next look.
+        # Only a hint, and not repeated: if it is lost, the others notice at their next look.
         async with self._engine._connected(_Attempt()) as connection, connection.begin():
             await connection.execute(text(f"NOTIFY {_CHANNEL}"))
 

@@ -1,7 +1,7 @@
 """Connections to PostgreSQL: their settings, and how each side notices that the other is gone.
 
-Both sides notice within `SILENCE_SECONDS` when the other can't be heard any more (a cut network, a host without power),
-so that neither waits for an answer that will never come, nor holds locks for a client that is gone.
+Both sides notice within `SILENCE_SECONDS` when the other falls silent (a cut network, a host without power), so that
+the client doesn't wait for an answer that will never come, and the server holds no locks for a client that is gone.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from replaybuf.storage.sql.engine.sqlite_connections import JSON_OPTIONS
 from replaybuf.storage.sql.engine.urls import driver_options
 
-#: For how long the other side may be silent when it should answer, before a TCP connection is given up.
+#: How long the other side may be silent when it should answer, before a TCP connection is given up.
 SILENCE_SECONDS = 20
-#: A transaction whose client does nothing for so long (a stopped process) is rolled back, for the sake of its locks.
-#: The longest that a working one pauses is while a snapshot writes a batch to a slow disk.
+#: A transaction whose client does nothing for this long (a stopped process) is rolled back, to free its locks. The
+#: longest pause of a working one is while a snapshot writes a batch to a slow disk.
 _IDLE_SECONDS = 300
 _WROTE = "replaybuf_wrote"
 
 
 def postgres_pool(url: URL, *, lock_timeout: float, read_only: bool) -> AsyncEngine:
-    """SQLAlchemy's engine for a PostgreSQL URL. Connects to nothing yet."""
+    """Return SQLAlchemy's engine for a PostgreSQL URL. Connects to nothing yet."""
     url, options = driver_options(url)
     settings = {"application_name": options.pop("application_name", "replaybuf"), "jit": "off"}
     settings |= {"lock_timeout": str(max(1, int(lock_timeout * 1000))), **_server_settings()}
-    if not read_only:  # who only looks sees the server's own
+    if not read_only:  # readers see the server's own settings
         settings["synchronous_commit"] = "on"
     else:
         settings["default_transaction_read_only"] = "on"
@@ -59,7 +59,7 @@ def _server_settings() -> dict[str, str]:
 
 
 def _keepalive() -> tuple[int, int, int]:
-    """After how many seconds without a word to ask whether the other side is there, how often, and how many times."""
+    """Return after how many seconds of silence to probe the other side, at what interval, and how many times."""
     return max(1, SILENCE_SECONDS // 2), max(1, SILENCE_SECONDS // 4), 2
 
 
@@ -76,12 +76,12 @@ def _watch_socket(connection: Any, _record: Any) -> None:
         ("TCP_KEEPCNT", count),
         ("TCP_USER_TIMEOUT", SILENCE_SECONDS * 1000),
     ):
-        if hasattr(socket, name):  # not every system has all of them
+        if hasattr(socket, name):  # not every system has all options
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _check_open(connection: Any, _record: Any, _proxy: Any) -> None:
-    # The pool then makes a new one. What closes unnoticed is found by the first statement, which is repeated.
+    # The pool then makes a new one. A connection that closed unnoticed fails at the first statement, which is repeated.
     if connection.driver_connection.is_closed():
         raise exc.DisconnectionError
 
@@ -92,10 +92,10 @@ def _note_writing(connection: Connection, _cursor: Any, statement: str, *_: Any)
 
 
 def forget_writing(connection: Connection) -> None:
-    """From now on `has_written` is about what comes."""
+    """Reset `has_written`."""
     connection.info[_WROTE] = False
 
 
 def has_written(connection: Connection) -> bool:
-    """Whether anything but plain SELECTs was sent since `forget_writing`."""
+    """Return whether anything but plain SELECTs was sent since `forget_writing`."""
     return bool(connection.info.get(_WROTE, True))

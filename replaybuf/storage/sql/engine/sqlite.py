@@ -1,7 +1,7 @@
 """SQLite through aiosqlite: whole transactions, each run as one call in the connection's own thread.
 
-aiosqlite gives every connection a thread and sends it one call at a time. A transaction of eight calls would change
-threads sixteen times, each time waiting for Python's interpreter lock when the training loop is busy; so a transaction
+aiosqlite gives every connection a thread and sends it one call at a time. A transaction of eight calls would switch
+threads sixteen times, each time waiting for Python's interpreter lock when the training loop is busy. So a transaction
 is sent as one call, and SQLAlchemy runs it there on the thread's `sqlite3` connection.
 """
 
@@ -38,15 +38,15 @@ class SqliteEngine(Engine):
         self.path = None if self.memory else url.database
         self.pool = sqlite_pool(url, durability=durability, lock_timeout=lock_timeout, read_only=read_only)
         event.listen(self.pool.sync_engine, "begin", _begin)
-        # There is one writer at a time: those of this process queue here, in order, instead of polling for its lock.
-        # A database in memory has a single connection, which readers have to queue for, too.
+        # There is one writer at a time: writers of this process queue here, in order, instead of polling for SQLite's
+        # lock. A database in memory has a single connection, for which readers have to queue, too.
         self._turn = asyncio.Lock()
 
     async def read(self, function: Function[T], scope: Scope = DEFAULT) -> T:
         return await self._run(function, scope, write=False)
 
     async def write(self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False) -> T:
-        # A commit has either succeeded or raised; there is no answer that could be lost, and nothing to run again.
+        # A commit either succeeds or raises; no answer can be lost, and nothing has to be repeated.
         return await self._run(function, scope, write=True)
 
     async def write_beside(self, function: Function[T], guard: Function[object], scope: Scope = DEFAULT) -> T:
@@ -63,7 +63,7 @@ class SqliteEngine(Engine):
     def _transact(
         self, info: dict[str, Any], function: Function[T], scope: Scope, write: bool, raw: sqlite3.Connection
     ) -> T:
-        """Run a transaction (connection's thread)."""
+        """Run a transaction and return its result (connection's thread)."""
         files: OpenFiles = info["replaybuf_files"]
         files.check()
         inner = info.get("replaybuf_engine")
@@ -89,7 +89,7 @@ class SqliteEngine(Engine):
         return _NoOthers() if self.memory else _DataVersion(self)
 
     async def connect(self) -> AsyncConnection:
-        """A connection of one's own, to be closed by the caller."""
+        """Return a separate connection, to be closed by the caller."""
         with translated(self.url, self.lock_timeout):
             return await self.pool.connect().start()
 
@@ -99,13 +99,13 @@ class SqliteEngine(Engine):
 
 def _begin(connection: sqlalchemy.Connection) -> None:
     # A read transaction that turns into a write fails at once when another connection has written in between, whatever
-    # the busy timeout; so whoever is going to write says so at the start.
+    # the busy timeout; so write transactions say so at the start.
     write = connection.get_execution_options().get("replaybuf_write", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
 
 def _engine_over(raw: sqlite3.Connection) -> sqlalchemy.Engine:
-    """A SQLAlchemy engine whose only connection is this one."""
+    """Return a SQLAlchemy engine whose only connection is this one."""
     engine = sqlalchemy.create_engine(
         "sqlite://", creator=lambda: raw, poolclass=StaticPool, pool_reset_on_return=None, **JSON_OPTIONS
     )
@@ -114,7 +114,7 @@ def _engine_over(raw: sqlite3.Connection) -> sqlalchemy.Engine:
 
 
 class _NoOthers(Changes):
-    """Of a database in memory, which nobody else can open."""
+    """Changes of a database in memory, which nobody else can open."""
 
     seconds = 0.02
 

@@ -1,4 +1,4 @@
-"""Connections to SQLite: through aiosqlite, with their settings, and with a look at the files before they are used."""
+"""Connections to SQLite through aiosqlite: their settings, and the check of the files before each use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
 
 T = TypeVar("T")
 
-#: 16 KiB pages: 100 KB payloads are written at 1.3 times the rate of 4 KiB pages (`benchmarks/README.md`).
+#: 16 KiB pages: 100 KB payloads are written at 1.3 times the rate with 4 KiB pages (`benchmarks/README.md`).
 PAGE_SIZE = 16 * 1024
 #: The write-ahead log is copied into the database whenever it has grown by this many pages (16 MiB).
 CHECKPOINT_PAGES = 1024
@@ -47,19 +47,19 @@ class ThreadedConnection(aiosqlite.Connection):
 
 
 def is_memory(url: URL) -> bool:
-    """Whether the URL names a SQLite database in memory."""
+    """Return whether the URL names a SQLite database in memory."""
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
 def is_wal(path: str | Path) -> bool:
-    """Whether a file is a SQLite database with a write-ahead log, by its header. Nothing is opened by SQLite."""
+    """Return whether a file is a SQLite database with a write-ahead log, by its header, without opening it."""
     with open(path, "rb") as file:
         header = file.read(20)
     return header.startswith(b"SQLite format 3") and header[18:19] == b"\x02"
 
 
 def sqlite_pool(url: URL, *, durability: str, lock_timeout: float, read_only: bool) -> AsyncEngine:
-    """SQLAlchemy's engine for a SQLite URL. Connects to nothing yet."""
+    """Return SQLAlchemy's engine for a SQLite URL. Connects to nothing yet."""
     memory = is_memory(url)
     options: dict[str, Any] = {
         "timeout": lock_timeout,
@@ -73,7 +73,7 @@ def sqlite_pool(url: URL, *, durability: str, lock_timeout: float, read_only: bo
     pool: dict[str, Any] = {"poolclass": StaticPool}
     if not memory:
         pool = {"poolclass": AsyncAdaptedQueuePool, "pool_size": 6, "max_overflow": 2, "pool_timeout": lock_timeout}
-    # Every transaction ends by itself, so connections need no rollback when they go back to the pool.
+    # Every transaction is ended explicitly, so connections need no rollback when they return to the pool.
     engine = create_async_engine(url, connect_args=options, pool_reset_on_return=None, **JSON_OPTIONS, **pool)
 
     files = OpenFiles(None if memory or read_only else url.database)
@@ -94,10 +94,10 @@ def sqlite_pool(url: URL, *, durability: str, lock_timeout: float, read_only: bo
 
 
 def _patiently(function: Callable[[], object], seconds: float) -> None:
-    """Call it again while the database is locked.
+    """Call the function, repeatedly while the database is locked, for up to `seconds`.
 
-    Of several processes that make a new database at once, those that come second to switch it to WAL are told so at
-    once: SQLite does not wait there, whatever its timeout.
+    When several processes create a new database at once, all but the first to switch it to WAL fail immediately: SQLite
+    doesn't wait there, whatever its timeout.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -119,12 +119,12 @@ def _pragmas(durability: str, read_only: bool) -> list[str]:
         "journal_mode = WAL",
         f"synchronous = {'FULL' if durability == 'full' else 'NORMAL'}",
         f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
-        # Some builds overwrite what is deleted with zeros; FAST does so only where it costs no writing.
+        # Some builds overwrite deleted content with zeros; FAST does so only where it costs no extra writing.
         "secure_delete = FAST",
         f"journal_size_limit = {4 * CHECKPOINT_PAGES * PAGE_SIZE}",
     ]
 
 
 def quote_path(path: Path) -> str:
-    """A path as it stands in a SQLite URI."""
+    """Return a path quoted for a SQLite URI."""
     return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")

@@ -1,7 +1,8 @@
-"""The files of a SQLite database: that they stay where they are, and what its errors mean.
+"""The files of a SQLite database: checking that they are still in place, and what errors mean.
 
-SQLite doesn't notice when its files are deleted or replaced under it: it goes on in the old ones, which nobody else
-sees, and whoever opens the database then finds a log that doesn't fit. So everyone looks before each transaction.
+SQLite doesn't notice when its files are deleted or replaced while open: it goes on in the old ones, which nobody else
+sees, and the next process to open the database finds a log that doesn't fit. So the files are checked before each
+transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LOOK_AGAIN_SECONDS = 0.05
 
 
 class OpenFiles:
-    """The database and its log, as the connections of this process have them open."""
+    """The database and its log, as opened by the connections of this process."""
 
     def __init__(self, path: str | None) -> None:
         self._path = None if path is None else os.path.abspath(path)
@@ -32,16 +33,16 @@ class OpenFiles:
         self._log: _Identity = None
 
     def before_opening(self) -> None:
-        """Raise NotADatabaseError when the log was deleted though it was in use.
+        """Raise NotADatabaseError when the log was deleted while in use.
 
-        SQLite deletes the index of the log (-shm) first and makes it last. While another process has both open, a
+        SQLite deletes the index of the log (-shm) first and creates it last. While another process has both open, a
         second log beside it would damage the database.
         """
         if self._connections:
             self.check()
         if self._path is None or not _exists(f"{self._path}-shm") or _exists(f"{self._path}-wal"):
             return
-        time.sleep(_LOOK_AGAIN_SECONDS)  # another process may just be deleting both
+        time.sleep(_LOOK_AGAIN_SECONDS)  # another process may be deleting both right now
         if _exists(f"{self._path}-shm") and not _exists(f"{self._path}-wal"):
             name = Path(self._path).name
             raise NotADatabaseError(
@@ -51,21 +52,21 @@ class OpenFiles:
             )
 
     def opened(self) -> None:
-        """A connection has opened the files."""
+        """Note that a connection has opened the files."""
         self._connections += 1
         self.check()
 
     def closing(self) -> None:
-        """A connection is about to be closed: with the last one SQLite deletes the log."""
+        """Note that a connection is about to be closed: with the last one, SQLite deletes the log."""
         self._connections -= 1
         if self._connections == 0:
             self._file = self._log = None
 
     def check(self) -> None:
-        """Raise NotADatabaseError when the files at the path are no longer those that are open."""
+        """Raise NotADatabaseError when the files at the path are no longer the open ones."""
         if self._path is None:
             return
-        # In a new database they appear with the first transactions.
+        # In a new database, the files appear with the first transactions.
         file, log = _identity(self._path), _identity(f"{self._path}-wal")
         self._file, self._log = self._file or file, self._log or log
         if file != self._file:
@@ -82,10 +83,10 @@ class OpenFiles:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[None]:
-        """What can't be made sense of within this block was not written by replaybuf: NotADatabaseError."""
+        """Turn errors over unintelligible values into NotADatabaseError: replaybuf did not write them."""
         try:
             yield
-        except (ReplayBufError, UnicodeEncodeError):  # the latter of what was to be written
+        except (ReplayBufError, UnicodeEncodeError):  # the latter concerns values being written
             raise
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             if self._path is None:

@@ -1,8 +1,8 @@
 """A thread with an event loop of its own, in which a store talks to its database.
 
-The caller's loop is never blocked by the database's work, and a caller that is cancelled, or whose loop ends, doesn't
-interrupt a transaction half way. Each operation has one of two ends: its result reaches the caller, or the caller has
-gone and the operation is undone. Operations that start later wait until that is settled.
+The database's work never blocks the caller's loop, and a caller that is cancelled, or whose loop ends, doesn't
+interrupt a transaction half-way. Each operation ends in one of two ways: its result reaches the caller, or the caller
+has gone and the operation is undone. Later operations wait until that is settled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from replaybuf.errors import ClosedError, FencedError, LockedError, ReplayBufErr
 T = TypeVar("T")
 
 _RETRY_SECONDS = 1.0
-# How long callers have to receive their results when the store is closed; what they don't receive goes back.
+# How long callers have to receive their results when the store is closed; unreceived results are undone.
 _RECEIVING_SECONDS = 1.0
 
 _logger = logging.getLogger("replaybuf.thread")
@@ -32,7 +32,7 @@ _running: weakref.WeakSet[DatabaseThread] = weakref.WeakSet()
 
 
 class _Call(Generic[T]):
-    """One operation between its caller and the database's thread: exactly one of them ends up with the result."""
+    """One operation between its caller and the database's thread; exactly one of the two ends up with the result."""
 
     def __init__(self, undo: Callable[[T], Awaitable[object]] | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -46,7 +46,7 @@ class _Call(Generic[T]):
         self.task: asyncio.Task[None] | None = None
 
     def offer(self, outcome: T | None, error: BaseException | None) -> bool:
-        """Hand the result over (database's thread); False when the caller has gone."""
+        """Offer the result to the caller (database's thread); return False when the caller has gone."""
         with self._lock:
             if self.gone:
                 return False
@@ -58,7 +58,7 @@ class _Call(Generic[T]):
         return True
 
     def receive(self) -> T:
-        """The result (caller's loop). Raises ClosedError when it was taken back because the store was closed."""
+        """Return the result (caller's loop). Raises ClosedError when it was taken back because the store was closed."""
         with self._lock:
             if self.gone:
                 raise ClosedError
@@ -67,11 +67,11 @@ class _Call(Generic[T]):
             try:
                 raise self.error
             finally:
-                self.error = None  # the traceback would hold on to this frame
+                self.error = None  # the traceback would keep this frame alive
         return self.outcome  # type: ignore[return-value]
 
     def withdraw(self) -> bool:
-        """Say that the caller goes away; True when it leaves an outcome behind that has to be undone."""
+        """Note that the caller goes away; return whether it leaves an outcome that has to be undone."""
         with self._lock:
             first, self.gone = not self.gone, True
             return first and self._has_outcome and self.error is None
@@ -90,11 +90,11 @@ class DatabaseThread:
         self._unsettled: set[asyncio.Future[Any]] = set()
         self._running: set[asyncio.Future[Any]] = set()
         self._retries: set[asyncio.Future[Any]] = set()
-        self._abandoned: set[asyncio.Future[Any]] = set()  # the end of a store that was dropped
-        # Calls whose result nobody has received yet. A caller whose loop was closed gives its result back when it is
-        # garbage-collected, so nothing here may keep it alive.
+        self._abandoned: set[asyncio.Future[Any]] = set()  # ends of stores that were dropped
+        # Calls whose results have not been received yet. A caller whose loop was closed gives its result back when it
+        # is garbage-collected, so nothing here may keep it alive.
         self._calls: dict[int, weakref.ref[_Call[Any]]] = {}
-        self._posting = threading.RLock()  # a finalizer may post while this thread is just posting
+        self._posting = threading.RLock()  # a finalizer may post while this thread is posting
         self._ending = False
         self._closed = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -104,7 +104,7 @@ class DatabaseThread:
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
-        # Nothing is posted any more. What still runs was not waited for (the time to close was over): its callers hear.
+        # Nothing is posted any more. Tasks that still run outlasted the time to close: their callers are told.
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
@@ -123,7 +123,7 @@ class DatabaseThread:
         try:
             await call.finished
         except BaseException:
-            with contextlib.suppress(ClosedError):  # then it was withdrawn at closing
+            with contextlib.suppress(ClosedError):  # withdrawn at closing
                 self.post(self._settle_call, call, call.withdraw())
             raise
         finally:
@@ -131,7 +131,7 @@ class DatabaseThread:
         return call.receive()
 
     def run_blocking(self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float | None) -> T:
-        """As `run`, blocking the calling thread; raises LockedError after `timeout` seconds."""
+        """Do the same as `run`, blocking the calling thread; raises LockedError after `timeout` seconds."""
         coroutine = self._settled(work)
         try:
             with self._posting:
@@ -152,14 +152,14 @@ class DatabaseThread:
             raise ClosedError from error
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
-        """Have `function(*args)` called in the database's thread, soon. Whatever is posted is run before it ends."""
+        """Call `function(*args)` in the database's thread, soon. All posted calls run before the thread ends."""
         with self._posting:
             if self._closed:
                 raise ClosedError
             self.loop.call_soon_threadsafe(function, *args)
 
     def hold(self, task: asyncio.Future[Any]) -> None:
-        """Let later operations wait for `task` (database's thread)."""
+        """Make later operations wait for `task` (database's thread)."""
         self._unsettled.add(task)
         task.add_done_callback(self._unsettled.discard)
 
@@ -169,7 +169,7 @@ class DatabaseThread:
             await asyncio.wait(set(self._unsettled))
 
     async def settle_all(self) -> None:
-        """Undo what nobody will receive, and wait for all that has to be done without a caller (database's thread)."""
+        """Undo results that nobody will receive, and wait for all work without a caller (database's thread)."""
         self._take_back()
         while tasks := self._unsettled | self._retries | self._abandoned:
             await asyncio.wait(tasks)
@@ -184,7 +184,7 @@ class DatabaseThread:
     def keep_trying(self, work: Callable[[], Awaitable[object]]) -> None:
         """Run `work()` every second until it succeeds, or is fenced off (database's thread).
 
-        Closing waits for it, operations don't.
+        Closing waits for it; operations don't.
         """
         task = self.loop.create_task(self._try_until_done(work))
         self._retries.add(task)
@@ -196,14 +196,14 @@ class DatabaseThread:
             try:
                 await work()
                 return
-            except FencedError as error:  # what is of a run before a restore has no place any more
+            except FencedError as error:  # work from before a restore is obsolete
                 _logger.warning("will not be tried again: %s", error)
                 return
             except ReplayBufError as error:
                 _logger.warning("will be tried again: %s", error)
 
     def close(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
-        """Refuse new operations, let those that run end, run `last()`, and end the thread. Blocks; idempotent.
+        """Refuse new operations, let running ones end, run `last()`, and end the thread. Blocks; idempotent.
 
         Operations that take longer than `timeout` seconds are cancelled; their callers get a ClosedError.
         """
@@ -217,7 +217,7 @@ class DatabaseThread:
             self.stop()
 
     def abandon(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
-        """As `close`, without waiting for it: the store is gone, and nobody else will close it."""
+        """Do the same as `close` without waiting: the store is gone, and nobody else will close it."""
         with contextlib.suppress(ClosedError):
             self.post(self._start_end, last, timeout)
 
@@ -274,7 +274,7 @@ class DatabaseThread:
 
     async def _perform(self, call: _Call[T], work: Callable[[], Awaitable[T]]) -> None:
         try:
-            if call.gone:  # first of all: later ones wait for this task then, and it must not wait for itself
+            if call.gone:  # checked first: later operations then wait for this task, which must not wait for itself
                 return
             outcome: T | None = None
             problem: BaseException | None = None
@@ -294,7 +294,7 @@ class DatabaseThread:
                 self._calls.pop(id(call), None)
 
     def _settle_call(self, call: _Call[Any], undo: bool) -> None:
-        """The caller has gone: later operations wait until its operation has ended and is undone."""
+        """Make later operations wait until the operation of a caller that has gone has ended and is undone."""
         if undo and call.undo is not None:
             self.hold(self.loop.create_task(_undone(call, call.outcome)))
         elif call.task is not None and not call.task.done():
@@ -311,8 +311,8 @@ async def _undone(call: _Call[Any], outcome: Any) -> None:
 
 @atexit.register
 def _settle_all() -> None:
-    # Threads of this module are daemons: without this, a process that ends right after it cancelled a take, or with an
-    # event loop that was left in the middle of one, could end before the groups are back in the store.
+    # Threads of this module are daemons: without this, a process that ends right after cancelling a take, or with an
+    # event loop abandoned in the middle of one, could end before the groups are back in the store.
     for thread in list(_running):
         if thread.pid == os.getpid() and not thread._closed:
             with contextlib.suppress(ReplayBufError):

@@ -1,4 +1,4 @@
-"""What statements are functions of: a transaction of one buffer."""
+"""A transaction of one buffer: the first argument of every statement."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from replaybuf.storage.sql.schema.tables import lane
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """One buffer in a database, and its rules. Without a name: all buffers, for those who only look.
+    """One buffer in a database, and its rules. Without a name: all buffers, for readers.
 
-    `epoch` counts the restores of the buffer up to when it was opened; uids are `ticket_shift` ahead of tickets;
-    `checkpoint` is the number of the checkpoint that was made last.
+    `epoch` is the number of restores of the buffer before it was opened; `ticket_shift` is uid minus ticket;
+    `checkpoint` is the number of the checkpoint made last.
     """
 
     buffer: str | None = "default"
@@ -31,17 +31,17 @@ class Scope:
 
     @property
     def lanes(self) -> ColumnElement[bool]:
-        """The lanes of what is in the buffer: not of what is leased, except for those who only look."""
+        """The lanes of the groups in the buffer, without leased ones except for readers."""
         return true() if self.buffer is None else and_(lane.c.buffer == self.buffer, lane.c.leased == false())
 
 
-#: Of transactions about the database as a whole, and of files that hold one buffer.
+#: For transactions about the whole database, and for files that hold one buffer.
 DEFAULT = Scope()
 
 
 @dataclass(slots=True)
 class Transaction:
-    """A transaction that is under way. `scope` is the buffer as this transaction knows it (`statements.fence`)."""
+    """A running transaction. `scope` is the buffer as the transaction knows it (`statements.fence`)."""
 
     connection: Connection
     dialect: Dialect
@@ -49,22 +49,22 @@ class Transaction:
 
     @classmethod
     def over(cls, connection: Connection, scope: Scope = DEFAULT) -> Transaction:
-        """The transaction that a connection is in."""
+        """Return the transaction of a connection."""
         return cls(connection, DIALECTS[connection.dialect.name], scope)
 
     def of(self, scope: Scope) -> Transaction:
-        """The same transaction, for another buffer."""
+        """Return the same transaction for another buffer."""
         return Transaction(self.connection, self.dialect, scope)
 
     def execute(self, statement: Any, parameters: Any = None) -> CursorResult[*tuple[Any, ...]]:
-        """Run a statement of SQLAlchemy's."""
+        """Run a SQLAlchemy statement."""
         return self.connection.execute(statement, parameters)
 
     def insert_rows(self, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert rows, each a tuple in the order of the table's columns, JSON as text.
 
-        The statement is SQLAlchemy's, but compiled once and given to the driver with the rows as they are: half the
-        time of an insert of dicts.
+        The statement is SQLAlchemy's, but compiled once and passed to the driver with the rows unchanged: half the time
+        of inserting dicts.
         """
         if rows:
             self.connection.exec_driver_sql(_insert_statement(self.connection.dialect, table), list(rows))

@@ -1,4 +1,4 @@
-"""Everything that differs between the database drivers: URLs, engines, settings, and what their exceptions mean."""
+"""Database URLs: checking them, and the options that they may have."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
 
 
 def parse_url(url: str) -> URL:
-    """A database URL as people write it, with the async driver filled in.
+    """Return the URL of a database from text as users write it, with the async driver filled in.
 
     Accepts `sqlite:///run.db`, `sqlite:///:memory:`, `sqlite://`, `postgresql://...` and `postgres://...`. Raises
-    ConfigError for anything else, and MissingDriverError without the driver; messages never show a password.
+    ConfigError for anything else, and MissingDriverError when the driver isn't installed; messages never show a
+    password.
     """
     if not isinstance(url, str) or not url:
         raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")
@@ -58,11 +59,11 @@ def parse_url(url: str) -> URL:
 
 
 def public_url(url: URL) -> str:
-    """The URL as people write it, without driver and password."""
+    """Return the URL as users write it, without driver and password."""
     return redact(url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True))
 
 
-# What of the options of libpq and asyncpg is understood in a URL, with how their values are read.
+# The options of libpq and asyncpg that are accepted in a URL, with the parsers of their values.
 _POSTGRES_OPTIONS: dict[str, Callable[[str], Any]] = {
     "host": str,
     "port": str,
@@ -86,7 +87,7 @@ def _one(values: str | Sequence[str] | None) -> str | None:
 
 
 def _checked_postgres(url: URL) -> URL:
-    """The URL with its password in one place and options that asyncpg understands."""
+    """Return the URL with its password in one place and options that asyncpg accepts."""
     where = public_url(url)
     query = dict(url.query)
     url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
@@ -109,7 +110,7 @@ def _checked_postgres(url: URL) -> URL:
 
 
 def driver_options(url: URL) -> tuple[URL, dict[str, Any]]:
-    """A PostgreSQL URL without the options whose value is no text, or that asyncpg wants elsewhere; and those."""
+    """Return a PostgreSQL URL without the options that asyncpg takes as arguments, and those options, parsed."""
     own = {name: read(url.query[name]) for name, read in _POSTGRES_OPTIONS.items() if name in url.query}  # type: ignore[arg-type]
     kept = {name: url.query[name] for name in ("host", "port") if own.pop(name, None) is not None}
     return url.set(query=kept), own

@@ -1,5 +1,5 @@
-"""What there is in a database, in plain data, for those who look at it from outside: `cli` and `doctor`.
+"""The contents of a database as plain data, for `cli` and `doctor`, which look at it from outside.
 
-They open it here (`reader`, `writer`), ask (`groups`, `overview`, `checkpoints`, `schema`, `statement`), copy it
-(`snapshots`), and see and mend what is wrong with it (`checkup`, `rescue`). SQL is used here and below, and not above.
+They open it (`reader`, `writer`), query it (`groups`, `overview`, `checkpoints`, `schema`, `statement`), copy it
+(`snapshots`), and find and mend damage (`checkup`, `rescue`). SQL is used here and below, not above.
 """

@@ -15,7 +15,7 @@ from replaybuf.storage.sql.statements.checkpoints import forgotten
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A checkpoint as it says of itself."""
+    """A checkpoint, as described in its own row."""
 
     id: int
     buffer: str
@@ -27,7 +27,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a checkpoint has, and how many of its groups have no payload any more."""
+    """What a checkpoint holds, and the number of its groups that have lost their payload."""
 
     groups: int
     bytes: int
@@ -35,7 +35,7 @@ class Contents:
 
 
 def list_checkpoints(tx: Transaction, buffer: str | None = None) -> list[Made]:
-    """The checkpoints of a buffer, or of each, in the order in which they were made."""
+    """Return the checkpoints of one buffer or of all, in the order in which they were made."""
     query = select(checkpoint).order_by(checkpoint.c.buffer, checkpoint.c.id)
     if buffer is not None:
         query = query.where(checkpoint.c.buffer == buffer)
@@ -46,7 +46,7 @@ def list_checkpoints(tx: Transaction, buffer: str | None = None) -> list[Made]:
 
 
 def contents_of(tx: Transaction, made: Made) -> Contents:
-    """What there is of a checkpoint."""
+    """Return the contents of a checkpoint."""
     here = checkpoint_group.c.checkpoint == made.id
     sizes = select(func.count(), func.coalesce(func.sum(checkpoint_group.c.bytes), 0)).where(here)
     count, nbytes = tx.execute(sizes).one()
@@ -55,5 +55,5 @@ def contents_of(tx: Transaction, made: Made) -> Contents:
 
 
 def count_dropped(tx: Transaction) -> int:
-    """The number of dropped checkpoints that wait to be swept."""
+    """Return the number of dropped checkpoints that wait to be swept."""
     return len(forgotten(tx))

@@ -1,4 +1,4 @@
-"""The metadata of groups and rollouts, from the views for people; the payload of a group where it is asked for."""
+"""The metadata of groups and rollouts, from the views for people, and the payload of a group on request."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ GROUPS = table("groups", *map(column, _COLUMNS))
 _ROLLOUTS = table("rollouts", *map(column, _ROLLOUT_COLUMNS))
 _CHUNK = 1000
 
-#: Decodes rollouts as dicts, whatever class they were put as.
+#: Decodes rollouts as dicts, whatever their class was.
 AS_DICTS = Codec(RolloutType(dict))
 
 
 @dataclass(frozen=True, slots=True)
 class Looking(Scope):
-    """What those who only look see of one buffer, or of all: leased groups too."""
+    """The scope of a reader: one buffer or all, including leased groups."""
 
     @property
     def lanes(self) -> ColumnElement[bool]:
@@ -51,7 +51,7 @@ class Looking(Scope):
 
 @dataclass(slots=True)
 class Listing:
-    """The metadata of groups; how many match; the time then, and whether there are other buffers."""
+    """The metadata of groups, the number that match, the time then, and whether there are other buffers."""
 
     rows: list[dict[str, Any]]
     matching: int
@@ -61,7 +61,7 @@ class Listing:
 
 @dataclass(slots=True)
 class Shown:
-    """A group and its rollouts; the time then, and whether there are other buffers."""
+    """A group and its rollouts, the time then, and whether there are other buffers."""
 
     group: dict[str, Any]
     rollouts: list[dict[str, Any]]
@@ -70,7 +70,7 @@ class Shown:
     stored: GroupRow | None = None
 
     def decode(self) -> list[dict[str, Any]]:
-        """The rollouts in full, if their payload was asked for. Raises DecodeError."""
+        """Return the full rollouts, if the payload was read. Raises DecodeError."""
         assert self.stored is not None
         try:
             return self.stored.decode(AS_DICTS).item
@@ -79,17 +79,17 @@ class Shown:
 
 
 def buffers_of(tx: Transaction) -> list[str]:
-    """The names of the buffers in the database."""
+    """Return the names of the buffers in the database."""
     return list(tx.execute(select(lane.c.buffer).distinct().order_by(lane.c.buffer)).scalars())
 
 
 def tasks_of(tx: Transaction, buffer: str | None) -> list[str]:
-    """The names of the tasks of a buffer, or of all."""
+    """Return the names of the tasks of one buffer or of all."""
     return sorted(tx.execute(select(lane.c.task_name).where(Looking(buffer).lanes).distinct()).scalars())
 
 
 def looking_at(tx: Transaction, buffer: str | None) -> Transaction:
-    """The transaction, looking at one buffer, or at all. Raises InputError where there are others, but not this one."""
+    """Return the transaction, scoped to one buffer or all. Raises InputError when only other buffers exist."""
     if buffer is not None and (there := buffers_of(tx)) and buffer not in there:
         raise InputError(f"there is no buffer {buffer!r} in this database; there are {', '.join(there)}")
     return tx.of(Looking(buffer))
@@ -98,7 +98,7 @@ def looking_at(tx: Transaction, buffer: str | None) -> Transaction:
 def list_groups(
     tx: Transaction, buffer: str | None, query: Node, order: Order, limit: int | None, *, count: bool
 ) -> Listing:
-    """The groups that match, in order; with `count` also how many there are beyond the limit."""
+    """Return the groups that match, in order; with `count` also the number of all matches, beyond the limit."""
     tx = looking_at(tx, buffer)
     rows = _find_groups(tx, query, order, limit)
     matching = count_groups(tx, query, None) if count and len(rows) == limit else len(rows)
@@ -106,7 +106,7 @@ def list_groups(
 
 
 def show_group(tx: Transaction, uid: int, *, payload: bool) -> Shown | None:
-    """One group of any buffer, or None where it isn't there."""
+    """Return a group of any buffer, or None when it isn't there."""
     tx = looking_at(tx, None)
     found = _find_groups(tx, ScalarNode("uid", "$eq", uid), (), 1)
     if not found:
@@ -128,7 +128,7 @@ def _find_groups(tx: Transaction, query: Node, order: Order, limit: int | None) 
 
 
 def tidy(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """A row of a view with the same Python types from both databases."""
+    """Return a row of a view with the same Python types from both databases."""
     values = dict(row)
     for name, value in values.items():
         if isinstance(value, Decimal):
@@ -142,5 +142,5 @@ def tidy(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def now_of(tx: Transaction) -> datetime:
-    """The present time by the store's clock, by which leases end."""
+    """Return the present time by the store's clock, which decides when leases end."""
     return datetime.fromtimestamp(store_clock(tx), UTC)

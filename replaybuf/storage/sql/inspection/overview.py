@@ -1,4 +1,4 @@
-"""The figures of a database: groups by task and status, what was counted since the beginning, cursors, sizes."""
+"""The figures of a database: groups by task and status, tallies since the beginning, cursors, sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STATUSES = [*map(str, Status)]
 
 @dataclass(slots=True)
 class BufferFigures:
-    """What was counted in a buffer, how many groups have each value of a field, its cursors, its checkpoints' steps."""
+    """A buffer's tallies, its numbers of groups by value of each field, its cursors, and its checkpoints' steps."""
 
     tallies: dict[tuple[str, Status, Tally], int]
     histograms: dict[str, dict[LaneName, dict[int, int]]]
@@ -36,7 +36,7 @@ class BufferFigures:
 
 @dataclass(slots=True)
 class Overview:
-    """A row for each buffer, task and status; the figures of each buffer; those of the whole database; the time."""
+    """A row for each buffer, task and status, the figures of each buffer and of the whole database, and the time."""
 
     rows: list[dict[str, Any]]
     buffers: dict[str, BufferFigures]
@@ -45,7 +45,7 @@ class Overview:
 
 
 def overview(tx: Transaction, buffer: str | None, fields: Iterable[str]) -> Overview:
-    """The figures of a buffer, or of all, with histograms of these fields."""
+    """Return the figures of one buffer or of all, with histograms of these fields."""
     rows = _groups(looking_at(tx, buffer))
     buffers = {}
     for name in buffers_of(tx):
@@ -95,11 +95,11 @@ def _database(tx: Transaction) -> dict[str, Any]:
 
 
 def database_bytes(tx: Transaction) -> int:
-    """The size of the database on the disk."""
+    """Return the size of the database on disk, in bytes."""
     return tx.dialect.database_bytes(tx.connection)
 
 
 def read_backlog(tx: Transaction) -> tuple[int, float | None]:
-    """The number of payloads that wait to be swept, and since when the oldest does."""
+    """Return the number of payloads that wait to be swept, and since when the oldest has waited."""
     count, oldest = tx.execute(select(func.count(), func.min(garbage.c.removed_at))).one()
     return int(count), oldest

@@ -28,20 +28,20 @@ T = TypeVar("T")
 
 __all__ = ["LOCK_TIMEOUT", "Reader", "Transaction", "open_reader", "url_or_path"]
 
-#: Seconds to wait for a lock; readers meet one only on SQLite databases that aren't in WAL mode.
+#: Seconds to wait for a lock; readers wait only on SQLite databases that aren't in WAL mode.
 LOCK_TIMEOUT = 10.0
 _STEPS_BETWEEN_CHECKS = 20_000
 
 
 def url_or_path(url: str) -> URL:
-    """The URL, or that of the SQLite file at a path."""
+    """Return the parsed URL, or the URL of the SQLite file at a path."""
     return parse_url("sqlite://").set(database=url) if url and "://" not in url else parse_url(url)
 
 
 def open_reader(url: str) -> Reader:
-    """The reader for a URL, or for the SQLite file at a path. Connects to nothing yet.
+    """Return the reader for a URL, or for the SQLite file at a path. Connects to nothing yet.
 
-    Raises ConfigError, and UnreachableError where there is no such file.
+    Raises ConfigError, and UnreachableError when there is no such file.
     """
     if url.startswith(("memory:", "pandas:")):
         raise ConfigError(f"{url.partition(':')[0]}:// lives in the process that made it; nobody else can look into it")
@@ -61,7 +61,7 @@ def open_reader(url: str) -> Reader:
 class Reader(ABC):
     """Runs functions in read transactions of a database.
 
-    `where` is its URL without password, `path` that of a SQLite file.
+    `where` is its URL without password, `path` the path of a SQLite file.
     """
 
     def __init__(self, url: URL, path: Path | None = None) -> None:
@@ -70,7 +70,7 @@ class Reader(ABC):
         self.path = path
 
     def inspect(self, function: Callable[[Transaction], T]) -> T:
-        """As `read`, of a replaybuf database. Raises NotADatabaseError and SchemaError for any other."""
+        """Do the same as `read` on a replaybuf database. Raises NotADatabaseError and SchemaError for any other."""
 
         def checked(tx: Transaction) -> T:
             if not check_schema(tx.connection, self.where):
@@ -85,16 +85,16 @@ class Reader(ABC):
     def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         """Run `function(tx)` in a transaction that can't write, and roll it back.
 
-        Raises LockedError when the database was busy with it for more than `timeout` seconds.
+        Raises LockedError when it took more than `timeout` seconds.
         """
 
 
 class SqliteReader(Reader):
     """A SQLite file, opened read-only.
 
-    Where no write-ahead log is, the file is read as it stands, which leaves nothing behind and works in a folder that
-    can't be written. When it turns out that somebody wrote meanwhile, it is read again the other way: as one of
-    the users of the log, whom no writer waits for.
+    If there is no write-ahead log, the file is read as immutable, which leaves no files behind and works in a read-only
+    folder. If somebody wrote meanwhile, it is read again the other way, as one of the log's readers, for which no
+    writer waits.
     """
 
     def __init__(self, url: URL) -> None:
@@ -132,7 +132,7 @@ class SqliteReader(Reader):
             ) from error
 
     def _quiet_state(self) -> tuple[int, ...] | None:
-        """What changes when somebody writes; None when somebody may be writing."""
+        """Return a value that changes when somebody writes; None when somebody may be writing."""
         for suffix in ("-wal", "-journal"):
             beside = Path(f"{self._path}{suffix}")
             if beside.exists() and beside.stat().st_size:
@@ -162,7 +162,7 @@ class SqliteReader(Reader):
 
 
 class _Clock:
-    """Stops a SQLite statement after a time. Being Python, it also gives Ctrl-C its turn."""
+    """Stops a SQLite statement after a time. As Python code, it also lets Ctrl-C through."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -174,7 +174,7 @@ class _Clock:
         return self._over
 
     def explain(self, error: Exception) -> None:
-        """Raise what interrupted a statement: this clock, or Ctrl-C."""
+        """Raise the cause of a statement's interruption: this clock, or Ctrl-C."""
         if self._over:
             raise LockedError(f"stopped after {self._timeout:g} s; raise --timeout if that is too soon") from error
         raise KeyboardInterrupt from error

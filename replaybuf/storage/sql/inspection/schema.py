@@ -16,7 +16,7 @@ from replaybuf.storage.sql.schema.create import HEAD, REVISIONS, check_schema, c
 
 
 class State(Enum):
-    """What a revision is to this version of replaybuf."""
+    """How a revision relates to this version of replaybuf."""
 
     MISSING = auto()
     CURRENT = auto()
@@ -26,7 +26,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """The revision that a schema is at, None where there is none, and the one that this replaybuf works with."""
+    """The revision of a schema (None when there is none), and the one that this replaybuf works with."""
 
     found: str | None
     wanted: str = HEAD
@@ -41,14 +41,14 @@ class Revision:
 
 
 def read_revision(tx: Transaction) -> Revision:
-    """The revision that the database is at."""
+    """Return the revision of the database."""
     return Revision(current_revision(tx.connection))
 
 
 def upgrade_database(reader: Reader) -> tuple[str | None, str]:
-    """Bring the schema up to date, or make it in an empty database: the revisions before and after.
+    """Upgrade the schema, or create it in an empty database; return the revisions before and after.
 
-    Raises NotADatabaseError for what belongs to something else, and SchemaError for what is newer.
+    Raises NotADatabaseError for a database of something else, and SchemaError for a newer one.
     """
     # Before it is opened for writing, which changes the journal of a SQLite file.
     reader.read(lambda tx: _check_owner(tx, reader.where))

@@ -1,4 +1,4 @@
-"""Copies of a buffer: from a database into a snapshot file, and from there into a database."""
+"""Copies of a buffer, from a database into a snapshot file and back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT = "default"
 
 
 def choose_buffer(tx: Transaction, buffer: str | None) -> str:
-    """The buffer of this name, or the only one, or the one without a name of its own. Raises InputError."""
+    """Return the buffer of this name, or else the only one or the default one. Raises InputError."""
     there = buffers_of(tx)
     if buffer is None and len(there) > 1 and DEFAULT not in there:
         raise InputError(f"there are several buffers in this database: choose one with --buffer: {', '.join(there)}")
@@ -31,7 +31,7 @@ def choose_buffer(tx: Transaction, buffer: str | None) -> str:
 
 
 def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress) -> None:
-    """Write a snapshot of a buffer, with what is to be known about it."""
+    """Write a snapshot of a buffer, with facts about it."""
 
     async def save() -> None:
         engine = open_engine(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=not _has_log(reader))
@@ -45,28 +45,28 @@ def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str]
 
 
 def _has_log(reader: Reader) -> bool:
-    """Whether it is a SQLite file with a write-ahead log, and may be written.
+    """Return whether it is a writable SQLite file with a write-ahead log.
 
-    The last one to close such a file removes the log, unless it only reads: then an empty one would be left behind.
+    The last connection to such a file removes the log, unless it is read-only: then an empty one would be left behind.
     """
     return reader.path is not None and os.access(reader.path, os.W_OK) and is_wal(reader.path)
 
 
 def policy_of(file: str) -> str | None:
-    """The policy that a snapshot is for, None for any. Raises SnapshotError, or SchemaError, when it is no snapshot."""
+    """Return the policy of a snapshot, None for any. Raises SnapshotError or SchemaError when it isn't a snapshot."""
     return asyncio.run(read_snapshot_facts(file)).get("policy")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A database to load a snapshot into, which may be a SQLite file that isn't there yet. `where` has no password."""
+    """A database to load a snapshot into, possibly a SQLite file that doesn't exist yet. `where` has no password."""
 
     url: str
     where: str
 
     @classmethod
     def at(cls, url: str) -> Target:
-        """The database of a URL or path. Connects to nothing yet."""
+        """Return the database of a URL or path. Connects to nothing yet."""
         parsed = url_or_path(url)
         if is_memory(parsed):
             raise ConfigError("a SQLite database in memory would be gone with this command; give a file or a server")

@@ -1,4 +1,4 @@
-"""One SQL statement of a user, which can't write."""
+"""Running one SQL statement of a user, read-only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _WRITES = {"25006", "25001", "2D000"}  # read-only transaction, change of the tr
 
 
 def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """The names of the columns, each once, and all rows; no names where a statement gives no rows.
+    """Return unique names of the columns, and all rows; no names when the statement returns no rows.
 
-    Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is wrong.
+    Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is invalid.
     """
 
     def run(tx: Transaction) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -34,7 +34,7 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
 
 
 def _explain(error: StorageError, timeout: float) -> NoReturn:
-    """Raise what an error of the database means here."""
+    """Raise the error that a database's error means here."""
     cause = _cause(error)
     state = getattr(cause, "sqlstate", None)
     message = str(cause)
@@ -52,14 +52,14 @@ def _explain(error: StorageError, timeout: float) -> NoReturn:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The driver's own exception."""
+    """Return the driver's own exception."""
     while (inner := error.__cause__) is not None:
         error = inner
     return error
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """The names of columns, those that come again with a number."""
+    """Return the names of columns, repeated ones with a number."""
     result: list[str] = []
     for name in names:
         candidate, number = name, 1

@@ -1,4 +1,4 @@
-"""Opening a database to mend or upgrade it: without any other writer."""
+"""Opening a database to mend or upgrade it, without other writers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOG_TIMEOUT_MS = 2000
 
 @contextmanager
 def open_writer(reader: Reader) -> Iterator[Writer]:
-    """A writer for the database of a reader. Opening a SQLite file for writing changes its journal."""
+    """Yield a writer for the database of a reader. Opening a SQLite file for writing changes its journal."""
     with asyncio.Runner() as runner:
         engine = open_engine(reader.url, durability="full", lock_timeout=_LOCK_TIMEOUT)
         try:
@@ -39,11 +39,11 @@ class Writer:
         self._engine, self._runner = engine, runner
 
     def write(self, function: Callable[[Transaction], T]) -> T:
-        """Run `function(tx)` in a transaction and commit it."""
+        """Run `function(tx)` in a transaction, commit it, and return the result."""
         return self._runner.run(self._engine.write(function, alone=True))
 
     def empty_log(self) -> bool:
-        """Copy a SQLite file's log into the file, and let it begin anew; False while somebody else reads from it."""
+        """Copy a SQLite file's log into the file and restart it; return False while another process reads from it."""
         assert isinstance(self._engine, SqliteEngine)
         return self._runner.run(_empty_log(self._engine))
 

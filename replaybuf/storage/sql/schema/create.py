@@ -1,7 +1,7 @@
 """Creating, checking and upgrading the schema.
 
 A new database gets the tables of `tables.py` at once and is stamped with the newest revision; an existing one must be
-at that revision. The alembic chain in `migrations` brings older ones there.
+at that revision. The alembic chain in `migrations` upgrades older ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REVISIONS = ("0001", "0002", "0003", "0004")
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "rb_version"
 
-# As alembic makes it.
+# As alembic creates it.
 version = Table(
     VERSION_TABLE,
     MetaData(),
@@ -41,14 +41,14 @@ version = Table(
 
 
 def current_revision(connection: Connection) -> str | None:
-    """The revision that the database is at, or None when it has no replaybuf schema."""
+    """Return the revision of the database, or None when it has no replaybuf schema."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     return connection.execute(select(version.c.version_num)).scalar()
 
 
 def check_schema(connection: Connection, where: str) -> bool:
-    """Whether the schema is there. Raises SchemaError when it is older or newer than this version of replaybuf."""
+    """Return whether there is a schema. Raises SchemaError when it is older or newer than this version of replaybuf."""
     revision = current_revision(connection)
     if revision is None:
         return False
@@ -66,7 +66,7 @@ def check_schema(connection: Connection, where: str) -> bool:
 
 
 def create_schema(connection: Connection, where: str) -> None:
-    """Create everything that isn't there yet; several processes may do so at once."""
+    """Create everything that is missing; several processes may do so at once."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": 0x5EB10})
     if check_schema(connection, where):
@@ -85,7 +85,7 @@ def create_schema(connection: Connection, where: str) -> None:
 
 
 def create_views(connection: Connection) -> None:
-    """Make the views for people."""
+    """Create the views for people."""
     for statement in CREATE_VIEWS[connection.dialect.name]:
         connection.execute(text(statement))
 
@@ -97,15 +97,15 @@ def drop_views(connection: Connection) -> None:
 
 
 def finish_tables(connection: Connection) -> None:
-    """What SQLAlchemy's tables can't say: first rows, and how PostgreSQL stores payloads."""
+    """Do what SQLAlchemy's tables can't express: first rows, and how PostgreSQL stores payloads."""
     connection.execute(insert(counter).values(name="uid", value=0))
     if connection.dialect.name == "postgresql":
-        # Payloads are stored outside the row and not compressed: they are compressed already, or not worth it.
+        # Payloads are stored out of line and not compressed: they are already, or it isn't worth it.
         connection.execute(text("ALTER TABLE rb_payload ALTER COLUMN data SET STORAGE EXTERNAL"))
 
 
 def migrations_folder() -> Path:
-    """The alembic scripts: inside the package when installed from a wheel, beside it in a checkout."""
+    """Return the alembic scripts: inside the package when installed from a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parents[3]
     for folder in (package / "_migrations", package.parent / "migrations"):
         if (folder / "env.py").is_file():
@@ -122,5 +122,5 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
-    # The rows of a snapshot are others now than those that were saved.
+    # The rows of a snapshot are no longer those that were saved.
     connection.execute(delete(info).where(info.c.name == DIGEST))

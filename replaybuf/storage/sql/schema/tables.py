@@ -1,30 +1,30 @@
 """The schema: its one source. The alembic chain in `migrations` must produce exactly this, on both databases.
 
-Payloads are immutable and apart; all that changes is narrow metadata:
+Payloads are immutable and separate; only narrow metadata changes:
 
     rb_lane     a task's groups of one status in one buffer, the train step that their staleness was last refreshed to,
                 and the clocks of the races that are run among them (`replaybuf.rules.race`); leased groups have
                 lanes of their own
-    rb_group    one narrow row a group: its lane, staleness, priority, tags, marks, keys in races, lease
-    rb_payload  one wide row a group, written once: the encoded rollouts, their outline and previews for people
-    rb_garbage  groups that were taken or deleted and whose payloads wait to be swept
-    rb_tally    what was counted in each lane, as a sum over shards: a connection has its own, and waits for no other
+    rb_group    one narrow row per group: its lane, staleness, priority, tags, marks, keys in races, lease
+    rb_payload  one wide row per group, written once: the encoded rollouts, their outline and previews for people
+    rb_garbage  groups that were taken or deleted, and whose payloads wait to be swept
+    rb_tally    the tallies of each lane, as a sum over shards: each connection has its own, and waits for no other
     rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the last transaction of each connection)
-    rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off who came before
+    rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off earlier users
     rb_cursor   where the prompt ledgers are in their datasets: now (checkpoint 0), and at each checkpoint
-    rb_checkpoint        a row for each step checkpoint, with its lanes and what was counted in them
+    rb_checkpoint        a row for each step checkpoint, with its lanes and their tallies
     rb_checkpoint_group  the rows of `rb_group` as they were at each checkpoint; their payloads are kept
     rb_info     facts about the store, such as the policy that a snapshot was written under
 
-The staleness of a group is `lane.step - oldest_step - 1`, so that a refresh rewrites the step of a lane and not its
-groups. Groups whose staleness isn't that (they brought their own, have no model steps, or expired at the last refresh)
-have it in `pinned_staleness`; `pinned_step` is the train step that it was computed for, NULL for the rollouts' own.
+The staleness of a group is `lane.step - oldest_step - 1`, so that a refresh rewrites the lane's step and not its
+groups. Groups with another staleness (they brought their own, have no model steps, or expired at the last refresh) have
+it in `pinned_staleness`; `pinned_step` is the train step for which it was computed, NULL for the rollouts' own.
 
-`ticket` is the number that random draws know a group by: NULL where it is the uid. Uids are never given twice, but the
+`ticket` is the number by which random draws know a group, NULL where it is the uid. Uids are never given twice, but
 groups that are put after a restore have the tickets that they would have had without it, and so the same chances.
 
-`made_from` are the uids of groups that this one has replaced and that a checkpoint still has, NULL for none: a restore
-that keeps this one doesn't bring them back.
+`made_from` holds the uids of replaced groups that a checkpoint still has, NULL for none: a restore that keeps this
+group doesn't bring them back.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ checkpoint = Table(
     Column("lanes", Json, nullable=False),
     Column("tallies", Json, nullable=False),
     UniqueConstraint("buffer", "step", name="rb_checkpoint_of_step"),
-    sqlite_autoincrement=True,  # a later checkpoint has a higher number, also when the one before it was dropped
+    sqlite_autoincrement=True,  # a later checkpoint has a higher number, even if the previous one was dropped
 )
 
 checkpoint_group = Table(
@@ -196,11 +196,11 @@ info = Table(
     Column("name", Name, primary_key=True),
     Column("value", Text, nullable=False),
 )
-#: The name of what a snapshot says of its own content; no more true after an upgrade.
+#: The name of the fact with the digest of a snapshot's rows; no longer true after an upgrade.
 DIGEST = "digest"
 
 #: Pinned groups whose staleness the next refresh of their lane has to look at. (Groups without model steps have
-#: staleness 0 for good once they were refreshed.)
+#: staleness 0 for good once they are refreshed.)
 unsettled: ColumnElement[bool] = and_(
     group.c.pinned_staleness.is_not(None),
     or_(group.c.oldest_step.is_not(None), group.c.pinned_step.is_(None)),
@@ -241,7 +241,7 @@ _partial_index(
     group.c.uid,
     where=group.c.uniform_key.is_not(None),
 )
-# With the priority in it, the sum of priorities that importance weights need is read from the index alone.
+# It includes the priority, so that the sum of priorities for importance weights is read from the index alone.
 _partial_index(
     "rb_group_by_prioritized_key",
     group.c.lane,

@@ -1,7 +1,7 @@
 """Views for people: `groups` (a row per group) and `rollouts` (a row per rollout), in each database's own SQL.
 
 They need nothing but `sqlite3` or `psql`. Joins to the payloads are outer joins on a unique key, so that both databases
-leave them out when no column of theirs is asked for.
+skip them when none of their columns is selected.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ VIEWS = ("groups", "rollouts")
 
 _STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
 
-# The staleness of one rollout: the step of the refresh if there was one, else what it was put or expired with.
+# The step of one rollout's staleness: that of the refresh if there was one, else that of its put or expiry.
 _ROLLOUT_STEP = "CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END"
 
 _SQLITE_GROUPS = f"""

@@ -1,1 +1,1 @@
-"""What is said to the database inside of transactions."""
+"""The statements that run inside transactions."""

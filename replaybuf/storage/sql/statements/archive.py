@@ -1,4 +1,4 @@
-"""The archive: groups that were taken stay for SQL, up to a number or an age."""
+"""The archive: taken groups stay for SQL, up to a number or an age."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from replaybuf.storage.sql.statements.moving import Step, apply
 
 
 def any_to_prune(tx: Transaction, now: float) -> bool:
-    """Whether any group is too old or too much for the archive."""
+    """Return whether any group is beyond the archive's age or number limit."""
     return any(tx.execute(query.limit(1)).first() for _, query, most in _outdated(tx, now) if most)
 
 
 def prune(tx: Transaction, now: float, limit: int) -> int:
-    """Remove up to `limit` groups of each task that are too old or too much for the archive, oldest first."""
+    """Remove up to `limit` groups per task that are beyond the archive's limits, oldest first; return their number."""
     steps: list[Step] = []
     lanes: list[Lane] = []
     for archive, query, most in _outdated(tx, now):
@@ -35,7 +35,7 @@ def prune(tx: Transaction, now: float, limit: int) -> int:
 
 
 def _outdated(tx: Transaction, now: float) -> list[tuple[Lane, Select[Any], int]]:
-    """For each archive of a task: the groups that may have to leave, in order, and how many at most."""
+    """Return for each task's archive its lane, the groups that may have to leave, in order, and the most that may."""
     limits = tx.scope.rules.limits
     archives = select(lane).where(tx.scope.lanes, lane.c.status == str(Status.ARCHIVED))
     lanes = [Lane.of(row) for row in tx.execute(archives)]

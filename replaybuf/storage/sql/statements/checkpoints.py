@@ -1,7 +1,7 @@
 """Step checkpoints: the metadata of a buffer, copied by the database itself. Payloads stay where they are.
 
 A payload is kept while a group or a checkpoint has its uid. PostgreSQL copies from one snapshot while others write; an
-advisory lock keeps the sweep away meanwhile, so that no payload goes that the copy is going to need.
+advisory lock keeps the sweep away meanwhile, so that no payload that the copy will need is deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from replaybuf.storage.values import Checkpoint, missing_checkpoint
 
 
 def keep_sweeps_away(tx: Transaction) -> None:
-    """Let no sweep run, and no other checkpoint be made or dropped, until the end of the transaction."""
+    """Prevent sweeps, and the making and dropping of other checkpoints, until the end of the transaction."""
     tx.dialect.lock(tx.connection, Lock.SWEEP)
 
 
@@ -32,9 +32,9 @@ def may_sweep(tx: Transaction) -> bool:
 
 
 def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) -> Checkpoint:
-    """Keep the buffer as it is now: copy the metadata of its groups, its lanes, counts and cursors.
+    """Make a checkpoint: copy the metadata of the buffer's groups, its lanes, tallies and cursors.
 
-    Checkpoints beyond the `keep` made last are dropped.
+    All but the last `keep` checkpoints are dropped.
     """
     of_step = select(checkpoint.c.id).where(checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.step == step)
     forget(tx, list(tx.execute(of_step).scalars()))
@@ -68,10 +68,10 @@ def _copy_cursors(tx: Transaction, new: int) -> None:
 
 
 def undo_draw(tx: Transaction, since: int, drawn: Mapping[int, int], counts: Mapping[tuple[int, Tally], int]) -> None:
-    """A draw has been undone that nobody received: undo it in the checkpoints, too, that were made after it.
+    """Undo a draw that nobody received, in the checkpoints that were made after it.
 
-    `drawn` has how often each group had been drawn before, `counts` is what the undoing has added to the tallies, and
-    `since` the checkpoint that was the last one when the groups were drawn.
+    `drawn` has the number of earlier draws of each group, `counts` is what the undoing added to the tallies, and
+    `since` is the checkpoint that was the last one at the draw.
     """
     for made in tx.execute(_of_buffer(tx).where(checkpoint.c.id > since)).all():
         copied = [checkpoint_group.c.checkpoint == made.id, checkpoint_group.c.uid.in_(list(drawn))]
@@ -96,12 +96,12 @@ def _copy(tx: Transaction, checkpoint_id: int, condition: ColumnElement[bool]) -
 
 
 def read_checkpoints(tx: Transaction) -> list[Checkpoint]:
-    """The checkpoints of the buffer, in the order in which they were made."""
+    """Return the checkpoints of the buffer, in the order in which they were made."""
     return [Checkpoint(row.step, row.created_at, row.groups, row.bytes) for row in tx.execute(_of_buffer(tx))]
 
 
 def find_checkpoint(tx: Transaction, step: int) -> Any:
-    """The row of the checkpoint of a step. Raises CheckpointError."""
+    """Return the row of the checkpoint of a step. Raises CheckpointError."""
     row = tx.execute(_of_buffer(tx).where(checkpoint.c.step == step)).first()
     if row is None:
         raise missing_checkpoint(step, [made.step for made in read_checkpoints(tx)])
@@ -109,7 +109,7 @@ def find_checkpoint(tx: Transaction, step: int) -> Any:
 
 
 def drop_checkpoint(tx: Transaction, step: int) -> None:
-    """Forget the checkpoint of a step. Raises CheckpointError."""
+    """Drop the checkpoint of a step. Raises CheckpointError."""
     keep_sweeps_away(tx)
     forget(tx, [find_checkpoint(tx, step).id])
 
@@ -119,14 +119,14 @@ def _of_buffer(tx: Transaction) -> Any:
 
 
 def forget(tx: Transaction, ids: Sequence[int]) -> None:
-    """Delete checkpoints. Their groups, and the payloads that nothing needs any more, are left to the sweep."""
+    """Drop checkpoints. Their groups, and the payloads that nothing else needs, are left to the sweep."""
     if ids:
         tx.execute(delete(cursor).where(cursor.c.checkpoint.in_(ids)))
         tx.execute(delete(checkpoint).where(checkpoint.c.id.in_(ids)))
 
 
 def with_groups(tx: Transaction) -> list[int]:
-    """The checkpoints that have groups, deleted ones too: a look at an index for each, however many groups."""
+    """Return the checkpoints with groups, dropped ones too: one index look-up each, however many groups."""
     numbers: list[int] = []
     while True:
         later = checkpoint_group.c.checkpoint > (numbers[-1] if numbers else -1)
@@ -137,13 +137,13 @@ def with_groups(tx: Transaction) -> list[int]:
 
 
 def forgotten(tx: Transaction) -> list[int]:
-    """The checkpoints that were deleted, and have groups left."""
+    """Return the dropped checkpoints that have groups left."""
     there = set(tx.execute(select(checkpoint.c.id)).scalars())
     return [number for number in with_groups(tx) if number not in there]
 
 
 def sweep_forgotten(tx: Transaction, limit: int, now: float) -> int:
-    """Delete up to `limit` groups of a checkpoint that was deleted; how many. Payloads nobody needs become garbage."""
+    """Delete up to `limit` groups of a dropped checkpoint; return their number. Unneeded payloads become garbage."""
     left = forgotten(tx) if may_sweep(tx) else []
     if not left:
         return 0

@@ -11,7 +11,7 @@ from replaybuf.query import SetNode, compile_sql
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, staleness
 
-#: They need `group` joined to `lane`.
+#: These need `group` joined to `lane`.
 FIELDS: dict[str, ColumnElement[Any]] = {
     "uid": group.c.uid,
     "timestamp_id": group.c.uid,
@@ -27,5 +27,5 @@ FIELDS: dict[str, ColumnElement[Any]] = {
 
 
 def uid_in(tx: Transaction, uids: Sequence[int]) -> ColumnElement[bool]:
-    """`uid IN (...)`, for any number of uids."""
+    """Return `uid IN (...)`, for any number of uids."""
     return compile_sql(SetNode("uid", "$in", tuple(uids)), FIELDS, tx.dialect.name)

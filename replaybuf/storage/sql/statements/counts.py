@@ -1,7 +1,7 @@
-"""Counting: sums that every transaction adds to, without waiting for another.
+"""Tallies: sums that every transaction adds to without waiting for another.
 
-Each connection of PostgreSQL adds to rows of its own (its shard), so that concurrent transactions never meet; readers
-sum them up. SQLite has one writer at a time, and one shard.
+Each PostgreSQL connection adds to its own rows (its shard), so that concurrent transactions never conflict; readers sum
+them up. SQLite has one writer at a time, and one shard.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import lane, tally
 from replaybuf.storage.sql.statements.lanes import Lane
 
-#: What a transaction adds: by lane and name.
+#: The amounts that a transaction adds, by lane and name.
 Counts = Counter[tuple[int, Tally]]
-#: The shard that readers find what others have left in.
+#: The shard into which abandoned shards are merged.
 _MERGED = literal(0)
 
 
 def add_step(counts: Counts, homes: Mapping[LaneName, Lane], task_name: str, step: Transition, groups: int = 1) -> None:
-    """Count a step that so many groups of a task take."""
+    """Count a step that this number of a task's groups take."""
     for (status, name), n in step.counts.items():
         counts[(homes[(task_name, status)].id, name)] += n * groups
 
 
 def add_counts(tx: Transaction, counts: Mapping[tuple[int, Tally], int]) -> None:
-    """Add to what was counted."""
+    """Add to the tallies."""
     rows = [{"lane": lane_id, "name": str(name), "amount": n} for (lane_id, name), n in counts.items() if n]
     if rows:
         tx.execute(_adding(tx.dialect, tx.dialect.shard), rows)
@@ -52,7 +52,7 @@ def _adding(dialect: Dialect, shard: ColumnElement[int]) -> Any:
 
 
 def read_tallies(tx: Transaction, tasks: Iterable[str] | None = None) -> dict[tuple[str, Status, Tally], int]:
-    """What was counted, by task and status."""
+    """Return the tallies by task and status."""
     query = (
         select(lane.c.task_name, lane.c.status, tally.c.name, func.sum(tally.c.amount))
         .select_from(lane.join(tally, tally.c.lane == lane.c.id))
@@ -65,7 +65,7 @@ def read_tallies(tx: Transaction, tasks: Iterable[str] | None = None) -> dict[tu
 
 
 def read_lane_tallies(tx: Transaction, lanes: Sequence[int]) -> list[dict[str, Any]]:
-    """What was counted, as rows of a lane's id, a name and an amount."""
+    """Return the tallies as rows of a lane's id, a name and an amount."""
     query = (
         select(tally.c.lane, tally.c.name, func.sum(tally.c.amount).label("amount"))
         .where(tally.c.lane.in_(lanes))
@@ -75,13 +75,13 @@ def read_lane_tallies(tx: Transaction, lanes: Sequence[int]) -> list[dict[str, A
 
 
 def read_levels(tx: Transaction, tasks: Iterable[str]) -> dict[str, Level]:
-    """The numbers of these tasks that their limits look at."""
+    """Return the levels of these tasks."""
     tasks = list(tasks)
     return levels(read_tallies(tx, tasks), tasks)
 
 
 def read_sizes(tx: Transaction, lanes: Iterable[Lane]) -> dict[int, int]:
-    """How many groups each lane has."""
+    """Return the number of groups in each lane."""
     query = (
         select(tally.c.lane, func.sum(tally.c.amount))
         .where(tally.c.lane.in_([one.id for one in lanes]), tally.c.name == str(Tally.SIZE))
@@ -91,13 +91,13 @@ def read_sizes(tx: Transaction, lanes: Iterable[Lane]) -> dict[int, int]:
 
 
 def lock_tasks(tx: Transaction, tasks: Iterable[str]) -> None:
-    """Keep out others who put into or draw from these tasks within limits, until the end of the transaction."""
+    """Keep out other puts and draws of these tasks, where they have limits, until the end of the transaction."""
     names = (f"replaybuf {tx.scope.buffer} {task}" for task in tasks)
     tx.dialect.lock_names(tx.connection, NamedLock.TASK, names)
 
 
 def merge_shards(tx: Transaction) -> None:
-    """Add up the shards of connections that may be gone."""
+    """Merge the shards of connections that may be gone."""
     if not tx.dialect.try_lock(tx.connection, Lock.SHARDS):
         return
     others = select(tally).where(tally.c.shard != 0).limit(10_000)

@@ -1,4 +1,4 @@
-"""Cursors of prompt ledgers, and the prompts that are put, leased from the beginning, when one moves."""
+"""Cursors of prompt ledgers, and claims: prompts that are put under a lease when a cursor moves."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from replaybuf.storage.values import Cursor
 
 
 def read_cursors(tx: Transaction) -> list[Cursor]:
-    """The buffer's cursors as they are now."""
+    """Return the buffer's present cursors."""
     columns = select(cursor.c.name, cursor.c.version, cursor.c.position, cursor.c.value)
     now = columns.where(cursor.c.buffer == tx.scope.buffer, cursor.c.checkpoint == 0)
     return [Cursor(*row) for row in tx.execute(now)]
 
 
 def read_cursor(tx: Transaction, name: str) -> Cursor:
-    """One of them; version 0 where there is none."""
+    """Return the cursor of this name; version 0 when there is none."""
     found = next((one for one in read_cursors(tx) if one.name == name), Cursor(name))
     join(tx)
     return replace(found, epoch=tx.scope.epoch)
@@ -40,9 +40,9 @@ def write_cursors(tx: Transaction, cursors: Sequence[Cursor]) -> None:
 def claim(
     tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor, seconds: float
 ) -> tuple[list[GroupRow], int, float] | None:
-    """Move a cursor and put groups under a lease: their rows, its token, and when it ends.
+    """Move a cursor and put groups under a lease; return their rows, its token, and when it ends.
 
-    None where somebody else has moved the cursor, or a restore has.
+    None when another process or a restore has moved the cursor.
     """
     if not move_cursor(tx, moved):
         return None

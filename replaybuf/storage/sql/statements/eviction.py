@@ -1,4 +1,4 @@
-"""Eviction: what is beyond the capacity of a task leaves, in the order of the remover."""
+"""Eviction: groups beyond the capacity of a task leave in the remover's order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Candidate:
 
 
 def evict(tx: Transaction, tasks: Iterable[str], counts: Counts) -> None:
-    """Remove what is beyond the capacity of these tasks; `counts` has what this transaction has yet to count."""
+    """Remove the groups beyond the capacity of these tasks; `counts` is what this transaction has yet to count."""
     limits = tx.scope.rules.limits
     if limits.capacity is None or limits.on_full != "evict":
         return
@@ -49,7 +49,7 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts) -> None:
 
 
 def _lanes_with_sizes(tx: Transaction, tasks: Iterable[str]) -> tuple[list[Lane], dict[int, int]]:
-    """The lanes of these tasks that the capacity is for, and how many groups each has."""
+    """Return the lanes of these tasks that the capacity bounds, and the number of groups in each."""
     size = func.coalesce(func.sum(tally.c.amount), 0).label("size")
     query = (
         select(lane, size)
@@ -62,7 +62,7 @@ def _lanes_with_sizes(tx: Transaction, tasks: Iterable[str]) -> tuple[list[Lane]
 
 
 def _first(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[_Candidate]:
-    """The first groups in the remover's order, of several lanes together."""
+    """Return the first groups of several lanes together, in the remover's order."""
     remover = tx.scope.rules.remover
     check_races(lanes, remover.order)
     candidates: list[_Candidate] = []
@@ -78,7 +78,7 @@ def _first(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[_Candidat
 
 
 def _value(candidate: _Candidate, field: str) -> Any:
-    """What candidates of several lanes are ordered by; of a race, the time until they arrive."""
+    """Return the value that candidates of several lanes are ordered by; in a race, the time until they arrive."""
     value = candidate.values[field]
     if field not in KEYS:
         return value

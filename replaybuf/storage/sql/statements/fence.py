@@ -1,7 +1,7 @@
-"""Fences: a restore begins a new epoch of the buffer, and who was there before can't write any more.
+"""Fences: a restore begins a new epoch of the buffer, and earlier users can no longer write.
 
-Every write transaction reads the buffer's epoch first. A restore keeps all other writers out until it is committed, so
-nobody writes into the restored buffer with the old one.
+Every write transaction reads the buffer's epoch first. A restore keeps out all other writers until it is committed, so
+nobody writes into the restored buffer with an old epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from replaybuf.storage.sql.schema.tables import buffer, checkpoint
 
 
 def join(tx: Transaction) -> None:
-    """Bring the scope of a transaction to the buffer's present epoch."""
+    """Update the scope of a transaction to the buffer's present epoch."""
     row = _row(tx)
     tx.scope = replace(
         tx.scope, epoch=row.epoch or 0, ticket_shift=row.ticket_shift or 0, checkpoint=row.checkpoint or 0
@@ -26,13 +26,13 @@ def join(tx: Transaction) -> None:
 
 
 def joined(tx: Transaction) -> Scope:
-    """Return the scope of a transaction, brought to the buffer's present epoch."""
+    """Return the scope of a transaction, updated to the buffer's present epoch."""
     join(tx)
     return tx.scope
 
 
 def check_fence(tx: Transaction) -> None:
-    """Bring the scope of a transaction up to date. Raises FencedError when the buffer was restored since it was joined.
+    """Update the scope of a transaction. Raises FencedError when the buffer was restored since it was joined.
 
     It is the first statement of every transaction that writes for a buffer.
     """
@@ -52,14 +52,14 @@ def check_fence(tx: Transaction) -> None:
 
 
 def begin_epoch(tx: Transaction, step: int, now: float, ticket_shift: int) -> None:
-    """Fence off all who have joined before, and bring the transaction to the new epoch."""
+    """Fence off all earlier users, and bring the transaction to the new epoch."""
     epoch = (_row(tx).epoch or 0) + 1
     _write(tx, epoch=epoch, ticket_shift=ticket_shift, restored_step=step, restored_at=now)
     tx.scope = replace(tx.scope, epoch=epoch, ticket_shift=ticket_shift)
 
 
 def set_next_ticket(tx: Transaction, ticket: int) -> None:
-    """Let the next group have this ticket, and those after it the ones that follow."""
+    """Give the next group this ticket, and later groups the following ones."""
     shift, row = tx.dialect.last_uid(tx.connection) + 1 - ticket, _row(tx)
     if shift or row.epoch is not None:
         _write(tx, epoch=row.epoch or 0, ticket_shift=shift)
@@ -73,7 +73,7 @@ def _of_buffer(column: Column[Any]) -> ColumnElement[Any]:
     return select(column).where(buffer.c.name == bindparam("name")).scalar_subquery().label(column.name)
 
 
-# One row, of a buffer without a row in `rb_buffer`, too.
+# Always one row, even for a buffer without one in `rb_buffer`.
 _READ = select(
     func.max(checkpoint.c.id).label("checkpoint"),
     *map(_of_buffer, (buffer.c.epoch, buffer.c.ticket_shift, buffer.c.restored_step, buffer.c.restored_at)),

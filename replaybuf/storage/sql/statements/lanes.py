@@ -1,4 +1,4 @@
-"""Lanes: a task's groups of one status in one buffer, with the train step that they were last refreshed to."""
+"""Lanes: a task's groups of one status in one buffer, with the train step of their last refresh."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Lane:
 
 
 def all_lanes(tx: Transaction) -> list[Any]:
-    """The rows of all lanes of the buffer, those of leased groups too."""
+    """Return the rows of all lanes of the buffer, including those of leased groups."""
     return list(tx.execute(select(lane).where(lane.c.buffer == tx.scope.buffer)))
 
 
 def find_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:
-    """The lanes of these (task, status) pairs that exist."""
+    """Return the lanes of these (task, status) pairs that exist."""
     wanted = sorted({(task_name, str(status)) for task_name, status in names})
     query = _of_buffer(tx, leased).where(tuple_(lane.c.task_name, lane.c.status).in_(wanted))
     return {found.name: found for found in map(Lane.of, tx.execute(query))}
@@ -60,7 +60,7 @@ def _of_buffer(tx: Transaction, leased: bool) -> Select[Any]:
 
 
 def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:
-    """The lanes of these (task, status) pairs, made where they don't exist."""
+    """Return the lanes of these (task, status) pairs, creating missing ones."""
     names = set(names)
     if not names:
         return {}
@@ -83,20 +83,20 @@ def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = Fal
 
 
 def new_clocks(rules: Rules, status: Status, *, leased: bool) -> dict[str, float | None]:
-    """The clocks of a lane that is still empty: the races that this buffer's policies draw from begin there."""
+    """Return the clocks of an empty lane: the races that this buffer's policies draw from begin there."""
     races = () if leased or status == Status.ARCHIVED else rules.races
     return {CLOCKS[key].name: 0.0 if key in races else None for key in KEYS}
 
 
 def need_lane(tx: Transaction, name: LaneName, *, leased: bool = False) -> Lane:
-    """One lane, made if it doesn't exist."""
+    """Return one lane, created if it doesn't exist."""
     return need_lanes(tx, [name], leased=leased)[name]
 
 
 def start_steps(tx: Transaction, steps: Mapping[int, int]) -> None:
-    """Give lanes that were never refreshed their first train step.
+    """Set the first train step of lanes that were never refreshed.
 
-    In a lane without a step no group's staleness is derived from it, so setting it changes none.
+    In a lane without a step no group's staleness depends on it, so setting it changes none.
     """
     for lane_id, train_step in steps.items():
         tx.execute(update(lane).where(lane.c.id == lane_id, lane.c.step.is_(None)).values(step=train_step))

@@ -1,4 +1,4 @@
-"""Leases: drawn groups wait in lanes apart, with a token and a time, until they are acknowledged or come back."""
+"""Leases: drawn groups wait in separate lanes, with a token and an end, until they are acknowledged or given back."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from replaybuf.storage.values import Leased, check_epoch, lost_to_others
 
 
 def store_clock(tx: Transaction) -> float:
-    """The time by which leases end, in seconds since the epoch: that of the database, where it has one."""
+    """Return the time by which leases end, in seconds since the epoch: the database's, where it has a clock."""
     return tx.dialect.clock(tx.connection)
 
 
 def begin_lease(tx: Transaction, seconds: float) -> tuple[int, float]:
-    """The token of a new lease, and when it ends."""
+    """Return the token of a new lease, and when it ends."""
     [token] = tx.dialect.reserve_uids(tx.connection, 1)
     return token, store_clock(tx) + seconds
 
 
 def hold(tx: Transaction, rows: Sequence[GroupRow], token: int, until: float, **values: Any) -> None:
-    """Lease these groups, found in their lanes, and set these columns of them."""
+    """Lease these groups, which are still in their lanes, and set these columns of them."""
     move(tx, rows, transitions.leased, lease=token, leased_until=until, **values)
 
 
 def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
-    """Groups of the buffer with their lanes, as they are held."""
+    """Return these groups of the buffer with the lanes that they are in."""
     rows = read_rows(tx, uid_in(tx, uids))
     lanes = find_lanes(tx, {(row.task_name, row.status) for row in rows})
     for row in rows:
@@ -43,14 +43,14 @@ def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
 
 
 def acknowledge(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
-    """Groups of a lease have been consumed."""
+    """Consume groups of a lease."""
     check_epoch(lease, tx.scope.epoch)
     limits = tx.scope.rules.limits
     move(tx, _held(tx, lease, uids), lambda row: transitions.acknowledged(row, limits))
 
 
 def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) -> float:
-    """Let the lease of these groups end later."""
+    """Extend the lease of these groups; return the time when it ends."""
     check_epoch(lease, tx.scope.epoch)
     held = [row.uid for row in _held(tx, lease, uids)]
     until = store_clock(tx) + seconds
@@ -60,7 +60,7 @@ def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) 
 
 
 def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], reason: str | None) -> int:
-    """Give those of these groups back that the lease still holds, and return their number."""
+    """Give back those of these groups that the lease still holds, and return their number."""
     limits, mine = tx.scope.rules.limits, _of(tx, lease, uids)
     move(tx, mine, lambda row: transitions.given_back(row, limits, reason))
     return len(mine)
@@ -72,18 +72,18 @@ def unhold(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
 
 
 def end_leases(tx: Transaction) -> int:
-    """Give back what was leased for a time that is over, and return the number of groups."""
+    """Give back the groups whose leases have expired, and return their number."""
     if not any_overdue(tx):
         return 0
     limits = tx.scope.rules.limits
     overdue = group.c.leased_until <= store_clock(tx)
-    rows = read_rows(tx, overdue, skip_locked=True)  # others end those that they have locked
+    rows = read_rows(tx, overdue, skip_locked=True)  # other processes end those that they have locked
     move(tx, rows, lambda row: transitions.lapsed(row, limits))
     return len(rows)
 
 
 def any_overdue(tx: Transaction) -> bool:
-    """Whether anything of the buffer is leased for a time that is over."""
+    """Return whether any lease of the buffer has expired."""
     overdue = (
         select(group.c.uid)
         .select_from(group.join(lane, lane.c.id == group.c.lane))
@@ -94,14 +94,14 @@ def any_overdue(tx: Transaction) -> bool:
 
 
 def return_all(tx: Transaction) -> int:
-    """Give back whatever is leased: in a copy of the store, whose consumers it doesn't know."""
+    """Give back all leased groups and return their number: a copy of a store doesn't know their consumers."""
     rows = read_rows(tx, group.c.lease.is_not(None))
     move(tx, rows, transitions.unleased)
     return len(rows)
 
 
 def read_rows(tx: Transaction, *conditions: Any, skip_locked: bool = False) -> list[GroupRow]:
-    """The groups of the buffer that meet the conditions, leased ones too, locked."""
+    """Return the groups of the buffer that meet the conditions, including leased ones, locked."""
     query = (
         select(group, lane.c.task_name, lane.c.status, lane.c.step)
         .select_from(group.join(lane, lane.c.id == group.c.lane))
@@ -112,14 +112,14 @@ def read_rows(tx: Transaction, *conditions: Any, skip_locked: bool = False) -> l
 
 
 def _of(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
-    """Those of these groups that a lease still holds."""
+    """Return those of these groups that a lease still holds."""
     return read_rows(tx, group.c.lease == lease.token, uid_in(tx, uids))
 
 
 def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
-    """The groups of a lease, without those that were replaced while nobody else could have them.
+    """Return the groups of a lease, without those that were replaced while the lease held them.
 
-    Raises LeaseLostError when its time was over for some of them.
+    Raises LeaseLostError when the lease had expired for some of them.
     """
     mine = _of(tx, lease, uids)
     if len(mine) < len(uids) and store_clock(tx) >= lease.until:

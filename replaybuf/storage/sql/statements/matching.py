@@ -30,7 +30,7 @@ def _matching(tx: Transaction, query: Node, *columns: Any) -> Select[Any]:
 
 
 def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[tuple[int, int]]:
-    """The uids of the groups that match, in order, each with the size of its payload in bytes."""
+    """Return the uids of the groups that match, in order, each with the size of its payload in bytes."""
     keys = []
     for term in order:
         key = FIELDS[term.field].desc() if term.descending else FIELDS[term.field].asc()
@@ -40,7 +40,7 @@ def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> 
 
 
 def read_groups(tx: Transaction, uids: Sequence[int], query: Node) -> list[GroupRow]:
-    """The groups with these uids that are there (and still match), with their payloads, in the order given."""
+    """Return the groups with these uids that are there (and still match), with their payloads, in the order given."""
     statement = (
         select(group, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
         .select_from(group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid))
@@ -51,7 +51,7 @@ def read_groups(tx: Transaction, uids: Sequence[int], query: Node) -> list[Group
 
 
 def count_groups(tx: Transaction, query: Node, at_most: int | None) -> int:
-    """How many groups match, counting no further than `at_most`."""
+    """Return the number of groups that match, counting no further than `at_most`."""
     matching = _matching(tx, query, group.c.uid)
     if at_most is None:
         return int(tx.execute(matching.with_only_columns(func.count())).scalar_one())
@@ -59,7 +59,7 @@ def count_groups(tx: Transaction, query: Node, at_most: int | None) -> int:
 
 
 def read_histogram(tx: Transaction, field: str) -> dict[LaneName, dict[int, int]]:
-    """How many groups of each lane have each value of a field."""
+    """Return the number of groups by value of a field, for each lane."""
     value = FIELDS[field]
     query = (
         select(lane.c.task_name, lane.c.status, value, func.count())
@@ -105,7 +105,7 @@ def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
 
 
 def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:
-    """Set the priorities of groups, leased ones too; how many of them are there."""
+    """Set the priorities of groups, including leased ones; return the number of groups found."""
     if not priorities:
         return 0
     locked = lock_groups(tx, uid_in(tx, sorted(priorities)))
@@ -122,16 +122,16 @@ _SET_PRIORITY = update(group).where(group.c.uid == bindparam("of_uid")).values(p
 
 
 def lock_groups(tx: Transaction, condition: ColumnElement[bool]) -> list[tuple[int, int]]:
-    """The groups of any buffer that meet a condition on them alone, locked, and their lanes, leased ones too.
+    """Return the groups of any buffer, leased or not, that meet a condition on `rb_group`, locked, and their lanes.
 
-    Without a join: PostgreSQL would leave out a group that moved to another lane while its lock was waited for.
+    There is no join: PostgreSQL would then leave out a group that moved to another lane during the wait for its lock.
     """
     found = select(group.c.uid, group.c.lane).where(condition).order_by(group.c.uid)
     return [(uid, lane_id) for uid, lane_id in tx.execute(tx.dialect.for_update(found))]
 
 
 def _by_lane(tx: Transaction, found: Sequence[tuple[int, int]]) -> list[tuple[Lane, list[int]]]:
-    """Groups of the buffer by lane, from their uids and the numbers of their lanes."""
+    """Return the groups of the buffer by lane, from their uids and their lanes' ids."""
     members: dict[int, list[int]] = {}
     for uid, lane_id in found:
         members.setdefault(lane_id, []).append(uid)
@@ -140,7 +140,7 @@ def _by_lane(tx: Transaction, found: Sequence[tuple[int, int]]) -> list[tuple[La
 
 
 def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]]]]:
-    """The groups that match, locked, in chunks, by lane."""
+    """Yield the groups that match, locked, in chunks, by lane."""
     statement = _matching(tx, query, group.c.uid, group.c.lane)
     if tx.dialect.locks_rows:
         statement = tx.dialect.for_update(statement.order_by(group.c.uid), of=group)

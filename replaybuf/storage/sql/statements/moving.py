@@ -1,4 +1,4 @@
-"""Groups take steps (`replaybuf.rules.transitions`): those that change alike by one statement, and all are counted."""
+"""Applying transitions (`replaybuf.rules.transitions`): one statement for groups that change alike, and the tallies."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from replaybuf.storage.sql.statements.rows import GroupRow
 
 #: A task, a step, and the uids of the groups that take it.
 Step = tuple[str, Transition, Sequence[int]]
-#: The columns of a group that isn't leased.
+#: The lease columns of a group that isn't leased.
 FREE: Mapping[str, Any] = {"lease": None, "leased_until": None}
 
 
 def move(tx: Transaction, rows: Iterable[GroupRow], step_of: Callable[[GroupRow], Transition], **values: Any) -> None:
-    """Let groups take the step that follows from their state, and set these columns of those that stay."""
+    """Let each group take the step that follows from its state, and set these columns of groups that stay."""
     known: dict[LaneName, Lane] = {}
     states: dict[tuple[int, int, int], list[GroupRow]] = {}
     for row in rows:
@@ -40,7 +40,7 @@ def move(tx: Transaction, rows: Iterable[GroupRow], step_of: Callable[[GroupRow]
 
 
 def apply(tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), **values: Any) -> None:
-    """Let groups take these steps, and set these columns of those that stay. `known` are lanes that have been read."""
+    """Let groups take these steps, and set these columns of groups that stay. `known` are lanes already read."""
     homes = {home.name: home for home in known}
     homes |= need_lanes(tx, {(task, status) for task, step, _ in steps for status, _ in step.counts} - homes.keys())
     leased = {(task, step.after.status) for task, step, _ in steps if step.after is not None and step.after.leased}
@@ -67,7 +67,7 @@ def apply(tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), **
 
 
 def _changed(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName, Lane]]) -> dict[str, Any]:
-    """The columns that a step changes of groups of a task that stay."""
+    """Return the columns that a step changes, for groups of a task that stay."""
     before, after = step.before, step.after
     assert after is not None
     values: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def _changed(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName,
 
 
 def pinned(home: Lane) -> dict[str, Any]:
-    """The columns that keep the staleness of groups of this lane as it is when they leave it."""
+    """Return the columns that pin the staleness of groups that leave this lane."""
     follows = group.c.pinned_staleness.is_(None)
     step = literal(home.step or 0, group.c.oldest_step.type)
     return {
@@ -105,6 +105,6 @@ def remove(tx: Transaction, uids: Sequence[int]) -> None:
 
 
 def set_aside(tx: Transaction, home: Lane, reasons: Mapping[int, str]) -> None:
-    """Groups of a lane become FAILED, each for a reason."""
+    """Make groups of a lane FAILED, each for its reason."""
     steps = [(home.task_name, transitions.set_aside(home.status, why), [uid]) for uid, why in reasons.items()]
     apply(tx, steps, [home])

@@ -1,7 +1,7 @@
 """The groups of one lane in the order of a policy: the ORDER BY and LIMIT of takes and evictions.
 
-On PostgreSQL the selected rows are locked, and rows that another transaction has locked are skipped, so that takers
-don't wait for each other; on SQLite the transaction holds the write lock.
+On PostgreSQL the selected rows are locked, and rows locked by another transaction are skipped, so that takers don't
+wait for each other; on SQLite the transaction holds the write lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from replaybuf.storage.sql.statements.lanes import Lane
 
 
 class Ordered(NamedTuple):
-    """A group, and the values that it was ordered by."""
+    """A group, and the values by which it was ordered."""
 
     uid: int
     priority: float
@@ -29,16 +29,16 @@ class Ordered(NamedTuple):
 
 
 class Source:
-    """The groups of one lane, with its names and step as constants: no join is needed to order and filter them."""
+    """The groups of one lane, with its names and step as constants, so that ordering and filtering need no join."""
 
     def __init__(self, home: Lane, where: Node | None = None, skip: Collection[int] = ()) -> None:
         self.lane, self._where, self._skip = home, where, tuple(skip)
 
     def first(self, tx: Transaction, size: int, order: Order) -> list[Ordered]:
-        """The first `size` groups.
+        """Return the first `size` groups.
 
-        Groups that follow the lane are ordered by their oldest step, the others by their own staleness, each by an
-        index; so an order by staleness is merged from the first of both.
+        Groups that follow the lane are ordered by their oldest step, pinned ones by their own staleness, each by an
+        index; an order by staleness merges the first of both.
         """
         if not order or order[0].field != "staleness":
             return self._read(tx, self._select(tx, order, size, self._staleness(), pinned_ones=None))
@@ -68,7 +68,7 @@ class Source:
             missing = group.c.pinned_staleness.is_(None)
             statement = statement.where(~missing if pinned_ones else missing)
         for term in order:
-            if term.field in KEYS:  # every group of the lane has it; this says which index has them in order
+            if term.field in KEYS:  # true for every group of the lane; it selects the index with this order
                 statement = statement.where(fields[term.field].is_not(None))
         if self._where is not None:
             statement = statement.where(compile_sql(self._where, fields, tx.dialect.name))
@@ -103,7 +103,7 @@ class Source:
 def _sort_key(term: OrderTerm, fields: Mapping[str, ColumnElement[Any]], by_step: bool) -> ColumnElement[Any]:
     column, descending = fields[term.field], term.descending
     if term.field == "staleness" and by_step:
-        # The most stale groups are those with the oldest step, and that is what the index holds.
+        # The most stale groups are those with the oldest step, which is what the index has.
         column, descending = group.c.oldest_step, not descending
     key = column.desc() if descending else column.asc()
     return key.nulls_last() if term.field == "reward" else key

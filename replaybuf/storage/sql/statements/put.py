@@ -36,7 +36,7 @@ Outcome = int | ReplayBufError
 
 
 def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:
-    """Insert groups, in order, and evict what is beyond the capacity; their uids, or why one was not stored."""
+    """Insert groups in order and evict beyond the capacity; return for each its uid, or why it was not stored."""
     limits = tx.scope.rules.limits
     tasks = {encoded.group.task_name for encoded in groups}
     if limits.slows_puts or limits.capacity is not None:
@@ -49,7 +49,7 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
 
 
 def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:
-    """Store groups that don't depend on each other."""
+    """Store groups that don't depend on each other, and return their outcomes."""
     replaced, refused = replaced_by_place(tx, [one.group for one in groups])
     if tx.scope.rules.limits.slows_puts:
         refused |= _refused(tx, groups, replaced, refused)
@@ -68,7 +68,7 @@ def _refused(
     replaced: Mapping[int, Sequence[Any]],
     passed_over: Container[int],
 ) -> dict[int, FullError]:
-    """Which of these groups, by place, find no room."""
+    """Return errors for the groups without room, by their place in the list."""
     limits = tx.scope.rules.limits
     levels = read_levels(tx, {one.group.task_name for one in groups})
     refused = {}
@@ -84,12 +84,12 @@ def _refused(
 
 
 def _buffered(replaced: Iterable[Any], task_name: str) -> list[Status]:
-    """The statuses of those of these groups that fill the buffer of a task."""
+    """Return the statuses of those of these groups that count towards the task's level."""
     return [Status(row.status) for row in replaced if row.task_name == task_name and not row.leased]
 
 
 def _put_one(tx: Transaction, encoded: EncodedGroup) -> Outcome:
-    """Store a group that takes the place of others, if it can."""
+    """Store a group that replaces others, if possible, and return its outcome."""
     new = encoded.group
     try:
         replaced = find_replaced(tx, new)
@@ -108,7 +108,7 @@ def _put_one(tx: Transaction, encoded: EncodedGroup) -> Outcome:
 
 
 def _check_room(tx: Transaction, new: NewGroup, replaced: Iterable[Any]) -> None:
-    """Raise FullError when the limits leave no room for a group that takes the place of these, and of its key's."""
+    """Raise FullError when the limits leave no room for a group that replaces these and the one with its key."""
     limits = tx.scope.rules.limits
     if not limits.slows_puts:
         return
@@ -127,9 +127,9 @@ def store(
     evicting: bool = True,
     made_from: Sequence[Sequence[int]] = (),
 ) -> list[int]:
-    """Insert groups for which there is room, and evict what is beyond the capacity; their uids.
+    """Insert groups for which there is room, and evict beyond the capacity; return their uids.
 
-    `made_from` has the uids that each was made from, as far as checkpoints have them.
+    `made_from` has the uids that each group replaced, as far as checkpoints have them.
     """
     if not groups:
         return []
@@ -179,7 +179,7 @@ def _replace_same_keys(
     lanes: Mapping[LaneName, Lane],
     counts: Counts,
 ) -> list[tuple[int, EncodedGroup, str | None]]:
-    """Delete the stored groups that have one of these keys; of several new ones with the same key the last stays."""
+    """Delete the stored groups with one of these keys; return the new ones, of each key only the last."""
     last = {key: uid for uid, _, key in rows if key is not None}
     tx.dialect.lock_names(tx.connection, NamedLock.KEY, last)
     replace_groups(tx, group.c.scoped_key.in_(sorted(last)))
@@ -196,7 +196,7 @@ def _replace_same_keys(
 def _draw_keys(
     tx: Transaction, lanes: Mapping[LaneName, Lane], rows: Sequence[tuple[int, EncodedGroup, str | None]]
 ) -> dict[int, dict[str, float]]:
-    """The keys of new groups in the races of their lanes."""
+    """Return the keys of new groups in the races of their lanes."""
     drawn: dict[int, dict[str, float]] = {}
     for name, home in lanes.items():
         if home.clocks:
@@ -215,10 +215,10 @@ def group_row(
     ticket: int | None,
     made_from: Sequence[int] = (),
 ) -> tuple[Any, ...]:
-    """A new group as a row of `rb_group`."""
+    """Return a new group as a row of `rb_group`."""
     new, oldest = encoded.group, encoded.oldest_step
     home = lanes[(new.task_name, new.status)]
-    # A group whose staleness is that of its lane's train step follows the lane from now on.
+    # A group with the staleness of its lane's train step follows the lane from now on.
     follows = (
         oldest is not None
         and new.train_step is not None
@@ -253,17 +253,17 @@ def group_row(
 
 
 def now_if_archived(new: NewGroup) -> float | None:
-    """When a group that is put as ARCHIVED was archived."""
+    """Return the time of archiving of a group that is put as ARCHIVED."""
     return new.created_at if new.status == Status.ARCHIVED else None
 
 
 def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
-    """A new group as a row of `rb_payload`."""
+    """Return a new group as a row of `rb_payload`."""
     return uid, encoded.outline, encoded.prompt, encoded.payload
 
 
 def drop(tx: Transaction, new: NewGroup) -> None:
-    """Count a group that expired before it could be stored, and remove what a put of it would replace."""
+    """Count a group that expired before it could be stored, and remove the groups that its put would replace."""
     gone = {row.uid: row for row in find_replaced(tx, new)}
     if (key := _key_of(tx, new)) is not None:
         tx.dialect.lock_names(tx.connection, NamedLock.KEY, [key])

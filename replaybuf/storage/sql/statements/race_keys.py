@@ -1,7 +1,7 @@
 """The races of random policies in SQL: the keys of groups, and the clocks of lanes (`replaybuf.rules.race`).
 
-A lane whose clock is NULL runs no race, and keys there mean nothing. Once it has one, every group in it has a key:
-whoever puts a group into the lane reads the lane's row first, and gives it one.
+A lane whose clock is NULL runs no race, and keys there mean nothing. Once it has a clock, every group in it has a key:
+each put into the lane reads the lane's row first, and gives the group a key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK = 10_000
 
 
 class RaceNotRunError(Exception):
-    """A draw from a race that has not begun: to be begun while no other transaction writes, and then tried again."""
+    """A draw from a race to be begun first, while no other transaction writes; then the draw is repeated."""
 
     def __init__(self, names: Iterable[LaneName], order: Order) -> None:
         super().__init__()
@@ -35,14 +35,14 @@ class RaceNotRunError(Exception):
 
 
 def check_races(lanes: Iterable[Lane], order: Order) -> None:
-    """Raise RaceNotRunError when the order asks for a race that is not run in all of the lanes."""
+    """Raise RaceNotRunError when the order needs a race that isn't run in all of the lanes."""
     wanted = {term.field for term in order} & set(KEYS)
     if wanted and (missing := [one.name for one in lanes if wanted - one.clocks.keys()]):
         raise RaceNotRunError(missing, order)
 
 
 def begin_races(tx: Transaction, names: Iterable[LaneName], order: Order) -> None:
-    """Begin the races of an order: a key for every group. Nobody else may write meanwhile."""
+    """Begin the races of an order, with a key for every group. Nobody else may write meanwhile."""
     wanted = [key for key in KEYS if key in {term.field for term in order}]
     for one in find_lanes(tx, names).values():
         for key in wanted:
@@ -53,7 +53,7 @@ def begin_races(tx: Transaction, names: Iterable[LaneName], order: Order) -> Non
 
 
 def enter_races(tx: Transaction, home: Lane, uids: Sequence[int]) -> None:
-    """Give groups that came into a lane, or whose priority has changed, keys in the races of the lane."""
+    """Give groups that came into a lane, or whose priority changed, keys in the lane's races."""
     if home.clocks and uids:
         members = _members(tx, uid_in(tx, uids))
         for key in home.clocks:
@@ -66,7 +66,7 @@ def _members(tx: Transaction, condition: ColumnElement[bool]) -> list[Member]:
 
 
 def new_keys(rules: Rules, home: Lane, members: Sequence[Member]) -> dict[int, dict[str, float]]:
-    """The keys by uid of groups that come into the lane."""
+    """Return the keys of groups that come into the lane, by uid."""
     keys: dict[int, dict[str, float]] = {uid: {} for uid, _, _ in members}
     for name, clock in home.clocks.items():
         entries = [(ticket, weight_of(name, priority)) for _, ticket, priority in members]
@@ -76,7 +76,7 @@ def new_keys(rules: Rules, home: Lane, members: Sequence[Member]) -> dict[int, d
 
 
 def advance(tx: Transaction, home: Lane, race: str, keys: Sequence[float], priorities: Sequence[float]) -> None:
-    """Groups with these keys came first in the lane's race: its time moves on. A race that is worn out ends."""
+    """Advance the clock of the lane's race, in which groups with these keys came first. A worn-out race ends."""
     if not keys:
         return
     clock = home.clocks[race]
@@ -89,7 +89,7 @@ def advance(tx: Transaction, home: Lane, race: str, keys: Sequence[float], prior
 
 
 def skip_arrived(tx: Transaction, home: Lane, race: str) -> None:
-    """Groups that have arrived in the lane's race by now, and weren't drawn, run again."""
+    """Give new keys to groups that have arrived in the lane's race by now and weren't drawn."""
     clock, key = home.clocks[race], group.c[race]
     arrived = or_(key <= clock.time, and_(key >= IDLE, key <= IDLE * (1.0 + clock.idle_time)))
     chosen = select(group.c.uid).where(group.c.lane == home.id, key.is_not(None), arrived)
@@ -100,7 +100,7 @@ def skip_arrived(tx: Transaction, home: Lane, race: str) -> None:
 def pass_time(
     tx: Transaction, lanes: Sequence[Lane], race: str, waits: Sequence[float], priorities: Sequence[float]
 ) -> None:
-    """Groups came first in the races of several lanes, after these times: it passed in all of them."""
+    """Let the time pass in all these lanes' races, in which groups came first after these waits."""
     elapsed = max((wait for wait in waits if wait < IDLE), default=0.0)
     idle = max((wait / IDLE - 1.0 for wait in waits if wait >= IDLE), default=0.0)
     for home in sorted(lanes, key=lambda home: home.id):
@@ -120,7 +120,7 @@ def _clock_values(race: str, clock: Clock) -> dict[Any, float]:
 
 
 def _later(race: str, clock: Clock) -> dict[Any, Any]:
-    """The clock as columns, unless another draw has come further, or has ended the race, which leaves it NULL."""
+    """Return the clock as columns, unless another draw is further, or has ended the race, which leaves NULL."""
     later: dict[Any, Any] = {CLOCKS[race]: case((CLOCKS[race] < clock.time, clock.time), else_=CLOCKS[race])}
     if race == PRIORITIZED:
         idle = func.coalesce(lane.c.idle_clock, 0.0)

@@ -1,7 +1,7 @@
-"""Refreshing staleness: a new train step for a lane, and a look at the groups that may have expired.
+"""Refreshing staleness: a new train step for a lane, and the expiry of its groups.
 
-Most groups follow their lane's step and are not touched. What is rewritten: groups whose staleness was pinned since the
-last refresh, and groups that expire, which are found by an index range. Payloads are never touched.
+Most groups follow their lane's step and are not touched. Only groups whose staleness was pinned since the last refresh,
+and groups that expire (found by an index range), are rewritten. Payloads are never touched.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _FEW = 8
 
 
 def refresh_staleness(tx: Transaction, refresh: Refresh) -> dict[str, int]:
-    """Refresh the lanes and expire groups; the number of expired groups by task."""
+    """Refresh the lanes and expire groups; return the number of expired groups by task."""
     names = [(task_name, status) for task_name in refresh.rules for status in refresh.statuses]
     lanes = find_lanes(tx, names)
     counts = dict.fromkeys(refresh.rules, 0)
-    # EXPIRED goes first: what expires from the other lanes now must not be refreshed a second time there.
+    # EXPIRED goes first: groups that now expire from other lanes must not be refreshed a second time there.
     for task_name, status in sorted(lanes, key=lambda name: (name[0], name[1] != Status.EXPIRED)):
         home = lanes[(task_name, status)]
         _set_step(tx, home, refresh.train_step)
@@ -45,7 +45,7 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> dict[str, int]:
 
 
 def _set_step(tx: Transaction, home: Lane, step: int) -> None:
-    """Give the lane its step, and the groups whose staleness was pinned since the last one their own."""
+    """Set the step of the lane, and unpin groups that were pinned since the last refresh and can follow it."""
     tx.execute(update(lane).where(lane.c.id == home.id).values(step=step))
     # Staleness 0 can't be derived from the step for groups without model steps, and for mixed groups whose model is
     # ahead of the train step.
@@ -63,12 +63,12 @@ def _set_step(tx: Transaction, home: Lane, step: int) -> None:
 
 
 def _expire(tx: Transaction, home: Lane, refresh: Refresh) -> int:
-    """Expire the groups of a lane that its task's rule says are too old; how many."""
+    """Expire the groups of a lane that are too old for its task's rule; return their number."""
     rule, step = refresh.rules[home.task_name], refresh.train_step
     thresholds = [t for t in (rule.stale_threshold, rule.token_stale_threshold) if t is not None]
     if not thresholds:
         return 0
-    # A rollout's newest trainable token isn't older than its oldest token, so this range holds all that may expire.
+    # A rollout's newest trainable token isn't older than its oldest token, so this range has all candidates.
     newest_expired = step - 1 - min(thresholds)
     candidates = select(group.c.uid, group.c.marks).where(
         group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired
@@ -106,7 +106,7 @@ def _store_expired(
 
 
 def _rewrite(tx: Transaction, target: Lane, expired: Sequence[tuple[int, Marks]]) -> None:
-    # Groups all of whose rollouts expired look alike afterwards; those are written by one statement.
+    # Groups whose rollouts all expired are alike afterwards, and are written by one statement.
     alike: dict[str, tuple[dict[str, Any], list[int]]] = {}
     for uid, marks in expired:
         values = _expired_values(marks, target)

@@ -1,4 +1,4 @@
-"""Groups in whose place others are put: found, checked, removed."""
+"""Groups that a put replaces: finding, checking and removing them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from replaybuf.storage.values import NewGroup, check_epoch, lost_to_others
 
 
 def replace_groups(tx: Transaction, condition: ColumnElement[bool]) -> None:
-    """Remove the groups, leased ones too, in whose place others come."""
+    """Remove the groups, including leased ones, that others replace."""
     remove_replaced(tx, lock_replaced(tx, condition))
 
 
 def replaced_by_place(
     tx: Transaction, groups: Sequence[NewGroup]
 ) -> tuple[dict[int, list[Any]], dict[int, ReplayBufError]]:
-    """What each of these groups replaces, by place, and why it can't. Each stored group is replaced once."""
+    """Return what each of these groups replaces, or why it can't, by place. Each stored group is replaced once."""
     wanted = sorted({uid for new in groups for uid in new.replaces})
     there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, wanted))} if wanted else {}
     replaced: dict[int, list[Any]] = {}
@@ -45,13 +45,13 @@ def replaced_by_place(
 
 
 def find_replaced(tx: Transaction, new: NewGroup) -> list[Any]:
-    """The groups that a put names. Raises ConflictError, LeaseLostError and FencedError."""
+    """Return the groups that a put names. Raises ConflictError, LeaseLostError and FencedError."""
     there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, new.replaces))}
     return _check_replaced(tx.scope.epoch, new, there)
 
 
 def _check_replaced(epoch: int, new: NewGroup, there: Mapping[int, Any]) -> list[Any]:
-    """Those of the groups that are there which a put names. Raises ConflictError, LeaseLostError and FencedError."""
+    """Return the groups there that a put names. Raises ConflictError, LeaseLostError and FencedError."""
     token = None
     if new.lease is not None:
         check_epoch(new.lease, epoch)
@@ -66,7 +66,7 @@ def _check_replaced(epoch: int, new: NewGroup, there: Mapping[int, Any]) -> list
 
 
 def lock_replaced(tx: Transaction, condition: Any) -> list[Any]:
-    """The stored groups that are to be replaced, leased ones too, with their lanes."""
+    """Return the stored groups that are to be replaced, including leased ones, with their lanes."""
     locked = [uid for uid, _ in lock_groups(tx, condition)]
     found = (
         select(
@@ -85,5 +85,5 @@ def remove_replaced(tx: Transaction, rows: Iterable[Any]) -> None:
 
 
 def origins(replaced: Iterable[Any]) -> set[int]:
-    """These groups, and all that they were made from."""
+    """Return the uids of these groups, and of all that they replaced."""
     return {uid for row in replaced for uid in (row.uid, *(row.made_from or ()))}

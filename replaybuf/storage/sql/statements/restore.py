@@ -1,6 +1,6 @@
 """Restoring a step checkpoint: in one transaction, while nobody else writes.
 
-Rows that are as they were then are left alone, so that a restore costs what has changed since.
+Unchanged rows are left alone, so that the cost of a restore is that of the changes since.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from replaybuf.storage.values import Checkpoint
 
 
 def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkpoint:
-    """Make the buffer what it was at the checkpoint of a step, in a new epoch; the transaction joins it."""
+    """Restore the buffer to its checkpoint of a step, in a new epoch, which the transaction joins."""
     join(tx)
     keep_sweeps_away(tx)
     kept = find_checkpoint(tx, step)
@@ -52,13 +52,13 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
 
 
 def _kept(checkpoint_id: int, *as_it_is: ColumnElement[bool]) -> ColumnElement[bool]:
-    """The condition for a group that is in the checkpoint."""
-    same_group = checkpoint_group.c.uid == group.c.uid  # a join: PostgreSQL has none over IS NOT DISTINCT FROM
+    """Return the condition for a group that is in the checkpoint."""
+    same_group = checkpoint_group.c.uid == group.c.uid  # the join key: PostgreSQL can't join on IS NOT DISTINCT FROM
     return exists().where(checkpoint_group.c.checkpoint == checkpoint_id, same_group, *as_it_is)
 
 
 def _unchanged(checkpoint_id: int) -> ColumnElement[bool]:
-    """The condition for a group that is in the checkpoint as it is now."""
+    """Return the condition for a group that is unchanged since the checkpoint."""
     others = [column for column in group.c if column is not group.c.uid]
     return _kept(checkpoint_id, *(column.is_not_distinct_from(checkpoint_group.c[column.name]) for column in others))
 
@@ -68,12 +68,12 @@ def _in(lanes: Sequence[Any]) -> ColumnElement[bool]:
 
 
 def _remove_changed(tx: Transaction, lanes: Sequence[Any], checkpoint_id: int) -> None:
-    """Delete the groups of the checkpoint that aren't any more what they were then."""
+    """Delete the groups of the checkpoint that have changed since."""
     tx.execute(delete(group).where(_in(lanes), _kept(checkpoint_id), ~_unchanged(checkpoint_id)))
 
 
 def _remove_new(tx: Transaction, lanes: Sequence[Any], checkpoint_id: int, now: float) -> None:
-    """Delete the groups that were put since."""
+    """Delete the groups that were put since the checkpoint."""
     put_since = [_in(lanes), ~_kept(checkpoint_id)]
     gone = select(group.c.uid, literal(now, garbage.c.removed_at.type)).where(*put_since)
     tx.execute(insert(garbage).from_select(["uid", "removed_at"], gone))
@@ -81,7 +81,7 @@ def _remove_new(tx: Transaction, lanes: Sequence[Any], checkpoint_id: int, now: 
 
 
 def _bring_back(tx: Transaction, checkpoint_id: int) -> None:
-    """Insert the groups of the checkpoint that aren't there."""
+    """Insert the missing groups of the checkpoint."""
     ours = checkpoint_group.c.checkpoint == checkpoint_id
     missing = [ours, ~exists().where(group.c.uid == checkpoint_group.c.uid)]
     back = select(*(checkpoint_group.c[column.name] for column in group.c)).where(*missing)
@@ -91,7 +91,7 @@ def _bring_back(tx: Transaction, checkpoint_id: int) -> None:
 
 
 def _set_lanes(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:
-    """Train steps and clocks as they were; lanes that have been made since are as new."""
+    """Restore train steps and clocks; lanes created since become like new ones."""
     then = {row["id"]: row for row in kept}
     for row in lanes:
         fresh = {"step": None, "idle_clock": None, **new_clocks(tx.scope.rules, Status(row.status), leased=row.leased)}
@@ -112,22 +112,22 @@ def _set_cursors(tx: Transaction, checkpoint_id: int) -> None:
     tx.execute(insert(cursor).from_select([column.name for column in cursor.c], then))
 
 
-# Groups that were put since, and stay
+# Groups that were put since the checkpoint, and stay
 
 
 def _set_new_apart(tx: Transaction, checkpoint_id: int) -> list[GroupRow]:
-    """Let the groups that were put since be as if they had never been drawn, with the staleness that they have now."""
+    """Pin the staleness of groups that were put since, and make them as if never drawn; return them as they were."""
     return_all(tx)
     found = read_rows(tx, ~_kept(checkpoint_id))
     fresh = {"times_sampled": 0, "deliveries": 0, "scoped_key": None}
-    for row in all_lanes(tx):  # as long as these have the train step that their groups follow
+    for row in all_lanes(tx):  # while lanes still have the train step that their groups follow
         mine = update(group).where(group.c.lane == row.id, ~_kept(checkpoint_id))
         tx.execute(mine.values(pinned(Lane.of(row)) | fresh))
     return found
 
 
 def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
-    """Groups that were put since come into their lanes, in the place of those that have their key, or became them."""
+    """Move groups that were put since into their lanes, replacing groups with their keys and those they replaced."""
     keys = {row.uid: row.columns["scoped_key"] for row in new if row.columns["scoped_key"] is not None}
     origins = [uid for row in new for uid in row.columns["made_from"] or ()]
     for condition in (group.c.scoped_key.in_(list(keys.values())), uid_in(tx, origins)):

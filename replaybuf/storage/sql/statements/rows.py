@@ -1,4 +1,4 @@
-"""Groups as rows: what is written for a group, and the group that is read back."""
+"""Groups as rows: encoding a group into rows, and reading it back."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class EncodedGroup:
 
 
 def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
-    """Encode a group's payload and metadata; CPU work without any waiting. Raises EncodeError."""
+    """Return the group with payload and metadata encoded; CPU work only. Raises EncodeError."""
     return describe(group, group.rollouts, codec.encode(group.rollouts))
 
 
 def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes) -> EncodedGroup:
-    """The metadata of a group whose rollouts were encoded as `payload`."""
+    """Return the metadata of a group whose rollouts were encoded as `payload`."""
     marks = Marks.of(rollouts)
     return EncodedGroup(
         group=group,
@@ -54,13 +54,13 @@ def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes) -> Encode
 
 
 def dump_json(value: Any) -> str:
-    """JSON text, as both databases take it."""
+    """Return JSON text that both databases accept."""
     return to_json(value).decode()
 
 
 @dataclass(slots=True)
 class GroupRow:
-    """A row of `rb_group` with the lane's names and step, and the payload where it was asked for."""
+    """A row of `rb_group` with the lane's names and step, and the payload where it was read."""
 
     uid: int
     lane: int
@@ -103,7 +103,7 @@ class GroupRow:
 
     @property
     def ticket(self) -> int:
-        """The number that random draws know the group by."""
+        """The number by which random draws know the group."""
         ticket = self.columns["ticket"]
         return self.uid if ticket is None else int(ticket)
 
@@ -116,13 +116,13 @@ class GroupRow:
 
     @property
     def refreshed_to(self) -> int | None:
-        """The train step that the rollouts' staleness was last refreshed to; None: never since put or expiry."""
+        """The train step to which the rollouts' staleness was last refreshed; None: never since put or expiry."""
         if self.columns["pinned_staleness"] is None:
             return self.step
         return self.columns["pinned_step"]  # type: ignore[no-any-return]
 
     def decode(self, codec: Codec) -> StorageItem:
-        """The stored group with its rollouts. Raises DecodeError."""
+        """Return the stored group with its rollouts. Raises DecodeError."""
         if self.payload is None:
             raise DecodeError(f"group {self.uid}: its payload is missing")
         rollouts = codec.decode(self.payload, verified=self.verified)
@@ -136,7 +136,7 @@ class GroupRow:
             return self.item(rollouts)
 
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
-        """The group with these rollouts. Raises DecodeError."""
+        """Return the group with these rollouts. Raises DecodeError."""
         with _metadata_of(self.uid):
             return self._item(rollouts, error)
 
@@ -164,7 +164,7 @@ class GroupRow:
 
 @contextlib.contextmanager
 def _metadata_of(uid: int) -> Iterator[None]:
-    """Raise DecodeError where the metadata of a group is not what was written."""
+    """Raise DecodeError when the metadata of a group is damaged."""
     try:
         yield
     except DecodeError:
@@ -174,16 +174,16 @@ def _metadata_of(uid: int) -> Iterator[None]:
 
 
 def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:
-    """A put's key with its task and buffer, as one text: short enough for an index of PostgreSQL (2,700 bytes)."""
+    """Return a put's key with its task and buffer as one text, short enough for a PostgreSQL index (2,700 bytes)."""
     return None if key is None else json.dumps([task_name, key, buffer], ensure_ascii=False)
 
 
 def rescoped_key(scoped: str, buffer: str | None) -> str:
-    """A scoped key as it is in another buffer."""
+    """Return a scoped key moved to another buffer."""
     task_name, key, _ = json.loads(scoped)
     return json.dumps([task_name, key, buffer], ensure_ascii=False)
 
 
 def key_of(scoped: str | None) -> str | None:
-    """The put's key in a scoped one."""
+    """Return the put's key in a scoped key."""
     return None if scoped is None else str(json.loads(scoped)[1])

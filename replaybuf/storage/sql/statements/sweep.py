@@ -1,4 +1,4 @@
-"""Sweeping: payloads that nothing needs any more are deleted, some at a time."""
+"""Sweeping: deleting payloads that nothing needs any more, some at a time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, co
 from replaybuf.storage.sql.statements.checkpoints import may_sweep
 from replaybuf.storage.sql.statements.columns import uid_in
 
-#: Longer than anyone asks for an outcome.
+#: Longer than any outcome is asked for.
 _KEPT_SECONDS = 7 * 86_400
 
 
 def sweep(tx: Transaction, removed_before: float, limit: int) -> int:
-    """Delete up to `limit` payloads of groups that were removed before a time; how many were looked at."""
+    """Delete the garbage among the oldest `limit` groups removed before a time; return the number examined."""
     if not may_sweep(tx):
         return 0
     due = (
@@ -30,7 +30,7 @@ def sweep(tx: Transaction, removed_before: float, limit: int) -> int:
         in_checkpoints = select(checkpoint_group.c.uid).where(
             checkpoint_group.c.checkpoint.in_(select(checkpoint.c.id)), checkpoint_group.c.uid.in_(uids)
         )
-        needed.update(tx.execute(in_checkpoints).scalars())  # they are garbage again when it is dropped
+        needed.update(tx.execute(in_checkpoints).scalars())  # garbage again when the checkpoint is dropped
         gone = [uid for uid in uids if uid not in needed]
         tx.execute(delete(payload).where(payload.c.uid.in_(gone)))
         tx.execute(delete(garbage).where(garbage.c.uid.in_(uids)))
@@ -43,6 +43,6 @@ def any_due(tx: Transaction, removed_before: float) -> bool:
 
 
 def forget_old(tx: Transaction) -> None:
-    """Forget outcomes of transactions that nobody asks for any more."""
+    """Delete old outcomes of transactions, which nobody asks for any more."""
     old = int((time.time() - _KEPT_SECONDS) * 1_000_000)
     tx.execute(delete(counter).where(counter.c.name.startswith(PREFIX), counter.c.value < old))

@@ -1,6 +1,6 @@
-"""Drawing: select the first groups in the policy's order, read them, set aside what is damaged.
+"""Drawing: select the first groups in the policy's order, read them, and set damaged ones aside.
 
-What becomes of them follows in the same transaction: they are consumed, or leased (`leases`).
+Then, in the same transaction, they are consumed or leased (`leases`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from replaybuf.storage.sql.statements.race_keys import advance, check_races, ski
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Draw
 
-# Without these a group that was taken could not be given back.
+# Without these, a taken group could not be given back.
 _NEEDED = [column.name for column in group.columns if not column.nullable]
 
 
 def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tuple[list[GroupRow] | None, bool]:
-    """The first groups of each task whose payload is undamaged, in order; damaged ones are set aside.
+    """Return the first groups of each task with undamaged payloads, in order; damaged ones are set aside.
 
-    None, with `draw.whole`, unless there are as many as wanted. They are still in their lanes, and locked. `skip` has
-    the uids of those that were set aside, so that a draw of FAILED groups doesn't meet them again and again. Also
-    whether leases were ended for it: others may wait for what came back.
+    With `draw.whole`, None unless there are as many as requested. They are still in their lanes, and locked. `skip` has
+    the uids of those set aside, so that a draw of FAILED groups doesn't find them again and again. Also returns whether
+    leases were ended for it: others may wait for the groups that came back.
     """
     rows = _draw_once(tx, codec, draw, skip)
     ended = len(rows) < sum(draw.sizes.values()) and end_leases(tx) > 0
@@ -96,7 +96,7 @@ def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw,
 
 
 def _read(tx: Transaction, home: Lane, uids: Sequence[int]) -> list[GroupRow]:
-    """The rows of these groups of a lane with their payloads."""
+    """Return these groups of a lane as rows with their payloads."""
     if not uids:
         return []
     statement = select(group, payload.c.data).outerjoin(payload, payload.c.uid == group.c.uid).where(uid_in(tx, uids))
@@ -108,7 +108,7 @@ def _read(tx: Transaction, home: Lane, uids: Sequence[int]) -> list[GroupRow]:
 
 
 def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
-    """Groups by lane, in the order of the lanes' numbers, in which all who lock rows of several lanes do so."""
+    """Return the groups by lane, in the order of the lanes' ids, in which all rows of several lanes are locked."""
     homes: dict[int, list[GroupRow]] = {}
     for row in rows:
         homes.setdefault(row.lane, []).append(row)
@@ -118,7 +118,7 @@ def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
 def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) -> None:
     prioritized = tx.scope.rules.sampler.race == PRIORITIZED
     in_lane = select(func.count()).select_from(group).where(group.c.lane == home.id)
-    if prioritized:  # every group has a key: an index holds them with their priorities
+    if prioritized:  # every group has a key: an index has the keys with their priorities
         in_lane = in_lane.where(group.c.prioritized_key.is_not(None))
         priority = group.c.priority
         zero, least = literal(0.0, priority.type), literal(SLOWEST, priority.type)
@@ -136,6 +136,6 @@ def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) ->
 
 
 def consume(tx: Transaction, rows: Sequence[GroupRow]) -> None:
-    """These groups, drawn from their lanes, belong to the taker."""
+    """Consume groups that were drawn from their lanes."""
     limits = tx.scope.rules.limits
     move(tx, rows, lambda row: transitions.drawn(row, limits))

@@ -1,4 +1,4 @@
-"""Uids: giving them out, and making room for those of a snapshot."""
+"""Uids: reserving them, and making room for those of a snapshot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from replaybuf.storage.sql.schema.tables import (
 
 
 def uids_in_checkpoints(tx: Transaction, uids: Iterable[int]) -> list[int]:
-    """Those of these groups that a checkpoint of the buffer has."""
+    """Return those of these groups that a checkpoint of the buffer has."""
     chosen = list(uids)
     if not tx.scope.checkpoint or not chosen:
         return []
@@ -31,7 +31,7 @@ def uids_in_checkpoints(tx: Transaction, uids: Iterable[int]) -> list[int]:
 
 
 def make_room(tx: Transaction) -> None:
-    """Remove what an empty buffer has left behind. Raises NotEmptyError when it isn't empty."""
+    """Remove the remains of an empty buffer. Raises NotEmptyError when it isn't empty."""
     ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
     count = int(tx.execute(select(func.count()).where(group.c.lane.in_(ours))).scalar_one())
     steps = select(checkpoint.c.step).where(checkpoint.c.buffer == tx.scope.buffer).order_by(checkpoint.c.id)
@@ -39,19 +39,19 @@ def make_room(tx: Transaction) -> None:
     tx.execute(delete(cursor).where(cursor.c.buffer == tx.scope.buffer))
     tx.execute(delete(tally).where(tally.c.lane.in_(ours)))
     tx.execute(delete(lane).where(lane.c.buffer == tx.scope.buffer))
-    # What was taken from other buffers may yet be given back to them, or is of their checkpoints: the sweep knows when
-    # it may go.
+    # Garbage of other buffers may yet be given back to them, or belong to their checkpoints: the sweep knows when to
+    # delete it.
     if not tx.execute(select(exists().where(lane.c.buffer != tx.scope.buffer))).scalar():
         tx.execute(delete(payload).where(payload.c.uid.in_(select(garbage.c.uid))))
         tx.execute(delete(garbage))
 
 
 def free_shift(tx: Transaction, last: int) -> int:
-    """What to add to the uids of a snapshot, up to `last`: 0 unless other buffers of the database have such groups."""
+    """Return what to add to a snapshot's uids, up to `last`: 0 unless other buffers of the database use them."""
     taken = or_(exists().where(payload.c.uid <= last), exists().where(garbage.c.uid <= last))
     return tx.dialect.last_uid(tx.connection) if tx.execute(select(taken)).scalar() else 0
 
 
 def raise_uid(tx: Transaction, last: int) -> None:
-    """Give no uid up to `last` again."""
+    """Make sure that no uid up to `last` is given again."""
     tx.dialect.set_last_uid(tx.connection, max(last, tx.dialect.last_uid(tx.connection)))

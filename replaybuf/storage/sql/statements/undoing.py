@@ -22,14 +22,14 @@ from replaybuf.storage.sql.statements.rows import GroupRow
 
 
 def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> Counts:
-    """Put groups that were drawn, and that nobody received, back as they were; what that adds to the tallies.
+    """Put back drawn groups that nobody received; return what that adds to the tallies.
 
-    A group whose key was put again in the meantime stays away: the newer one has replaced it. One that had stayed for
-    its next draw, and has left since, was delivered to others.
+    A group whose key was put again in the meantime is not put back: the newer one replaced it. One that stayed for its
+    next draw and has left since was delivered to others.
     """
     counts: Counts = Counter()
     if tx.dialect.locks_rows and rows:
-        # A sweep that holds some of these rows has deleted the payloads when the lock is ours.
+        # If a sweep holds some of these rows, it has deleted their payloads by the time that this lock is taken.
         ours = garbage.c.uid.in_(sorted(row.uid for row in rows))
         tx.execute(tx.dialect.for_update(select(garbage.c.uid).where(ours)))
     limits = tx.scope.rules.limits
@@ -51,32 +51,32 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> Counts:
         if any(row.columns[race] is None for race in homes[row.home.name].clocks):
             keyless.setdefault(row.home.name, []).append(row.uid)
     add_counts(tx, counts)
-    for name, uids in keyless.items():  # races have begun in their lane since the draw
+    for name, uids in keyless.items():  # races that began in their lane since the draw
         enter_races(tx, homes[name], uids)
     return counts
 
 
 def _unsample(tx: Transaction, row: GroupRow) -> bool:
-    """Undo the draw of a group that has stayed; False when it is gone."""
+    """Undo the draw of a group that has stayed; return False when it is gone."""
     keys = {race: row.columns[race] for race in KEYS if row.columns[race] is not None}
     back = update(group).where(group.c.uid == row.uid, group.c.times_sampled > row.times_sampled)
     return tx.execute(back.values(times_sampled=group.c.times_sampled - 1, **keys)).rowcount > 0
 
 
 def _unarchive(tx: Transaction, row: GroupRow) -> bool:
-    """Put a group that was archived back; False when it isn't in the archive any more."""
+    """Put back a group that was archived; return False when it is no longer in the archive."""
     archived = update(group).where(group.c.uid == row.uid, group.c.archived_at.is_not(None))
     return tx.execute(archived.values(row.columns)).rowcount > 0
 
 
 def _restore(tx: Transaction, row: GroupRow) -> bool:
-    """Put a group that had left back; False when a newer one of its key is there."""
+    """Put back a group that had left; return False when there is a newer one of its key."""
     if not tx.execute(tx.dialect.insert(group).on_conflict_do_nothing(), row.columns).rowcount:
         return False
     tx.execute(delete(garbage).where(garbage.c.uid == row.uid))
     here = select(payload.c.uid).where(payload.c.uid == row.uid)
     if row.payload is not None and tx.execute(here).first() is None:
-        # This comes so late that it was swept. (The outline is only for people to look at.)
+        # The payload was swept already. (The outline is only for people.)
         kept = {"uid": row.uid, "outline": [], "prompt": None, "data": row.payload}
         tx.execute(insert(payload), kept)
     return True

@@ -1,1 +1,1 @@
-"""What goes on around transactions: group commit, delivery, background work, noticing changes."""
+"""Work around transactions: group commit, delivery, background work, noticing changes."""

@@ -1,4 +1,4 @@
-"""One claim of prompts: they are encoded, put under a lease while the cursor moves, and read back; and the way back."""
+"""One claim of prompts: encoding, putting under a lease while the cursor moves, reading, and undoing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Claiming:
         self._seconds = seconds
 
     async def run(self) -> Taken | None:
-        """Claim; None where somebody else has moved the cursor (database's thread)."""
+        """Claim; return None when another process has moved the cursor (database's thread)."""
         encoded = await self._store.compute(self._encode, self._groups)
 
         def claimed(tx: Transaction) -> Taken | None:
@@ -46,7 +46,7 @@ class Claiming:
         return taken
 
     async def undo(self, taken: Taken | None) -> None:
-        """Nobody received them: they are there for the next who asks (database's thread)."""
+        """Free prompts that nobody received, for the next claim or lease (database's thread)."""
         if taken is not None:
             lease, uids = taken.lease(), [row.uid for row in taken.rows]
             await self._store.write(lambda tx: unhold(tx, lease, uids))

@@ -1,4 +1,4 @@
-"""One take or lease: a transaction, the decoding after it, and the way back."""
+"""One take or lease: the transaction, the decoding after it, and undoing it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from replaybuf.storage.values import Draw, Leased, StorageItem
 
 @dataclass(slots=True)
 class Taken:
-    """Rows that were drawn, and their groups by task; of a lease, its token and when it ends.
+    """Drawn rows, and their groups by task; for a lease, its token and when it ends.
 
-    `epoch` and `checkpoint` are those of the moment when they were drawn.
+    `epoch` and `checkpoint` are those at the draw.
     """
 
     rows: list[GroupRow]
@@ -41,7 +41,7 @@ class Taken:
 
 
 class Drawing:
-    """Draws groups, and consumes them or, given a time in seconds, leases them."""
+    """Draws groups, and consumes them or, given `seconds`, leases them."""
 
     def __init__(self, store: OpenStore, codec: Codec, draw: Draw, seconds: float | None = None) -> None:
         self._store = store
@@ -53,7 +53,7 @@ class Drawing:
         self._news = False
 
     async def run(self) -> Taken | None:
-        """Draw, until every group that was drawn could be decoded (database's thread)."""
+        """Draw until every drawn group can be decoded (database's thread)."""
         while True:
             taken = await self._take()
             if taken is None:
@@ -66,7 +66,7 @@ class Drawing:
             if not failed:
                 taken.items = {task: [] for task in self._tasks} | _by_task(items)
                 return taken
-            # Rare: intact, but of another rollout type. Those are set aside, and the draw begins anew.
+            # Rare: intact, but of another rollout type. Such groups are set aside, and the draw begins anew.
             await self._give_back(taken, failed)
             self._set_aside.update(failed)
 
@@ -79,19 +79,19 @@ class Drawing:
         return taken
 
     async def _give_back_if_taken(self, doubt: OutcomeUnknownError) -> None:
-        """Groups that may have been taken by someone who has been told otherwise come back."""
+        """Give back groups that may have been taken although the caller was told otherwise."""
         if await doubt.was_committed():
-            with contextlib.suppress(StorageError):  # then that is being tried again
+            with contextlib.suppress(StorageError):  # it is being repeated then
                 await self.undo(cast("Taken | None", doubt.result))
 
     async def undo(self, taken: Taken | None) -> None:
-        """Put everything back as it was: nobody received it (database's thread)."""
+        """Put back the groups, which nobody received (database's thread)."""
         if taken is not None:
             await self._give_back(taken, {})
 
     def _transact(self, tx: Transaction) -> Taken | None:
         rows, ended = draw_groups(tx, self._codec, self._draw, self._set_aside)
-        # Of groups that leave, only who waits for room has to hear.
+        # When groups leave, only puts that wait for room need to know.
         self._news = ended or tx.scope.rules.limits.slows_puts
         if rows is None:
             return None
@@ -105,7 +105,7 @@ class Drawing:
 
     async def _give_back(self, taken: Taken, failed: dict[int, str]) -> None:
         def put_back(tx: Transaction) -> None:
-            if tx.scope.epoch != taken.epoch:  # a restore has decided what becomes of them
+            if tx.scope.epoch != taken.epoch:  # a restore has decided what became of them
                 return
             if self._seconds is None:
                 _unconsume(tx, taken)
@@ -120,7 +120,7 @@ class Drawing:
         except FencedError:  # as above
             return
         except StorageError:
-            # Locked for too long, or out of reach: until it works, the groups are only here.
+            # Locked for too long, or out of reach: until it succeeds, the groups are only here.
             self._store.thread.keep_trying(work)
             raise
 
@@ -140,14 +140,14 @@ class Drawing:
 
 
 def _unconsume(tx: Transaction, taken: Taken) -> None:
-    keep_sweeps_away(tx)  # and a checkpoint that is being made: it has to be there, to be put right
+    keep_sweeps_away(tx)  # and waits for a checkpoint that is being made, to correct it
     counts = unconsume(tx, taken.rows)
     drawn = {row.uid: row.times_sampled for row in taken.rows}
     undo_draw(tx, taken.checkpoint, drawn, counts)
 
 
 def _fail(tx: Transaction, reasons: dict[int, str]) -> None:
-    """Set groups aside that turned out not to be decodable, where they are back."""
+    """Set aside groups that turned out to be undecodable, after they were put back."""
     rows = [row for row in rows_of(tx, list(reasons)) if row.lane == row.home.id]
     for home, members in by_home(rows):
         set_aside(tx, home, {row.uid: reasons[row.uid] for row in members})

@@ -1,4 +1,4 @@
-"""Group commit: puts that wait at the same time are committed in one transaction.
+"""Group commit: puts waiting at the same time are committed in one transaction.
 
 Each put returns only after its own commit, a lone put waits for nobody, and a put that can't be stored fails alone.
 """
@@ -51,7 +51,7 @@ class GroupCommit:
         self._closed = False
 
     async def put(self, group: NewGroup) -> int:
-        """Commit a group together with what else waits; its uid. Cancelled, it is committed wholly or not at all."""
+        """Commit a group with other waiting puts; return its uid. Cancelled, it is committed wholly or not at all."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(group, loop, loop.create_future())
         with self._lock:
@@ -66,12 +66,12 @@ class GroupCommit:
         except BaseException:
             if not waiting.future.done() or waiting.future.cancelled():
                 waiting.cancelled = True
-                with contextlib.suppress(ClosedError):  # then it has been committed, or never will be
+                with contextlib.suppress(ClosedError):  # it has been committed then, or never will be
                     self._thread.post(self._hold, waiting)
             raise
 
     async def close(self) -> None:
-        """Accept no more, and wait until nothing waits to be committed (database's thread)."""
+        """Accept no more puts, and wait until all are committed (database's thread)."""
         with self._lock:
             self._closed = True
         while self._flushing is not None or self._queue:
@@ -84,13 +84,13 @@ class GroupCommit:
             self._flushing = self._thread.loop.create_task(self._flush())
 
     def _hold(self, waiting: _Waiting) -> None:
-        """The caller has gone: later operations wait until its put is committed or dropped."""
+        """Make later operations wait until the put of a caller that has gone is committed or dropped."""
         if not waiting.finished:
             waiting.settled = self._thread.loop.create_future()
             self._thread.hold(waiting.settled)
 
     async def _flush(self) -> None:
-        """Commit batch after batch until the queue is empty; the next is encoded while one is being committed."""
+        """Commit batches until the queue is empty, encoding the next while one is being committed."""
         committing: asyncio.Task[None] | None = None
         while True:
             batch = self._next_batch()
@@ -171,7 +171,7 @@ class GroupCommit:
                 raise
 
     def _fail(self, batch: list[_Waiting], error: BaseException) -> None:
-        """Answer a batch that was interrupted: no put waits for ever."""
+        """Answer the puts of an interrupted batch, so that none waits for ever."""
         problem = ClosedError() if isinstance(error, asyncio.CancelledError) else error
         self._answer([(waiting, problem) for waiting in batch if not waiting.finished])
 
@@ -183,7 +183,7 @@ class GroupCommit:
         for loop, answers in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_resolve, answers)
-            except RuntimeError:  # that loop was closed: nobody waits any more
+            except RuntimeError:  # that loop was closed: nobody is waiting
                 continue
 
 

@@ -1,4 +1,4 @@
-"""What the tasks need of the open store that they work for."""
+"""What the tasks need from their open store."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class OpenStore(Protocol):
     thread: DatabaseThread
 
     async def write(self, function: Callable[[Transaction], T], *, announce: Callable[[], bool] = ...) -> T:
-        """Run `function(tx)` in a write transaction behind the fence, and tell those who wait if `announce()`."""
+        """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers if `announce()`."""
         ...
 
     async def compute(self, function: Callable[[S], T], argument: S) -> T:
-        """Run CPU work in another thread."""
+        """Run CPU work in another thread and return its result."""
         ...

@@ -1,8 +1,8 @@
-"""What is done in the background, in small transactions: sweeping, ending leases, pruning the archive.
+"""Background work in small transactions: sweeping, ending leases, pruning the archive.
 
-Payloads of groups that are gone, and the groups of checkpoints that are, are deleted later: that costs more than all
-else in a take or a checkpoint, so it is left to quiet moments. A grace time keeps payloads of groups that may yet be
-given back (a cancelled take).
+Payloads of groups that are gone, and groups of dropped checkpoints, are deleted later: that costs more than the rest of
+a take or a checkpoint, so it is left to quiet moments. A grace time keeps payloads of groups that may yet be given back
+(a cancelled take).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST_SECONDS = 0.02
 # On a busy machine even the smallest sweep takes longer than that. With fewer payloads a sweep, it would then fall
 # behind the takes for good: 150 payloads/s with 4 in a sweep, more than 1,600 with 64.
 _FEWEST = 64
-_NARROW = 8  # so many rows of metadata go in the time of a payload
+_NARROW = 8  # rows of metadata deleted in the time of one payload
 _IDLE_SECONDS = 0.5
 _TIDY_SECONDS = 30.0
 
@@ -53,7 +53,7 @@ class Sweeper:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """End at the next pause; a sweep that has begun is committed first."""
+        """End at the next pause; a running sweep is committed first."""
         self._stopping.set()
         if self._task is not None:
             await self._task
@@ -65,7 +65,7 @@ class Sweeper:
                 await self.look_after_groups()
                 full = await self._step()
                 failing = False
-            except Exception as error:  # whatever it is, the next sweep may succeed
+            except Exception as error:  # the next sweep may succeed
                 level, known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)
                 _logger.log(level, "sweeping failed and will be tried again: %s", error, exc_info=not known)
                 full, failing = False, True
@@ -74,7 +74,7 @@ class Sweeper:
                 await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)
 
     async def look_after_groups(self) -> None:
-        """End leases whose time is over, and prune the archive."""
+        """End expired leases, and prune the archive."""
         scope, now = self._scope, time.time()
         if await self._engine.read(any_overdue, scope):
             returned = await self._engine.write(end_leases, scope)
@@ -89,7 +89,7 @@ class Sweeper:
             await self._engine.write(forget_old)
 
     async def _step(self) -> bool:
-        """One small sweep; whether more is waiting."""
+        """Run one small sweep; return whether more is waiting."""
         now = time.time()
         cutoff = now - self._grace
         due, left = await self._engine.read(lambda tx: (any_due(tx, cutoff), bool(forgotten(tx))))
@@ -101,7 +101,7 @@ class Sweeper:
         return full or left
 
     async def _sweep(self, work: Callable[[Transaction, int], int]) -> bool:
-        """Sweep as much as takes a moment; whether that was not all."""
+        """Sweep for a moment; return whether more is left."""
         limit, started = self._limit, time.monotonic()
         swept = await self._engine.write(lambda tx: work(tx, limit))
         elapsed = time.monotonic() - started

@@ -1,7 +1,6 @@
 """Noticing what other processes commit.
 
-While someone waits, the engine's `Changes` are looked at now and then: that is the guarantee. What comes unasked is a
-hint.
+While a caller waits, the engine's `Changes` are polled: that is the guarantee. Announcements are only hints.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _logger = logging.getLogger("replaybuf.watch")
 
 
 class Watch:
-    """Wakes those who wait for a change, in any event loop."""
+    """Wakes callers that wait for a change, in any event loop."""
 
     def __init__(self, thread: DatabaseThread, engine: Engine) -> None:
         self._thread = thread
@@ -35,7 +34,7 @@ class Watch:
         self._seen_commits = -1
 
     def version(self) -> int:
-        """A number that is another one after every change that was noticed (any thread)."""
+        """Return a number that changes with every noticed change (any thread)."""
         return self._wakes.version
 
     async def wait(self, timeout: float, since: int) -> None:
@@ -44,7 +43,7 @@ class Watch:
             await self._wakes.wait(timeout, since, lambda: self._thread.post(self._start))
 
     def committed(self) -> None:
-        """This process has committed something that others may wait for (database's thread)."""
+        """Note a commit of this process that others may wait for (database's thread)."""
         self._commits += 1
         self._wakes.wake()
         if self._changes.announces and not self._stopped:
@@ -53,7 +52,7 @@ class Watch:
                 self._announcing = self._thread.loop.create_task(self._announce())
 
     async def stop(self) -> None:
-        """Wake everyone and end; what others may wait for is announced first (database's thread)."""
+        """Wake all callers and end; pending announcements are sent first (database's thread)."""
         self._stopped = True
         self._wakes.wake()
         if self._polling is not None:
@@ -77,7 +76,7 @@ class Watch:
                     self._seen_commits = self._commits
                     if others or own:
                         self._wakes.wake()
-                except Exception as error:  # whatever it is, those who wait look for themselves
+                except Exception as error:  # waiting callers look for themselves
                     _logger.debug("can't look for changes: %s", error)
                     await self._changes.close()
                     self._wakes.wake()
@@ -86,7 +85,7 @@ class Watch:
                     await asyncio.sleep(self._changes.seconds)
         finally:
             self._polling = None
-            if self._wakes.awaited:  # someone came while this was ending
+            if self._wakes.awaited:  # a caller came while this was ending
                 self._start()
 
     async def _announce(self) -> None:

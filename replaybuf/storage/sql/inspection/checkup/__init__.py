@@ -1,4 +1,4 @@
-"""What can be wrong with a database, found and mended: each function finds one thing out, or mends what it finds.
+"""What can be wrong with a database, found and mended: each function finds one kind of damage, or mends it.
 
-What a finding means, and which are looked for in which order, `replaybuf.doctor` says.
+`replaybuf.doctor` says what a finding means, and in which order to look for which.
 """

@@ -1,4 +1,4 @@
-"""What is counted, and what is there: tallies, uids, leases."""
+"""Tallies, uids and leases, compared with the groups that are there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _laneless = ~exists().where(lane.c.id == tally.c.lane)
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How many groups (SIZE or LEASED) of a lane were counted, and how many there are."""
+    """The number of groups (SIZE or LEASED) of a lane by its tally, and the number that are there."""
 
     lane: int
     name: Tally
@@ -34,7 +34,7 @@ class Size:
 
 
 def read_sizes(tx: Transaction) -> list[Size]:
-    """What was counted and what is there, by lane. Leased groups count in the lane that they came from."""
+    """Return the counted and actual sizes by lane. Leased groups count in the lane that they came from."""
     lanes = {row.id: row for row in tx.execute(select(lane))}
     by_name = {(row.buffer, row.task_name, row.status): row.id for row in lanes.values() if not row.leased}
     there: Counter[tuple[int, Tally]] = Counter()
@@ -56,12 +56,12 @@ def read_sizes(tx: Transaction) -> list[Size]:
 
 
 def count_laneless(tx: Transaction) -> int:
-    """The number of counts of lanes that are gone."""
+    """Return the number of tallies of lanes that are gone."""
     return int(tx.execute(select(func.count()).select_from(tally).where(_laneless)).scalar_one())
 
 
 def count_anew(tx: Transaction) -> tuple[int, list[Size]]:
-    """Count anew: how many counts of lanes that are gone were removed, and what was counted wrongly."""
+    """Count anew; return the number of removed tallies of lanes that are gone, and the sizes that were wrong."""
     removed = tx.execute(delete(tally).where(_laneless)).rowcount
     wrong = [size for size in read_sizes(tx) if size.counted != size.there]
     add_counts(tx, {(size.lane, size.name): size.there - size.counted for size in wrong})
@@ -69,7 +69,7 @@ def count_anew(tx: Transaction) -> tuple[int, list[Size]]:
 
 
 def read_totals(tx: Transaction) -> dict[tuple[str, str], Counter[str]]:
-    """What was counted of each buffer and task since the beginning, by name, but for the archive."""
+    """Return the tallies of each buffer and task since the beginning, by name, without the archive."""
     query = (
         select(lane.c.buffer, lane.c.task_name, tally.c.name, func.sum(tally.c.amount))
         .select_from(lane.join(tally, tally.c.lane == lane.c.id))
@@ -87,7 +87,7 @@ def read_totals(tx: Transaction) -> dict[tuple[str, str], Counter[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Uids:
-    """The highest uid in use, and the last one given; None where the counter is gone."""
+    """The highest uid in use, and the last one given (None when the counter is gone)."""
 
     used: int
     last: int | None
@@ -97,7 +97,7 @@ _UID_COLUMNS = (group.c.uid, group.c.lease, payload.c.uid, garbage.c.uid, checkp
 
 
 def read_uids(tx: Transaction) -> Uids:
-    """The uids in use and the counter of them."""
+    """Return the highest uid in use and the last one given."""
     uids: Any = [func.max(column) for column in _UID_COLUMNS]
     highest = union_all(*(select(uid.label("uid")) for uid in uids)).subquery()
     used = int(tx.execute(select(func.coalesce(func.max(highest.c.uid), 0))).scalar_one())
@@ -108,7 +108,7 @@ def read_uids(tx: Transaction) -> Uids:
 
 
 def mend_uids(tx: Transaction) -> Uids | None:
-    """Give no uid again that is in use; what was wrong, if anything was."""
+    """Make sure that no uid in use is given again; return what was wrong, or None."""
     found = read_uids(tx)
     if found.last is None:
         tx.execute(insert(counter).values(name="uid", value=0))
@@ -123,7 +123,7 @@ def mend_uids(tx: Transaction) -> Uids | None:
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """The number of leased groups; in how many seconds the first and the last lease end; how many are overdue."""
+    """The number of leased groups, the seconds until the first and the last lease end, and the number overdue."""
 
     count: int
     first: float
@@ -132,7 +132,7 @@ class Leases:
 
 
 def read_leases(tx: Transaction, grace: float) -> Leases:
-    """The leases; those are overdue that should have ended more than `grace` seconds ago."""
+    """Return the leases; those that should have ended more than `grace` seconds ago are overdue."""
     now, until = store_clock(tx), group.c.leased_until
     overdue = func.count().filter(until < now - grace)
     held = select(func.count(), func.min(until), func.max(until), overdue).where(until.is_not(None))
@@ -141,14 +141,14 @@ def read_leases(tx: Transaction, grace: float) -> Leases:
 
 
 def end_overdue(tx: Transaction) -> dict[str, int]:
-    """End the leases whose time is over: the number of groups by buffer."""
-    rules = Rules(limits=Limits(max_deliveries=0))  # how often is too often only the run's config knows
+    """End expired leases; return the number of groups by buffer."""
+    rules = Rules(limits=Limits(max_deliveries=0))  # only the run's config knows the limit
     ended = {buffer: end_leases(tx.of(Scope(buffer, rules))) for buffer in buffers_of(tx)}
     return {buffer: count for buffer, count in ended.items() if count}
 
 
 def delivered_often(tx: Transaction, times: int) -> list[int]:
-    """Groups that were leased so often, and not set aside."""
+    """Return the groups that were leased this often and not set aside."""
     often = select(group.c.uid).where(group.c.deliveries >= times).order_by(group.c.uid)
     joined = group.join(lane, lane.c.id == group.c.lane)
     return list(tx.execute(often.select_from(joined).where(lane.c.status != str(Status.FAILED))).scalars())

@@ -23,7 +23,7 @@ from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.sweep import sweep
 from replaybuf.storage.sql.tasks.sweeper import GRACE_SECONDS
 
-#: The task of groups of which nobody knows any more where they belong, and why they are there.
+#: The task for groups whose own task is unknown, and their error.
 LOST = "lost+found"
 WHY_LOST = "its task and status were lost"
 MISSING = "its payload is missing"
@@ -41,17 +41,17 @@ def _uids(tx: Transaction, query: Any) -> list[int]:
 
 
 def laneless(tx: Transaction) -> list[int]:
-    """Groups of no task and status."""
+    """Return the groups without a lane, and so without task and status."""
     return _uids(tx, select(group.c.uid).where(~exists().where(lane.c.id == group.c.lane)).order_by(group.c.uid))
 
 
 def count_lanes(tx: Transaction) -> int:
-    """The number of lanes."""
+    """Return the number of lanes."""
     return int(tx.execute(select(func.count()).select_from(lane)).scalar_one())
 
 
 def adopt_laneless(tx: Transaction) -> list[int]:
-    """Make groups without a lane FAILED ones of the task LOST, and return them."""
+    """Make groups without a lane FAILED groups of the task LOST, and return them."""
     if not (uids := laneless(tx)):
         return []
     home = need_lane(tx, (LOST, Status.FAILED))
@@ -67,7 +67,7 @@ def adopt_laneless(tx: Transaction) -> list[int]:
 # Leases
 
 
-#: Groups with a lease in a lane of those without, and the reverse.
+#: Groups with a lease in a lane for unleased ones, and the reverse.
 _astray: ColumnElement[bool] = or_(
     and_(lane.c.leased == false(), or_(group.c.lease.is_not(None), group.c.leased_until.is_not(None))),
     and_(lane.c.leased == true(), or_(group.c.lease.is_(None), group.c.leased_until.is_(None))),
@@ -75,12 +75,12 @@ _astray: ColumnElement[bool] = or_(
 
 
 def half_leased(tx: Transaction) -> list[int]:
-    """Groups that are leased by their lane or by their lease, and not by both."""
+    """Return the groups that only their lane or only their lease says are leased."""
     return _uids(tx, select(group.c.uid).select_from(_with_lane).where(_astray).order_by(group.c.uid))
 
 
 def count_leased(tx: Transaction) -> int:
-    """The number of groups with a lease."""
+    """Return the number of groups with a lease."""
     return int(tx.execute(select(func.count()).where(group.c.lease.is_not(None))).scalar_one())
 
 
@@ -105,7 +105,7 @@ def give_back_half_leased(tx: Transaction) -> list[int]:
 
 
 def bare_groups(tx: Transaction) -> dict[int, str | None]:
-    """Groups without a payload, each with its error: those that have one were set aside already."""
+    """Return the groups without a payload, each with its error: those with an error were set aside already."""
     bare = ~exists().where(payload.c.uid == group.c.uid)
     rows = tx.execute(select(group.c.uid, group.c.error).where(bare).order_by(group.c.uid))
     return {row.uid: row.error for row in rows}
@@ -113,16 +113,16 @@ def bare_groups(tx: Transaction) -> dict[int, str | None]:
 
 @dataclass(slots=True)
 class Aside:
-    """What became of groups that can't be read: those that were archived, and the others by task."""
+    """Unreadable groups that were set aside: the archived ones, and the others by task."""
 
     archived: list[int] = field(default_factory=list)
     failed: list[tuple[str, list[int]]] = field(default_factory=list)
 
 
 def put_aside(tx: Transaction, reasons: Mapping[int, str]) -> Aside:
-    """Make groups whose payload can't be read FAILED, with the reason.
+    """Make groups with unreadable payloads FAILED, with the reason, and return them.
 
-    Archived ones stay in the archive, with the reason. Leased ones are their consumer's.
+    Archived ones stay in the archive, with the reason. Leased ones are left to their consumers.
     """
     aside = Aside()
     if not reasons:
@@ -142,12 +142,12 @@ def put_aside(tx: Transaction, reasons: Mapping[int, str]) -> Aside:
 
 
 def put_bare_aside(tx: Transaction) -> Aside:
-    """Set groups aside that have no payload."""
+    """Set groups without a payload aside, and return them."""
     return put_aside(tx, {uid: MISSING for uid, error in bare_groups(tx).items() if error is None})
 
 
 def _leaked(tx: Transaction) -> Select[tuple[int]]:
-    """Payloads of no group and no checkpoint, which the sweep doesn't know of. (It gets to dropped checkpoints.)"""
+    """Return the query for unneeded payloads that the sweep misses. (It gets to those of dropped checkpoints.)"""
     numbers = with_groups(tx)
     unknown = (
         ~exists().where(group.c.uid == payload.c.uid),
@@ -158,12 +158,12 @@ def _leaked(tx: Transaction) -> Select[tuple[int]]:
 
 
 def count_leaked(tx: Transaction) -> int:
-    """The number of payloads that nobody needs and nobody would delete."""
+    """Return the number of payloads that nothing needs and no sweep would delete."""
     return int(tx.execute(select(func.count()).select_from(_leaked(tx).subquery())).scalar_one())
 
 
 def sweep_leaked(tx: Transaction) -> int:
-    """Leave payloads that nobody needs to the sweep, and return their number."""
+    """Make leaked payloads garbage, and return their number."""
     uids = _uids(tx, _leaked(tx).order_by(payload.c.uid))
     now = time.time()
     if uids:
@@ -175,12 +175,12 @@ _wanted = exists().where(group.c.uid == garbage.c.uid)
 
 
 def wanted_garbage(tx: Transaction) -> list[int]:
-    """Groups that are there, and are to be swept all the same."""
+    """Return the groups that are there although their payloads are garbage."""
     return _uids(tx, select(garbage.c.uid).where(_wanted).order_by(garbage.c.uid))
 
 
 def mend_garbage(tx: Transaction) -> tuple[int, int]:
-    """Take groups that are there off the list, and sweep what has waited long enough: the numbers of both."""
+    """Unmark the garbage of groups that are there, and sweep what has waited long enough; return both numbers."""
     if wanted := wanted_garbage(tx):
         tx.execute(delete(garbage).where(_wanted))
     return len(wanted), sweep(tx, time.time() - GRACE_SECONDS, _SWEPT_AT_ONCE)

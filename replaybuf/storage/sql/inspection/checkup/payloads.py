@@ -1,4 +1,4 @@
-"""Payloads that are not as they were written: each is read, and compared with its checksum."""
+"""Damaged payloads: each payload is read and compared with its checksum."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Named = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """Groups with damaged payloads: new ones, those that were set aside, and those that only checkpoints have."""
+    """Groups with damaged payloads: new findings, those already set aside, and those that only checkpoints have."""
 
     new: list[int]
     aside: list[int]
@@ -33,7 +33,7 @@ class Damaged:
 
 
 def list_payloads(tx: Transaction) -> list[Named]:
-    """The groups with a payload, those of checkpoints too."""
+    """Return the groups with a payload, including those of checkpoints."""
     kept = checkpoint_group.c.checkpoint.in_(select(checkpoint.c.id))
     in_checkpoints = select(checkpoint_group.c.uid, checkpoint_group.c.bytes).where(kept)
     every = union(select(group.c.uid, group.c.bytes), in_checkpoints).subquery()
@@ -42,7 +42,7 @@ def list_payloads(tx: Transaction) -> list[Named]:
 
 
 def in_batches(named: Sequence[Named]) -> Iterator[list[int]]:
-    """The uids, in batches that are read at once."""
+    """Yield the uids in batches to be read at once."""
     batch: list[int] = []
     size = 0
     for uid, nbytes in named:
@@ -56,7 +56,7 @@ def in_batches(named: Sequence[Named]) -> Iterator[list[int]]:
 
 
 def find_damage(reader: Reader, uids: list[int]) -> dict[int, str]:
-    """Which of these payloads are damaged, and why. Those that are gone by now are not."""
+    """Return which of these payloads are damaged, and why; payloads that are gone by now don't count."""
 
     def read(tx: Transaction) -> list[tuple[int, bytes]]:
         query = select(payload.c.uid, payload.c.data).where(payload.c.uid.in_(uids))
@@ -73,14 +73,14 @@ def find_damage(reader: Reader, uids: list[int]) -> dict[int, str]:
 
 
 def sort_damaged(tx: Transaction, uids: Collection[int]) -> Damaged:
-    """Where these groups are."""
+    """Return these groups, sorted by where they are."""
     there = set(tx.execute(select(group.c.uid).where(uid_in(tx, sorted(uids)))).scalars())
     aside = _set_aside_already(tx, uids)
     return Damaged(sorted(there - aside), sorted(aside), sorted(set(uids) - there))
 
 
 def put_damaged_aside(tx: Transaction, uids: Collection[int]) -> Aside:
-    """Set groups aside that were found damaged, and still are."""
+    """Set aside groups that were found damaged and still are, and return them."""
     left = sorted(set(uids) - _set_aside_already(tx, uids))
     reasons = {}
     for start in range(0, len(left), _MENDED_AT_ONCE):

@@ -1,4 +1,4 @@
-"""PostgreSQL: how the server is set up, what holds it back, and what it says of its own files."""
+"""PostgreSQL: the server's settings, what holds it back, and what it reports about its files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _setting(tx: Transaction, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who asks, whether the server can be written, and the rights that are lacking."""
+    """The user, whether the server can be written, and the missing privileges."""
 
     user: str
     standby: bool
@@ -32,7 +32,7 @@ class Access:
 
 
 def read_access(tx: Transaction) -> Access:
-    """What this user may do."""
+    """Return what this user may do."""
     may = "SELECT has_table_privilege(:name, :right)"
     lacking = [
         f"{right} on {name}"
@@ -47,7 +47,7 @@ def read_access(tx: Transaction) -> Access:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The server's version as a number and as text, the database's encoding, and the settings that are off."""
+    """The server's version as number and text, the database's encoding, and the settings that are off."""
 
     number: int
     version: str
@@ -56,21 +56,21 @@ class Settings:
 
 
 def read_settings(tx: Transaction, *wanted: str) -> Settings:
-    """How the server is set up; which of the wanted settings are off."""
+    """Return the server's settings, with those of the wanted ones that are off."""
     number, version = (_setting(tx, name) for name in ("server_version_num", "server_version"))
     encoding = _one(tx, "SELECT pg_encoding_to_char(encoding) FROM pg_database WHERE datname = current_database()")
     return Settings(int(number), version, encoding, {name for name in wanted if _setting(tx, name) == "off"})
 
 
 def count_connections(tx: Transaction) -> tuple[int, int]:
-    """The number of connections of clients, and how many there may be."""
+    """Return the number of client connections, and the most that are allowed."""
     used = _one(tx, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
     return used, int(_setting(tx, "max_connections"))
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session of a client."""
+    """A client's session."""
 
     pid: int
     application: str
@@ -78,12 +78,12 @@ class Session:
 
 
 def long_sessions(tx: Transaction, seconds: float) -> list[Session]:
-    """Sessions with a transaction that has been open for so long, the oldest first."""
+    """Return the sessions with a transaction open for at least this long, oldest first."""
     return [Session(*row) for row in tx.execute(text(_IDLE), {"seconds": seconds})]
 
 
 def long_prepared(tx: Transaction, seconds: float) -> list[str]:
-    """Transactions that were prepared so long ago."""
+    """Return the transactions that were prepared at least this long ago."""
     return list(tx.execute(text(_PREPARED), {"seconds": seconds}).scalars())
 
 
@@ -100,7 +100,7 @@ SELECT gid FROM pg_prepared_xacts
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The dead and live rows of a table, and when it was vacuumed last."""
+    """The dead and live rows of a table, and when it was last vacuumed."""
 
     table: str
     dead: int
@@ -109,7 +109,7 @@ class Rows:
 
 
 def read_rows(tx: Transaction) -> list[Rows]:
-    """What the server knows of the rows of each table."""
+    """Return the server's statistics of the rows of each table."""
     return [Rows(*row) for row in tx.execute(text(_DEAD), {"names": _TABLES})]
 
 
@@ -120,18 +120,18 @@ SELECT relname, n_dead_tup, n_live_tup, greatest(last_vacuum, last_autovacuum)::
 
 
 def count_damaged_pages(tx: Transaction) -> int:
-    """The number of damaged pages that the server has met in the database."""
+    """Return the number of damaged pages that the server has found in the database."""
     failures = _one(tx, "SELECT checksum_failures FROM pg_stat_database WHERE datname = current_database()")
     return int(failures or 0)
 
 
 def has_page_checksums(tx: Transaction) -> bool:
-    """Whether the server would notice a damaged page."""
+    """Return whether the server would notice a damaged page."""
     return bool(_one(tx, "SELECT current_setting('data_checksums')") != "off")
 
 
 def damaged_indexes(tx: Transaction) -> list[tuple[str, str]] | None:
-    """The indexes with which something is wrong, and what; None where the extension amcheck isn't installed."""
+    """Return the damaged indexes, each with what is wrong; None when the extension amcheck isn't installed."""
     if not _one(tx, "SELECT 1 FROM pg_extension WHERE extname = 'amcheck'"):
         return None
     wrong = []

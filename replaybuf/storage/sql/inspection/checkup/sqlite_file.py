@@ -1,4 +1,4 @@
-"""SQLite: what the file says of itself, and where it is."""
+"""SQLite: the settings and state of the file, and where it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replaybuf.storage.sql.engine.filesystem import filesystem_type, is_network
 from replaybuf.storage.sql.engine.sqlite_connections import CHECKPOINT_PAGES, PAGE_SIZE, is_wal
 from replaybuf.storage.sql.engine.transaction import Transaction
 
-#: The size of pages that replaybuf makes; what a log grows by until it is copied into the database.
+#: The page size of replaybuf's files; the size at which a log is copied into the database.
 PAGE_BYTES = PAGE_SIZE
 LOG_BYTES = CHECKPOINT_PAGES * PAGE_SIZE
 
@@ -20,7 +20,7 @@ _MOST_MESSAGES = 100
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a file is set up, and the network file system that it is on, if it is on one."""
+    """The settings of a file, and the network file system that it is on, if any."""
 
     wal: bool
     page_bytes: int
@@ -38,10 +38,10 @@ class Pages:
 
 
 def read_settings(tx: Transaction, path: Path) -> Settings:
-    """How the file is set up."""
+    """Return the settings of the file."""
     kind = filesystem_type(path)
     return Settings(
-        wal=is_wal(path),  # the pragma knows nothing of it where nobody has the file open
+        wal=is_wal(path),  # the pragma doesn't show it when nobody has the file open
         page_bytes=_number(tx, "page_size"),
         encoding=_pragma(tx, "encoding"),
         version=str(tx.execute(text("SELECT sqlite_version()")).scalar()),
@@ -50,19 +50,19 @@ def read_settings(tx: Transaction, path: Path) -> Settings:
 
 
 def read_pages(tx: Transaction) -> Pages:
-    """How much of the file is free."""
+    """Return how much of the file is used and free."""
     size = _number(tx, "page_size")
     return Pages(_number(tx, "page_count") * size, _number(tx, "freelist_count") * size)
 
 
 def integrity_messages(tx: Transaction, check: str) -> list[str]:
-    """What SQLite's own check, `quick_check` or `integrity_check`, finds."""
+    """Return the findings of SQLite's own check, `quick_check` or `integrity_check`."""
     rows = tx.execute(text(f"PRAGMA {check}({_MOST_MESSAGES})")).scalars()
     return [str(row).replace("*** in database main ***\n", "") for row in rows if row != "ok"]
 
 
 def make_indexes_anew(tx: Transaction) -> None:
-    """Make all indexes from their tables."""
+    """Rebuild all indexes from their tables."""
     tx.execute(text("REINDEX"))
 
 

@@ -1,4 +1,4 @@
-"""Tables, columns, indexes and views that are not those of this version of replaybuf."""
+"""Tables, columns, indexes and views that differ from this version of replaybuf."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
 
 
 def missing_tables(tx: Transaction) -> list[str]:
-    """The names of tables that aren't there."""
+    """Return the names of tables that aren't there."""
     return sorted(set(TABLES) - set(inspect(tx.connection).get_table_names()))
 
 
 def wrong_columns(tx: Transaction) -> list[str]:
-    """Columns that are missing or not as they were made."""
+    """Return the columns that are missing or changed."""
     inspector = inspect(tx.connection)
     return [
         f"{table.name}.{column.name}"
@@ -45,12 +45,12 @@ def wrong_columns(tx: Transaction) -> list[str]:
 
 
 def wrong_indexes(tx: Transaction) -> dict[str, str]:
-    """The names of indexes with which something is wrong, and what."""
+    """Return the names of wrong indexes, each with what is wrong."""
     return {str(index.name): why for index, why in _wrong_indexes(tx)}
 
 
 def make_indexes(tx: Transaction) -> dict[str, str]:
-    """Make the indexes that are missing or not as they should be, and return what was wrong with them."""
+    """Create missing indexes and recreate wrong ones; return what was wrong with them."""
     made = {}
     for index, why in _wrong_indexes(tx):
         tx.execute(text(f"DROP INDEX IF EXISTS {index.name}"))
@@ -97,12 +97,12 @@ def _is_partial(index: Index) -> bool:
 
 
 def missing_views(tx: Transaction) -> list[str]:
-    """The names of views that aren't there."""
+    """Return the names of views that aren't there."""
     return sorted(set(VIEWS) - set(inspect(tx.connection).get_view_names()))
 
 
 def make_views(tx: Transaction) -> list[str]:
-    """Make the views anew where some are missing, and return those."""
+    """Recreate the views if any are missing, and return the missing ones."""
     if missing := missing_views(tx):
         drop_views(tx.connection)
         create_views(tx.connection)

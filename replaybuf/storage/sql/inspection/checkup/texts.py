@@ -1,6 +1,6 @@
-"""Texts of a SQLite file that can't be read. (PostgreSQL doesn't take others.)
+"""Unreadable texts in a SQLite file. (PostgreSQL doesn't accept any.)
 
-A damaged page may leave a text that isn't UTF-8 or no JSON any more: every query that meets it fails then.
+A damaged page may leave a text that is no longer UTF-8 or JSON: every query that reads it then fails.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from replaybuf.storage.sql.inspection.checkup.orphans import Aside, put_aside
 from replaybuf.storage.sql.inspection.groups import AS_DICTS
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 
-#: The columns with texts by table, and whether they are JSON.
+#: The text columns by table, and whether they are JSON.
 _COLUMNS = {
     "rb_group": {"marks": True, "tags": True, "scoped_key": True, "error": False},
     "rb_payload": {"outline": True, "prompt": False},
 }
-#: What takes their place where the payload can't be read either.
+#: Their replacements where the payload can't be read either.
 _NOTHING: dict[str, Any] = {"marks": {"oldest": [], "newest": [], "reward": []}, "outline": [], "prompt": None}
 
 
@@ -39,9 +39,9 @@ class BadText(NamedTuple):
 
 
 def unreadable_texts(tx: Transaction) -> Iterator[BadText]:
-    """Texts that are none, or no JSON where they should be."""
+    """Yield the texts that aren't UTF-8, or not the JSON that they should be."""
     for table, columns in _COLUMNS.items():
-        casts = ", ".join(f"CAST({name} AS BLOB)" for name in columns)  # whatever is in there, as it is
+        casts = ", ".join(f"CAST({name} AS BLOB)" for name in columns)  # the raw bytes
         for uid, *values in tx.execute(text(f"SELECT uid, {casts} FROM {table} ORDER BY uid")):  # noqa: S608
             for (name, is_json), value in zip(columns.items(), values, strict=True):
                 if value is not None and not _is_readable(value, is_json=is_json):
@@ -59,9 +59,9 @@ def _is_readable(value: bytes, *, is_json: bool) -> bool:
 
 
 def mend_texts(tx: Transaction) -> tuple[list[BadText], Aside]:
-    """Make previews and marks anew from the payload, and take away tags, keys and reasons that can't be read.
+    """Rebuild previews and marks from the payload, and remove unreadable tags, keys and errors.
 
-    Groups whose payload can't be read either are set aside.
+    Groups whose payload can't be read either are set aside. Returns what was wrong, and those groups.
     """
     found, reasons = list(unreadable_texts(tx)), {}
     for bad in found:
@@ -74,7 +74,7 @@ def mend_texts(tx: Transaction) -> tuple[list[BadText], Aside]:
 
 
 def _made_anew(tx: Transaction, bad: BadText) -> tuple[Any, str | None]:
-    """What takes the place of a text; why its group must be set aside, if it must."""
+    """Return the replacement of a text, and why its group must be set aside, if it must."""
     if bad.column not in _NOTHING:
         return None, None
     status, data = _status_and_payload(tx, bad.uid)
@@ -88,7 +88,7 @@ def _made_anew(tx: Transaction, bad: BadText) -> tuple[Any, str | None]:
 
 
 def marks_anew(rollouts: Sequence[Any], status: str) -> Marks:
-    """The marks of a group's rollouts, made from these. They don't say which had expired: all, if the group had."""
+    """Return the marks of a group, rebuilt from its rollouts. In an EXPIRED group all rollouts count as expired."""
     if status != Status.EXPIRED:
         return Marks.of(rollouts)
     nothing: list[Any] = [None] * len(rollouts)

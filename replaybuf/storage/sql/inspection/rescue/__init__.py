@@ -1,1 +1,1 @@
-"""What can be read of a damaged SQLite file: `salvage` its rows, mend them (`rows`, `metadata`), write a `snapshot`."""
+"""Rescuing a damaged SQLite file: `salvage` reads its rows, `rows` and `metadata` mend them, `snapshot` writes them."""

@@ -1,4 +1,4 @@
-"""What can be read of the buffers in a damaged SQLite file, but for the payloads."""
+"""The readable part of the buffers in a damaged SQLite file, without the payloads."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _DEFAULT = "default"
 
 @dataclass(slots=True)
 class Found:
-    """What can be read of one buffer."""
+    """The readable part of one buffer."""
 
     lanes: dict[int, Row] = field(default_factory=dict)
     groups: dict[int, Row] = field(default_factory=dict)
-    uids: set[int] = field(default_factory=set)  # those of which anything knows
+    uids: set[int] = field(default_factory=set)  # all that are mentioned anywhere
     counted: Counter[tuple[int, str]] = field(default_factory=Counter)
     cursors: list[Cursor] = field(default_factory=list)
 
 
 def read_metadata(damaged: Salvage) -> tuple[int, dict[str, Found]]:
-    """The last uid, and what there is of each buffer."""
+    """Return the last uid, and the readable part of each buffer."""
     lanes = _read_lanes(damaged)
     indexed = _read_index(damaged)
     names = [column.name for column in group.columns if column.name in damaged.columns("rb_group")]
     rows = damaged.table("rb_group", names, known=sorted(indexed))
     mended = {uid: mended_group(uid, dict(zip(names, values, strict=True))) for uid, values in rows.items()}
-    # Of some only the index knows. Their payloads may be whole, and say all but tags, key and priority.
+    # Some are only in the index. Their payloads may be whole, and contain all but tags, key and priority.
     mended |= {uid: mended_group(uid, {}) for uid in indexed.keys() - rows.keys()}
     for uid, row in mended.items():
         if row["lane"] not in lanes:
@@ -57,8 +57,8 @@ def read_metadata(damaged: Salvage) -> tuple[int, dict[str, Found]]:
 
 
 def _read_lanes(damaged: Salvage) -> dict[int, Row]:
-    """The lanes by id, with one for free groups beside each one for leased groups."""
-    # Most of a lane is in the index over its names, too; the table knows more.
+    """Return the lanes by id, with a lane for unleased groups beside each one for leased groups."""
+    # Most of a lane is also in the index over its names; the table has more.
     few = ["id", "buffer", "task_name", "status", "leased"]
     query = f"SELECT {', '.join(few)} FROM rb_lane INDEXED BY sqlite_autoindex_rb_lane_1 WHERE buffer >= ''"  # noqa: S608
     found = [dict(zip(few, row, strict=True)) for row in damaged.indexed(query)]
@@ -85,7 +85,7 @@ def name_of(one: Row) -> tuple[Any, ...]:
 
 
 def _lost_lane(lanes: dict[int, Row]) -> int:
-    """The lane of groups of which nobody knows any more where they belong, made if there is none."""
+    """Return the lane for groups whose own lane is unknown, created if there is none."""
     names = {"buffer": _DEFAULT, "task_name": LOST, "status": str(Status.FAILED), "leased": False}
     if (there := next((one["id"] for one in lanes.values() if one.items() >= names.items()), None)) is not None:
         return int(there)
@@ -95,7 +95,7 @@ def _lost_lane(lanes: dict[int, Row]) -> int:
 
 
 def _read_index(damaged: Salvage) -> dict[int, int]:
-    """The lanes of groups, by uid, as an index has them."""
+    """Return the lanes of groups by uid, from an index."""
     found = {}
     for order in ("lane, uid", "lane DESC, uid DESC"):
         query = f"SELECT uid, lane FROM rb_group INDEXED BY rb_group_in_order WHERE lane >= 0 ORDER BY {order}"  # noqa: S608

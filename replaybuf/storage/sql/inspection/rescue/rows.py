@@ -1,4 +1,4 @@
-"""Rows of a damaged database, made into rows that can be stored: what can't be what it says is left out."""
+"""Rows of a damaged database, made storable: impossible values are left out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _json(value: Any) -> Any:
 
 
 def _marks(value: Any) -> Any:
-    """Marks, if they are some: as many of everything as there are rollouts."""
+    """Return the marks if they are valid: lists of equal length, one entry per rollout."""
     found = _json(value)
     try:
         marks = Marks.from_json(found)
@@ -78,12 +78,12 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "mixed": _true,
     **dict.fromkeys(("priority", "created_at", "reward", "leased_until", "archived_at"), _float),
 }
-# What a group has where it must have something, and can't be read. (Marks are made from the payload.)
+# Defaults for required columns that can't be read. (Marks are rebuilt from the payload.)
 _ELSE: Row = {"priority": 1.0, "times_sampled": 0, "created_at": 0.0, "bytes": 0, "deliveries": 0, "lane": -1}
 
 
 def mended_group(uid: int, row: Row) -> Row:
-    """A row of `rb_group` that can be stored. Keys of races are left out: the races begin anew."""
+    """Return a storable row of `rb_group`. Keys of races are left out: the races begin anew."""
     mended: Row = {"uid": uid}
     for column in group.columns:
         if column.name == "uid":
@@ -95,7 +95,7 @@ def mended_group(uid: int, row: Row) -> Row:
 
 
 def mended_lane(row: Row) -> Row | None:
-    """A row of `rb_lane`, or None where it doesn't say what the lane is."""
+    """Return a storable row of `rb_lane`, or None when it doesn't identify the lane."""
     names = {name: _text(row.get(name)) for name in ("buffer", "task_name", "status")}
     if None in names.values() or names["status"] not in set(Status) or _int(row.get("id")) is None:
         return None
@@ -104,7 +104,7 @@ def mended_lane(row: Row) -> Row | None:
 
 
 def payload_of(damaged: Salvage, uid: int) -> Row | None:
-    """The row of `rb_payload` of a group, or None where the payload isn't as it was written."""
+    """Return a group's row of `rb_payload`, or None when the payload is damaged."""
     try:
         row = damaged.one("rb_payload", ["data", "outline", "prompt"], uid)
         if row is None:
@@ -122,7 +122,7 @@ def payload_of(damaged: Salvage, uid: int) -> Row | None:
 
 
 def marked_by(data: bytes, status: str) -> Row | None:
-    """What a group's row has of its rollouts, made from the payload; None where that can't be decoded."""
+    """Return the columns that describe a group's rollouts, from the payload; None when it can't be decoded."""
     try:
         marks = marks_anew(AS_DICTS.decode(data), status)
     except ReplayBufError:

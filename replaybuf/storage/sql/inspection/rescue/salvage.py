@@ -1,7 +1,7 @@
-"""Reading what can be read of a SQLite file that is damaged or cut short.
+"""Reading as much as possible of a SQLite file that is damaged or truncated.
 
-Each row is reached by its own way from the root of its table, so that a damaged page costs the rows that are on it, or
-behind it, and no others. Nothing is ever written to the file.
+Each row is looked up separately from the root of its table, so that a damaged page costs only the rows on it or below
+it. Nothing is ever written to the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from replaybuf.errors import NotADatabaseError
 from replaybuf.storage.sql.engine.sqlite_connections import PAGE_SIZE, quote_path
 
-#: What reading damaged pages raises. (OverflowError and ValueError: what can't be a value.)
+#: The errors of reading damaged pages. (OverflowError and ValueError: impossible values.)
 ERRORS = (sqlite3.Error, OverflowError, ValueError)
 
 _HIGHEST = 2**62
@@ -29,7 +29,7 @@ Row = tuple[Any, ...]
 
 @contextmanager
 def opened(path: Path) -> Iterator[Salvage]:
-    """The file, to be read. Raises NotADatabaseError when nothing of it can be made sense of."""
+    """Open the file to salvage it. Raises NotADatabaseError when nothing in it is intelligible."""
     with TemporaryDirectory(prefix="replaybuf-") as folder:
         connection, guessed = _connect(path, Path(folder))
         try:
@@ -46,7 +46,7 @@ def _connect(path: Path, folder: Path) -> tuple[sqlite3.Connection, bool]:
     for way in ways:
         with suppress(*ERRORS):
             return _usable(f"file:{quote_path(path.absolute())}?{way}"), False
-    # Its first page, which says where everything is, is damaged: that of a new database takes its place in a copy.
+    # The first page, which says where everything is, is damaged: a copy gets that of a new database instead.
     copy = folder / "copy.db"
     _copy_with_new_beginning(path, copy, folder / "new.db")
     try:
@@ -58,10 +58,10 @@ def _connect(path: Path, folder: Path) -> tuple[sqlite3.Connection, bool]:
 def _usable(uri: str) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     try:
-        connection.text_factory = bytes  # texts may be none any more
-        connection.execute("PRAGMA writable_schema = ON")  # then a file may be shorter than it says
+        connection.text_factory = bytes  # texts may be invalid
+        connection.execute("PRAGMA writable_schema = ON")  # accepts a file shorter than its header says
         connection.execute("PRAGMA query_only = ON")
-        for table in ("rb_lane", "rb_group", "rb_payload"):  # where one is listed, but not known, the list is damaged
+        for table in ("rb_lane", "rb_group", "rb_payload"):  # fails if one is listed but unknown: the list is damaged
             connection.execute(f"SELECT rowid FROM {table} LIMIT 0")  # noqa: S608
     except BaseException:
         connection.close()
@@ -70,7 +70,10 @@ def _usable(uri: str) -> sqlite3.Connection:
 
 
 def _copy_with_new_beginning(path: Path, copy: Path, new: Path) -> None:
-    """Tables are where they are in every database that this version of replaybuf makes."""
+    """Copy a file with the first page of a new database.
+
+    Tables begin at the same pages in every database that this version of replaybuf creates.
+    """
     from sqlalchemy import create_engine
 
     from replaybuf.storage.sql.schema.create import create_schema
@@ -90,34 +93,34 @@ def _copy_with_new_beginning(path: Path, copy: Path, new: Path) -> None:
 
 
 class Salvage:
-    """A damaged database. Texts come as bytes. `guessed` says that where its tables are is only known from others."""
+    """A damaged database. Texts are read as bytes. `guessed`: its tables' places are inferred from a new database."""
 
     def __init__(self, connection: sqlite3.Connection, guessed: bool) -> None:
         self._connection = connection
         self.guessed = guessed
 
     def columns(self, table: str) -> list[str]:
-        """The names of a table's columns; none where there is no such table."""
+        """Return the names of a table's columns; none when there is no such table."""
         try:
             return [row[1].decode() for row in self._connection.execute(f"PRAGMA table_info({table})")]
         except ERRORS:
             return []
 
     def one(self, table: str, columns: Sequence[str], uid: int) -> Row | None:
-        """The row with this uid. Raises one of ERRORS where it can't be read."""
+        """Return the row with this uid. Raises one of ERRORS when it can't be read."""
         query = f"SELECT {', '.join(columns)} FROM {table} WHERE rowid = ?"  # noqa: S608
         row: Row | None = self._connection.execute(query, (uid,)).fetchone()
         return row
 
     def indexed(self, query: str) -> list[Row]:
-        """What can be read of an index, from its beginning on."""
+        """Return the readable rows of an index, from its beginning on."""
         rows: list[Row] = []
         with suppress(*ERRORS):
             rows.extend(self._connection.execute(query))
         return rows
 
     def table(self, table: str, columns: Sequence[str], known: Sequence[int] = ()) -> dict[int, Row]:
-        """All rows of a table that can be read, by rowid. `known` are rowids of which others know."""
+        """Return all readable rows of a table, by rowid. `known` are rowids found elsewhere."""
         reading = _Table(self._connection, table, columns)
         reading.read_all()
         for rowid in known:
@@ -129,7 +132,7 @@ class Salvage:
 
 
 class _Table:
-    """Reading a table from both of its ends, and where that fails from the middle of what is left, and so on."""
+    """Reads a table from both ends, and where that fails, from the middle of the rest, and so on."""
 
     def __init__(self, connection: sqlite3.Connection, table: str, columns: Sequence[str]) -> None:
         self._connection = connection
@@ -139,7 +142,7 @@ class _Table:
 
     def read_all(self) -> None:
         low, high = self._up(-_HIGHEST, _HIGHEST), self._down(-_HIGHEST, _HIGHEST)
-        # Where a page at one end is damaged, the table may go on behind it: as far again as what is known.
+        # If a page at one end is damaged, the table may go on beyond it: by as much again as is known.
         first, last = (min(self.rows), max(self.rows)) if self.rows else (0, 0)
         width = max(1024, last - first)
         left = deque([(max(low, first - width), min(high, last + width))])
@@ -152,10 +155,10 @@ class _Table:
                 probes += 2
 
     def _up(self, low: int, high: int) -> int:
-        """Read rows upwards from `low` to before `high`; from where on they could not be read."""
+        """Read rows upwards from `low` to before `high`; return the rowid from which on they could not be read."""
         try:
             for rowid, *row in self._connection.execute(self._query, (low, high)):
-                if not low <= rowid < high:  # a page that leads back to another
+                if not low <= rowid < high:  # a page that points back to another
                     return low
                 self.rows[rowid], low = tuple(row), rowid + 1
         except ERRORS:
@@ -163,7 +166,7 @@ class _Table:
         return high
 
     def _down(self, low: int, high: int) -> int:
-        """Read rows downwards from before `high` to `low`; up to where they could not be read."""
+        """Read rows downwards from before `high` to `low`; return the rowid up to which they could not be read."""
         try:
             for rowid, *row in self._connection.execute(f"{self._query} DESC", (low, high)):
                 if not low <= rowid < high:

@@ -1,4 +1,4 @@
-"""A snapshot of what can be read of a buffer in a damaged SQLite file."""
+"""A snapshot of the readable part of a buffer in a damaged SQLite file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from replaybuf.storage.sql.statements.uids import raise_uid
 
 @dataclass(slots=True)
 class Written:
-    """How many groups were saved, the bytes of their payloads, and how many are lost, as far as known."""
+    """The number of groups saved, the bytes of their payloads, and the number lost, as far as known."""
 
     groups: int = 0
     bytes: int = 0
@@ -34,7 +34,7 @@ class Written:
 
 
 def write_snapshot(damaged: Salvage, found: Found, file: str, last: int, told: Callable[[int], None]) -> Written:
-    """Write a snapshot of a buffer, as `buffer.save` does; `last` is the last uid of the database."""
+    """Write a snapshot of a buffer like `buffer.save`; `last` is the last uid of the database."""
     written = Written()
 
     def work(tx: Transaction) -> None:
@@ -71,7 +71,7 @@ def write_snapshot(damaged: Salvage, found: Found, file: str, last: int, told: C
 
 
 def _groups(damaged: Salvage, found: Found, told: Callable[[int], None]) -> Iterator[tuple[Row, Row]]:
-    """The groups whose payloads are as they were written, as rows of both tables."""
+    """Yield the groups with undamaged payloads, as rows of both tables."""
     keys: set[str] = set()
     for done, (uid, row) in enumerate(sorted(found.groups.items()), 1):
         told(done)
@@ -97,7 +97,7 @@ def _groups(damaged: Salvage, found: Found, told: Callable[[int], None]) -> Iter
 
 
 def _counts(found: Found, written: Written, sizes: Counter[tuple[int, str]]) -> list[Row]:
-    """What was counted, with those that are lost as deleted ones."""
+    """Return the tallies, with lost groups counted as deleted."""
     there = (str(Tally.SIZE), str(Tally.LEASED))
     counts = Counter({key: n for key, n in found.counted.items() if key[1] not in there})
     before: Counter[int] = Counter()
