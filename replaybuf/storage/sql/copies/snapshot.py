@@ -37,10 +37,11 @@ from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import group, lane, payload, tally
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
 from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
-from replaybuf.storage.sql.statements.fence import check_fence, joined, set_next_ticket
+from replaybuf.storage.sql.statements.fence import check_fence, join
 from replaybuf.storage.sql.statements.lanes import CLOCKS, all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.rows import rescoped_key
+from replaybuf.storage.sql.statements.tickets import next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.uids import free_shift, make_room, raise_uid
 
 _BATCH_BYTES = 16 * 1024 * 1024
@@ -116,7 +117,7 @@ class _End:
 async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *, anew: bool = False) -> int:
     """Copy a buffer, and return the digest of its payloads."""
     lanes, tallies = await source.run(_read_lanes)
-    last, next_ticket = await source.run(_read_ends)
+    last, ticket = await source.run(_read_ends)
     shift = await target.run(free_shift, last)
     if anew:
         _begin_anew(target.scope.rules, lanes, tallies)
@@ -146,7 +147,7 @@ async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *,
         await target.run(_insert_rows, payload, payloads)
         teller.add(len(groups), nbytes)
     await target.run(raise_uid, last + shift)
-    await target.run(set_next_ticket, next_ticket)
+    await target.run(set_next_ticket, ticket)
     await target.run(write_cursors, await source.run(read_cursors))
     teller.finish()
     return digest
@@ -160,8 +161,8 @@ def _read_lanes(tx: Transaction) -> tuple[list[dict[str, Any]], list[dict[str, A
 
 def _read_ends(tx: Transaction) -> tuple[int, int]:
     """Return the last uid given, and the ticket of the buffer's next group."""
-    last = tx.dialect.last_uid(tx.connection)
-    return last, last + 1 - joined(tx).ticket_shift
+    join(tx)
+    return tx.dialect.last_uid(tx.connection), next_ticket(tx)
 
 
 def _begin_anew(rules: Rules, lanes: Sequence[dict[str, Any]], tallies: Sequence[dict[str, Any]]) -> None:

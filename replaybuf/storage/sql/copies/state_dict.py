@@ -20,11 +20,12 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.counts import add_counts, read_tallies
 from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
-from replaybuf.storage.sql.statements.fence import check_fence, join, set_next_ticket
+from replaybuf.storage.sql.statements.fence import check_fence, join
 from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes
 from replaybuf.storage.sql.statements.put import group_row, payload_row
 from replaybuf.storage.sql.statements.race_keys import new_keys
 from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, describe, scoped_key
+from replaybuf.storage.sql.statements.tickets import next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.uids import free_shift, make_room, raise_uid
 from replaybuf.storage.values import NewGroup
 
@@ -43,8 +44,7 @@ def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
     clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
     next_uid = tx.dialect.last_uid(tx.connection) + 1
     join(tx)
-    next_ticket = next_uid - tx.scope.ticket_shift
-    return pack_state(State(groups, next_uid, tallies, clocks, next_ticket, read_cursors(tx)))
+    return pack_state(State(groups, next_uid, tallies, clocks, next_ticket(tx), read_cursors(tx)))
 
 
 def _all_groups(tx: Transaction) -> Any:

@@ -18,6 +18,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, cursor, garbage, group
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
 from replaybuf.storage.sql.statements.lanes import all_lanes
+from replaybuf.storage.sql.statements.tickets import next_ticket
 from replaybuf.storage.values import Checkpoint, missing_checkpoint
 
 
@@ -48,7 +49,7 @@ def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) ->
         "created_at": now,
         "groups": made.groups,
         "bytes": made.bytes,
-        "next_ticket": tx.dialect.last_uid(tx.connection) + 1 - tx.scope.ticket_shift,
+        "next_ticket": next_ticket(tx),
         "lanes": lanes,
         "tallies": read_lane_tallies(tx, [row["id"] for row in lanes]),
     }

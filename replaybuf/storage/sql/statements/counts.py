@@ -70,6 +70,7 @@ def read_lane_tallies(tx: Transaction, lanes: Sequence[int]) -> list[dict[str, A
         select(tally.c.lane, tally.c.name, func.sum(tally.c.amount).label("amount"))
         .where(tally.c.lane.in_(lanes))
         .group_by(tally.c.lane, tally.c.name)
+        .order_by(tally.c.lane, tally.c.name)
     )
     return [{**row, "amount": int(row["amount"])} for row in tx.execute(query).mappings()]
 

@@ -54,15 +54,14 @@ def check_fence(tx: Transaction) -> None:
 def begin_epoch(tx: Transaction, step: int, now: float, ticket_shift: int) -> None:
     """Fence off all earlier users, and bring the transaction to the new epoch."""
     epoch = (_row(tx).epoch or 0) + 1
-    _write(tx, epoch=epoch, ticket_shift=ticket_shift, restored_step=step, restored_at=now)
+    write_buffer(tx, epoch=epoch, ticket_shift=ticket_shift, restored_step=step, restored_at=now)
     tx.scope = replace(tx.scope, epoch=epoch, ticket_shift=ticket_shift)
 
 
-def set_next_ticket(tx: Transaction, ticket: int) -> None:
-    """Give the next group this ticket, and later groups the following ones."""
-    shift, row = tx.dialect.last_uid(tx.connection) + 1 - ticket, _row(tx)
-    if shift or row.epoch is not None:
-        _write(tx, epoch=row.epoch or 0, ticket_shift=shift)
+def epoch_of(tx: Transaction) -> int | None:
+    """Return the buffer's present epoch; None if it has no row in `rb_buffer` yet."""
+    epoch: int | None = _row(tx).epoch
+    return epoch
 
 
 def _row(tx: Transaction) -> Any:
@@ -80,6 +79,7 @@ _READ = select(
 ).where(checkpoint.c.buffer == bindparam("name"))
 
 
-def _write(tx: Transaction, **values: Any) -> None:
+def write_buffer(tx: Transaction, **values: Any) -> None:
+    """Write columns of the buffer's row in `rb_buffer`."""
     row = tx.dialect.insert(buffer).values(name=tx.scope.buffer, **values)
     tx.execute(row.on_conflict_do_update(index_elements=[buffer.c.name], set_=values))

@@ -45,7 +45,7 @@ class Lane:
 
 def all_lanes(tx: Transaction) -> list[Any]:
     """Return the rows of all lanes of the buffer, including those of leased groups."""
-    return list(tx.execute(select(lane).where(lane.c.buffer == tx.scope.buffer)))
+    return list(tx.execute(select(lane).where(lane.c.buffer == tx.scope.buffer).order_by(lane.c.id)))
 
 
 def find_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:

@@ -29,6 +29,7 @@ from replaybuf.storage.sql.statements.replacing import (
     replaced_by_place,
 )
 from replaybuf.storage.sql.statements.rows import EncodedGroup, dump_json, scoped_key
+from replaybuf.storage.sql.statements.tickets import ticket_column, ticket_of
 from replaybuf.storage.sql.statements.uids import uids_in_checkpoints
 from replaybuf.storage.values import NewGroup
 
@@ -141,10 +142,10 @@ def store(
     rows = [(uid, one, _key_of(tx, one.group)) for uid, one in zip(uids, groups, strict=True)]
     if any(key is not None for _, _, key in rows):
         rows = _replace_same_keys(tx, rows, lanes, counts)
-    drawn, shift = _draw_keys(tx, lanes, rows), tx.scope.ticket_shift
+    drawn = _draw_keys(tx, lanes, rows)
     made = dict(zip(uids, made_from, strict=False))
     values = [
-        group_row(uid, one, key, lanes, drawn.get(uid, {}), uid - shift if shift else None, made.get(uid, ()))
+        group_row(uid, one, key, lanes, drawn.get(uid, {}), ticket_column(tx, uid), made.get(uid, ()))
         for uid, one, key in rows
     ]
     tx.insert_rows(group, values)
@@ -201,7 +202,7 @@ def _draw_keys(
     for name, home in lanes.items():
         if home.clocks:
             members = [one for one in rows if (one[1].group.task_name, one[1].group.status) == name]
-            entries = [(uid, uid - tx.scope.ticket_shift, encoded.group.priority) for uid, encoded, _ in members]
+            entries = [(uid, ticket_of(tx, uid), encoded.group.priority) for uid, encoded, _ in members]
             drawn |= new_keys(tx.scope.rules, home, entries)
     return drawn
 

@@ -26,6 +26,7 @@ from replaybuf.storage.sql.statements.moving import pinned
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.replacing import replace_groups
 from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.tickets import shift_to
 from replaybuf.storage.values import Checkpoint
 
 
@@ -34,7 +35,7 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
     join(tx)
     keep_sweeps_away(tx)
     kept = find_checkpoint(tx, step)
-    shift = tx.scope.ticket_shift if keep_new else tx.dialect.last_uid(tx.connection) + 1 - kept.next_ticket
+    shift = tx.scope.ticket_shift if keep_new else shift_to(tx, kept.next_ticket)
     new = _set_new_apart(tx, kept.id) if keep_new else []
     lanes = all_lanes(tx)
     _remove_changed(tx, lanes, kept.id)
