@@ -27,10 +27,10 @@ from replaybuf.rules.policies import Order
 from replaybuf.rules.race import PRIORITIZED, share
 from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.storage.contract import StorageBackend
-from replaybuf.storage.memory.copies import Checkpoints, World, add_new, load, state_of
 from replaybuf.storage.memory.groups import Groups
 from replaybuf.storage.memory.items import Items, in_lane
-from replaybuf.storage.memory.leased import Loans
+from replaybuf.storage.memory.loans import Loans
+from replaybuf.storage.memory.world import Checkpoints, World, add_new, load, state_of
 from replaybuf.storage.portable import check_empty, pack_state, unpack_state
 from replaybuf.storage.state_copies import StateCopies
 from replaybuf.storage.values import (

@@ -13,7 +13,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.counts import read_sizes
 from replaybuf.storage.sql.statements.lanes import Lane
-from replaybuf.storage.sql.statements.moving import Step, apply
+from replaybuf.storage.sql.statements.steps import Step, apply
 
 
 def any_to_prune(tx: Transaction, now: float) -> bool:

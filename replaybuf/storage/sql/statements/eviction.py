@@ -17,9 +17,9 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import lane, tally
 from replaybuf.storage.sql.statements.counts import Counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane
-from replaybuf.storage.sql.statements.moving import remove
 from replaybuf.storage.sql.statements.ordering import Source
 from replaybuf.storage.sql.statements.race_keys import check_races, pass_time
+from replaybuf.storage.sql.statements.steps import remove
 
 
 @dataclass(slots=True)

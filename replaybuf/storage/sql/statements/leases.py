@@ -12,8 +12,8 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.lanes import find_lanes
-from replaybuf.storage.sql.statements.moving import move
 from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.steps import move
 from replaybuf.storage.values import Leased, check_epoch, lost_to_others
 
 

@@ -16,9 +16,9 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.columns import FIELDS, uid_in
 from replaybuf.storage.sql.statements.lanes import Lane
-from replaybuf.storage.sql.statements.moving import apply
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.steps import apply
 from replaybuf.storage.values import Changes, Unset
 
 _CHUNK = 10_000

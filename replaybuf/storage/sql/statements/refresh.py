@@ -23,8 +23,8 @@ from replaybuf.storage.sql.schema.tables import group, lane, unsettled
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
-from replaybuf.storage.sql.statements.moving import apply
 from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.sql.statements.steps import apply
 from replaybuf.storage.values import Refresh
 
 _CHUNK = 5_000

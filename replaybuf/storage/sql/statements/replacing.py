@@ -15,7 +15,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.matching import lock_groups
-from replaybuf.storage.sql.statements.moving import apply
+from replaybuf.storage.sql.statements.steps import apply
 from replaybuf.storage.values import NewGroup, check_epoch, lost_to_others
 
 

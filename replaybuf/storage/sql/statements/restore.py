@@ -22,10 +22,10 @@ from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.fence import begin_epoch, join
 from replaybuf.storage.sql.statements.lanes import Lane, all_lanes, need_lanes, new_clocks
 from replaybuf.storage.sql.statements.leases import read_rows, return_all
-from replaybuf.storage.sql.statements.moving import pinned
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.replacing import replace_groups
 from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.steps import pinned
 from replaybuf.storage.sql.statements.tickets import shift_to
 from replaybuf.storage.values import Checkpoint
 

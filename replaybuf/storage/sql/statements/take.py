@@ -20,10 +20,10 @@ from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import lock_tasks, read_levels
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import end_leases
-from replaybuf.storage.sql.statements.moving import move, set_aside
 from replaybuf.storage.sql.statements.ordering import Source
 from replaybuf.storage.sql.statements.race_keys import advance, check_races, skip_arrived
 from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.steps import move, set_aside
 from replaybuf.storage.values import Draw
 
 # Without these, a taken group could not be given back.

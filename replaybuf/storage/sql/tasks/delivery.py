@@ -14,8 +14,8 @@ from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, undo_draw
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unhold
-from replaybuf.storage.sql.statements.moving import set_aside
 from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.steps import set_aside
 from replaybuf.storage.sql.statements.take import by_home, consume, draw_groups
 from replaybuf.storage.sql.statements.undoing import unconsume
 from replaybuf.storage.sql.tasks.port import OpenStore

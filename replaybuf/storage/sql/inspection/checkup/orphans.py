@@ -18,8 +18,8 @@ from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import add_counts
 from replaybuf.storage.sql.statements.lanes import Lane, need_lane
 from replaybuf.storage.sql.statements.leases import store_clock
-from replaybuf.storage.sql.statements.moving import FREE, set_aside
 from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.sql.statements.steps import FREE, set_aside
 from replaybuf.storage.sql.statements.sweep import sweep
 from replaybuf.storage.sql.tasks.sweeper import GRACE_SECONDS
 

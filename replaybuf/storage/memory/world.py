@@ -11,7 +11,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.memory.groups import Groups
-from replaybuf.storage.memory.leased import Loans
+from replaybuf.storage.memory.loans import Loans
 from replaybuf.storage.portable import State, StoredGroup
 from replaybuf.storage.values import Checkpoint, Cursor, missing_checkpoint
 
