@@ -127,12 +127,12 @@ class ReplayBufferConfig(ReadableConfig):
 
     @classmethod
     def queue(cls, url: str, size: int, **options: Any) -> Self:
-        """Return a bounded queue: oldest first, each group once; puts wait when it holds `size` groups."""
+        """Configure a bounded queue: oldest first, each group once; puts wait when it holds `size` groups."""
         return cls(url=url, **({"policy": "fifo", "capacity": size, "on_full": "block"} | options))
 
     @classmethod
     def stack(cls, url: str, size: int, **options: Any) -> Self:
-        """Return a bounded stack: newest first, each group once; puts wait when it holds `size` groups."""
+        """Configure a bounded stack: newest first, each group once; puts wait when it holds `size` groups."""
         return cls(url=url, **({"policy": "lifo", "capacity": size, "on_full": "block"} | options))
 
 
