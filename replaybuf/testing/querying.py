@@ -193,7 +193,7 @@ class ChangingLaws(Harness):
         assert len(buffer) == 0
 
     async def test_update_sets_metadata(self, buffer: ReplayBuffer) -> None:
-        """Status, priority and tags; what isn't given stays; how many matched."""
+        """Status, priority and tags; the rest stays; it returns the number that matched."""
         uids = await four(buffer)
         assert await buffer.update({"uid": uids[0]}, status="filtered", priority=9, tags={"new": 1}) == 1
         assert await buffer.update({"uid": {"$in": uids[1:3]}}, priority=8) == 2
