@@ -1,1 +1,1 @@
-"""Benchmarks: what a replay buffer in a database costs beside bare drivers and a dict in memory. See README.md."""
+"""Benchmarks: the cost of a replay buffer in a database beside bare drivers and a dict in memory. See README.md."""

@@ -15,7 +15,7 @@ NAMES = ("puts", "takes", "rules", "consumers", "waking", "scale", "opening", "c
 
 
 def main() -> int:
-    """The command line; its exit status."""
+    """Run the command line. Return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("command", nargs="?", default="run", choices=["run", "plans", "codec"])
     parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME", help=f"one of {', '.join(NAMES)}")

@@ -17,7 +17,7 @@ _LONGEST = 0.050
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
-    """Rows for each database, for groups of 1 MB of lists and of arrays."""
+    """Yield rows for each database, for groups of 1 MB of lists and of arrays."""
     rounds = settings.size(5, 2)
     for kind in settings.databases:
         for name, make in (("arrays", groups.arrays), ("lists", groups.lists)):
@@ -55,7 +55,7 @@ async def _longest_gap(work: Callable[[], Awaitable[Any]]) -> float:
 
     ticking = asyncio.create_task(tick())
     await asyncio.sleep(0.01)
-    kept = await work()  # kept until the end: letting go of millions of tokens is the caller's own time
+    kept = await work()  # kept until the end: freeing millions of tokens is the caller's own time
     await asyncio.sleep(0.01)
     stop = True
     await ticking

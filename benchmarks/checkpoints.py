@@ -1,6 +1,6 @@
-"""Step checkpoints of 100,000 groups of 100 KB (10 GB): making, restoring, what puts notice of it; and `kill -9`.
+"""Step checkpoints of 100,000 groups of 100 KB (10 GB): making, restoring, their effect on puts; and `kill -9`.
 
-The yardstick is what frameworks do: pickling the list of groups to a file and reading it back. It is done with a
+The yardstick is the way of frameworks: pickling the list of groups to a file and reading it back. It is measured with a
 hundredth of them, because 10 GB of rollouts don't fit into the memory of small machines.
 """
 
@@ -25,7 +25,7 @@ _PUTS = 16_384
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
-    """Rows for each database."""
+    """Yield rows for each database."""
     count = settings.size(100_000, 5_000)
     saved, loaded = await _pickling()
     for kind in settings.databases:
@@ -40,7 +40,7 @@ async def run(settings: Settings) -> AsyncIterator[Row]:
 
 
 async def _pickling() -> tuple[float, float]:
-    """Seconds to pickle a thousand groups into a file, with fsync, and to load them."""
+    """Return the seconds to pickle a thousand groups into a file, with fsync, and to load them."""
     made = [groups.arrays() for _ in range(SEED)]
     async with new_folder() as folder:
         file = folder / "buffer.pickle"
@@ -78,7 +78,7 @@ def _row(measured: str, figures: list[float], yardstick: str, base: float, times
 
 
 async def _puts_beside(settings: Settings, kind: str, count: int) -> Row:
-    """A checkpoint in the middle of puts that take some seconds."""
+    """Measure a checkpoint in the middle of puts that take some seconds."""
     async with new_database(kind) as url, open_buffer(url) as buffer:
         await fill(buffer, groups.small, SEED)
         await multiply(buffer, SEED, count)
@@ -109,13 +109,13 @@ async def _puts_beside(settings: Settings, kind: str, count: int) -> Row:
 
 
 async def _reopening(settings: Settings, kind: str, url: str, count: int) -> Row:
-    """A process that puts and takes is killed; how long until another one has opened and taken a batch."""
+    """Kill a process that puts and takes, and measure the time until another one has opened and taken a batch."""
     took = []
     for _ in range(settings.rounds):
         command = [sys.executable, "-m", "benchmarks.checkpoints", url]
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         assert process.stdout is not None
-        await process.stdout.readline()  # it is in the middle of it now
+        await process.stdout.readline()  # it is in the middle of its work now
         await asyncio.sleep(1)
         process.kill()
         await process.communicate()

@@ -1,6 +1,6 @@
 """How fast the codec is, beside bare msgpack, zlib.crc32 and memcpy: `python -m benchmarks codec`.
 
-Each line is the best of many repeats, those of the lines of one section taken in turn, so that a noisy machine harms
+Each line is the best of many repeats. The lines of one section are measured in turn, so that a noisy machine affects
 them alike.
 """
 
@@ -38,7 +38,7 @@ def compare(title: str, cases: dict[str, Callable[[], Any]], repeats: int = 40) 
 
 
 def rollout(length: int, as_list: bool) -> RolloutState:
-    """A rollout of `length` response tokens, with seven token fields."""
+    """Return a rollout of `length` response tokens, with seven token fields."""
     fields: dict[str, Any] = {
         "prompt_ids": RNG.integers(0, 150_000, 40).astype("i4"),
         "tokens": RNG.integers(0, 150_000, length + 40).astype("i4"),
@@ -53,7 +53,7 @@ def rollout(length: int, as_list: bool) -> RolloutState:
 
 
 def beside_msgpack(title: str, group: list[RolloutState]) -> None:
-    """The codec beside msgpack on the same values, which then are no rollouts yet."""
+    """Compare the codec with msgpack on the same values, which msgpack doesn't make rollouts of."""
     payload = CODEC.encode(group)
     bare = [{**STATES.to_fields(one), "status": one.status.value} for one in group]
     packed = [msgpack.packb(one) for one in bare]
@@ -70,7 +70,7 @@ def beside_msgpack(title: str, group: list[RolloutState]) -> None:
 
 
 def beside_memcpy(title: str, groups: list[list[RolloutState]]) -> None:
-    """The codec beside a copy of the bytes."""
+    """Compare the codec with a copy of the bytes."""
     payloads = [CODEC.encode(group) for group in groups]
     cases: dict[str, Callable[[], Any]] = {
         "encode": lambda: [CODEC.encode(group) for group in groups],

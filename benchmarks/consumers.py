@@ -19,7 +19,7 @@ PROCESSES = 8
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
-    """A row for each database."""
+    """Yield a row for each database."""
     for kind in settings.databases:
         yield await _compare(settings, kind)
 
@@ -48,7 +48,7 @@ async def _compare(settings: Settings, kind: str) -> Row:
 
 
 def _drain(url: str, processes: int, count: int) -> float:
-    """Groups per second, from the moment when all processes are ready to the last group."""
+    """Return the groups per second, from the moment when all processes are ready to the last group."""
     context = multiprocessing.get_context("spawn")
     barrier, taken = context.Barrier(processes + 1), context.Queue()
     workers = [context.Process(target=_take_all, args=(url, barrier, taken)) for _ in range(processes)]

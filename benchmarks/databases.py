@@ -25,7 +25,7 @@ COROUTINES = 256
 
 @asynccontextmanager
 async def new_folder() -> AsyncIterator[Path]:
-    """An empty folder that is removed afterwards (TMPDIR says where)."""
+    """Yield an empty folder in TMPDIR that is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="rb-bench-"))
     try:
         yield folder
@@ -35,7 +35,7 @@ async def new_folder() -> AsyncIterator[Path]:
 
 @asynccontextmanager
 async def new_database(kind: str) -> AsyncIterator[str]:
-    """The URL of an empty database of a kind ("sqlite", "postgresql")."""
+    """Yield the URL of an empty database of a kind ("sqlite", "postgresql")."""
     if kind == "sqlite":
         async with new_folder() as folder:
             yield f"sqlite:///{folder}/run.db"
@@ -50,7 +50,7 @@ async def new_database(kind: str) -> AsyncIterator[str]:
 
 @functools.cache
 def postgres_server() -> str:
-    """The server that REPLAYBUF_TEST_POSTGRES_URL names, or one of this process's own."""
+    """Return the server that REPLAYBUF_TEST_POSTGRES_URL names, or one of this process's own."""
     given = os.environ.get("REPLAYBUF_TEST_POSTGRES_URL")
     if given:
         return given
@@ -75,31 +75,31 @@ async def execute(url: str, statement: str) -> None:
 
 
 def engine_of(buffer: ReplayBuffer) -> Any:
-    """The SQLAlchemy engine of an open buffer."""
+    """Return the SQLAlchemy engine of an open buffer."""
     return buffer.storage._open.engine.pool  # type: ignore[attr-defined]
 
 
 def sqlite_path(url: str) -> str:
-    """The file of a sqlite:/// URL."""
+    """Return the file of a sqlite:/// URL."""
     return url.removeprefix("sqlite:///")
 
 
 @asynccontextmanager
 async def open_buffer(url: str, policy: str = "fifo", **options: Any) -> AsyncIterator[ReplayBuffer]:
-    """A buffer, open and ready."""
+    """Yield an open buffer."""
     async with ReplayBufferConfig(url=url, policy=policy, **options).build() as buffer:
         await buffer.count(TASK, "completed")
         yield buffer
 
 
 async def stop_sweeping(buffer: ReplayBuffer) -> None:
-    """Leave the payloads of taken groups where they are, so that a measurement is not of two things at once."""
+    """Leave the payloads of taken groups where they are, so that sweeping isn't measured as well."""
     state = buffer.storage._open  # type: ignore[attr-defined]
     await state.thread.run(state.sweeper.stop)
 
 
 async def put_all(buffer: ReplayBuffer, groups: Sequence[Any], *, model_step: int = MODEL_STEP) -> None:
-    """Put groups from 256 coroutines at once; each waits for its put before it makes the next."""
+    """Put groups from 256 coroutines at once; each waits for its put before the next."""
     waiting = iter(groups)
 
     async def worker() -> None:
@@ -116,7 +116,7 @@ async def fill(buffer: ReplayBuffer, make: Callable[[], Any], count: int) -> Non
 
 
 async def drain(buffer: ReplayBuffer, take: Callable[[], Awaitable[Sequence[Any]]]) -> int:
-    """Take until nothing is left; how many."""
+    """Take until nothing is left. Return the number of groups."""
     total = 0
     while found := len(await take()):
         total += found

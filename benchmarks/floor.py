@@ -1,4 +1,4 @@
-"""The floor: the same bytes through the bare drivers, written as one would without replaybuf."""
+"""The floor: the same bytes through the bare drivers, written in the usual way without replaybuf."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Self
 
 
 class SqliteFloor:
-    """The `sqlite3` module: WAL, synchronous=NORMAL, 4 KiB pages, one transaction a put."""
+    """The `sqlite3` module: WAL, synchronous=NORMAL, 4 KiB pages, one transaction per put."""
 
     def __init__(self, path: str) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None)
@@ -26,7 +26,7 @@ class SqliteFloor:
             run("COMMIT")
 
     def take(self, size: int) -> list[bytes]:
-        """The oldest payloads, deleted in the same transaction; not decoded."""
+        """Return the oldest payloads, deleted in the same transaction; not decoded."""
         run = self._connection.execute
         run("BEGIN IMMEDIATE")
         ids = [row[0] for row in run("SELECT id FROM floor ORDER BY id LIMIT ?", (size,))]
@@ -41,7 +41,7 @@ class SqliteFloor:
 
 
 class PostgresFloor:
-    """asyncpg: 8 connections, one transaction a put; payloads neither compressed nor in the row, as replaybuf's."""
+    """asyncpg: 8 connections, one transaction per put; payloads neither compressed nor in the row, as in replaybuf."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -72,7 +72,7 @@ class PostgresFloor:
         await asyncio.gather(*(worker() for _ in range(8)))
 
     async def take(self, size: int) -> list[bytes]:
-        """The oldest payloads, deleted in the same transaction; not decoded."""
+        """Return the oldest payloads, deleted in the same transaction; not decoded."""
         async with self._pool.acquire() as connection, connection.transaction():
             ids = await connection.fetch("SELECT id FROM floor ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED", size)
             rows = await connection.fetch(

@@ -26,22 +26,22 @@ _ids = itertools.count(1)
 
 
 def small() -> list[RolloutState]:
-    """A group of one rollout, 1 KB as stored, with lists of tokens."""
+    """Return a group of one rollout, 1 KB as stored, with lists of tokens."""
     return [_rollout(32, prompt=12, as_lists=True)]
 
 
 def arrays(kilobytes: int = 100) -> list[RolloutState]:
-    """A group of 8 rollouts whose token fields are int32 and float32 arrays."""
+    """Return a group of 8 rollouts whose token fields are int32 and float32 arrays."""
     return [_rollout(kilobytes * 5.9, prompt=48, as_lists=False) for _ in range(8)]
 
 
 def lists(kilobytes: int = 100) -> list[RolloutState]:
-    """A group of 8 rollouts whose token fields are lists."""
+    """Return a group of 8 rollouts whose token fields are lists."""
     return [_rollout(kilobytes * 6.1, prompt=48, as_lists=True) for _ in range(8)]
 
 
 def lists_as_stored(kilobytes: int = 100) -> list[RolloutState]:
-    """As `lists`, with the model steps that put fills in."""
+    """Return a group as `lists` does, with the model steps that put fills in."""
     group = lists(kilobytes)
     for rollout in group:
         fill_model_steps(rollout, MODEL_STEP)
@@ -49,7 +49,7 @@ def lists_as_stored(kilobytes: int = 100) -> list[RolloutState]:
 
 
 def payload(group: list[RolloutState], model_step: int = MODEL_STEP) -> bytes:
-    """The bytes that the store keeps for a group."""
+    """Return the bytes that the store keeps for a group."""
     for rollout in group:
         fill_model_steps(rollout, model_step)
     return CODEC.encode(group)

@@ -1,4 +1,4 @@
-"""The other yardstick: a dict of groups in memory, as the field's buffers keep them.
+"""The other yardstick: a dict of groups in memory, as in other replay buffers.
 
 Every get filters and sorts all groups, and a refresh computes the staleness of every rollout anew.
 """
@@ -32,7 +32,7 @@ class MemoryBuffer:
         }
 
     def get(self, size: int, task_name: str) -> list[list[Any]]:
-        """The most stale groups; they leave."""
+        """Take the most stale groups."""
         found = [
             group
             for group in self._groups.values()
@@ -42,7 +42,7 @@ class MemoryBuffer:
         return [self._groups.pop(group["uid"])["rollouts"] for group in found[:size]]
 
     def refresh(self, rule: ExpiryRule, train_step: int) -> int:
-        """Compute the staleness of every rollout and expire what is too old; how many groups."""
+        """Compute the staleness of every rollout and expire groups that are too old. Return their number."""
         count = 0
         for group in self._groups.values():
             rollouts = group["rollouts"]

@@ -1,8 +1,8 @@
 """Databases with very many small groups.
 
-Ten thousand groups go through `put`; the others are copies of their rows, made by SQL with new uids, because a million
+Ten thousand groups go through `put`; the others are copies of their rows with new uids, made by SQL, because a million
 puts would take minutes and leave the same rows. Model steps 0 to 99 are spread evenly, so that each refresh to the next
-train step, with a threshold of 100, expires one in a hundred.
+train step, with a threshold of 100, expires one group in a hundred.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def fill_many(url: str, count: int) -> None:
 
 
 async def refresh(buffer: Any, step: int) -> int:
-    """Refresh to a train step; how many groups expired."""
+    """Refresh to a train step. Return the number of expired groups."""
     counts = await buffer.refresh_staleness(task_stale_thresholds={TASK: THRESHOLD}, current_train_step=step)
     return int(counts[TASK])
 

@@ -1,6 +1,6 @@
 """Large databases: the memory that puts and takes need, and the time that a fresh process needs to open one.
 
-Everything is done by child processes, one for each figure, so that none inherits memory or caches of another.
+Each figure is measured in its own child process, so that none inherits memory or caches of another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MEGABYTE = 1 << 20
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
-    """Rows for each database: memory while it is filled, opening it, memory while it is emptied."""
+    """Yield rows for each database: memory while it is filled, opening it, memory while it is emptied."""
     from benchmarks.databases import new_database
 
     count = settings.size(50_000, 2_500)
@@ -70,7 +70,7 @@ def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 def _open(url: str) -> tuple[float, float]:
-    """Seconds to import, and to open and count."""
+    """Return the seconds to import, and to open and count."""
     start = time.perf_counter()
     import replaybuf
 
@@ -107,7 +107,7 @@ def _take(url: str) -> tuple[float, float]:
 
 
 def _watched(work: Callable[[], Any]) -> tuple[float, float]:
-    """The most resident memory in MB while a coroutine function runs, and how long it took."""
+    """Return the peak resident memory in MB while a coroutine function runs, and its seconds."""
     with _largest_memory() as largest:
         start = time.perf_counter()
         asyncio.run(work())

@@ -1,8 +1,8 @@
-"""The plans of the hot statements, as the databases really get them.
+"""The plans of the hot statements, exactly as the databases get them.
 
 The statements are caught on their way to the database while the buffer is used, and explained afterwards with the same
-parameters; on PostgreSQL also as generic plans, which it may turn to when a statement is run often. A plan is bad when
-it reads a whole table, or sorts.
+parameters; on PostgreSQL also as generic plans, which it may use for a statement that is run often. A plan is bad if it
+reads a whole table, or sorts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EXPLAINED = re.compile(r"\s*(SELECT|UPDATE|DELETE|WITH)\b", re.IGNORECASE)
 
 @dataclass(slots=True)
 class Explained:
-    """A statement, what it was run for, and its plans as lines of text, with what is wrong with them."""
+    """A statement, its purpose, its plans as lines of text, and the problems in them."""
 
     purpose: str
     statement: str
@@ -39,7 +39,7 @@ class Explained:
 
 
 async def explain_all(url: str) -> list[Explained]:
-    """Use the buffer at `url`, which `fill_many` filled, in all frequent ways, and explain each statement."""
+    """Explain each statement of all frequent uses of the buffer at `url`, which `fill_many` filled."""
     caught: list[tuple[str, str, Any]] = []
     async with _using(url, "staleness", caught) as (buffer, during):
         await during("refresh", lambda: refresh(buffer, TRAIN_STEP + 1))
@@ -89,7 +89,7 @@ async def _using(
 
 @contextmanager
 def _catching(purpose: str, caught: list[tuple[str, str, Any]]) -> Any:
-    """Catch the statements of all engines: SQLite's transactions run on one for each connection."""
+    """Catch the statements of all engines: SQLite's transactions run on one engine per connection."""
     known = {(p, statement) for p, statement, _ in caught}
 
     def catch(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
@@ -166,7 +166,7 @@ async def _explain_sqlite(connection: Any, result: Explained, parameters: Any) -
 async def _explain_postgres(connection: Any, result: Explained, parameters: Any) -> Explained:
     found = await connection.exec_driver_sql("EXPLAIN (FORMAT JSON) " + result.statement, tuple(parameters))
     _judge(result, "with these parameters", found.scalar_one())
-    # A statement that is run often may get one plan for all parameters, which then are not looked at.
+    # A statement that is run often may get one plan for all parameters, made without looking at them.
     driver = (await connection.get_raw_connection()).driver_connection
     await driver.execute(f"PREPARE explained AS {result.statement}")
     nulls = f"({', '.join(['NULL'] * len(parameters))})" if parameters else ""
@@ -201,7 +201,7 @@ def _node(node: dict[str, Any]) -> str:
 
 
 async def main(settings: Settings) -> int:
-    """Print the plans; 1 when one is bad."""
+    """Print the plans. Return 1 if one is bad."""
     bad = 0
     for kind in settings.databases:
         async with new_database(kind) as url:

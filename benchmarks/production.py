@@ -1,7 +1,7 @@
-"""What production costs beside generation: batches of 64 groups through a strategy, from prompt to the taken batch.
+"""The cost of production beside generation: batches of 64 groups through a strategy, from prompt to the taken batch.
 
-The engine makes a group of 8 rollouts (100 KB) in no time at all, or in 200 ms; what is measured is what is done around
-it: prompts are drawn through the ledger, results replace them, the batch is taken.
+The engine makes a group of 8 rollouts (100 KB) instantly, or in 200 ms. The work around it is measured: prompts are
+drawn through the ledger, results replace them, the batch is taken.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _STRATEGY = SyncProduceStrategy()
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
-    """Two rows for each database."""
+    """Yield two rows for each database."""
     for kind in settings.databases:
         yield await _instant(settings, kind)
         yield await _with_latency(settings, kind)
 
 
 class Engine:
-    """An agent loop that hands out rollouts made before, `seconds` after it is asked."""
+    """An agent loop that returns prepared rollouts after `seconds`."""
 
     def __init__(self, made: list[list[RolloutState]], seconds: float = 0.0) -> None:
         self._made, self._seconds = iter(made), seconds
@@ -42,10 +42,10 @@ class Engine:
         return made
 
     async def pause(self) -> None:
-        """Nothing is ever left over."""
+        """Do nothing: no group is ever left over."""
 
     async def resume(self) -> None:
-        """It is always ready."""
+        """Do nothing: it is always ready."""
 
 
 def _sampler(buffer: ReplayBuffer, batches: int) -> Sampler:
@@ -65,7 +65,7 @@ def _made(rounds: int) -> list[list[RolloutState]]:
 
 
 async def _instant(settings: Settings, kind: str) -> Row:
-    """Beside the put and the take of the same groups, without prompts."""
+    """Compare with a put and a take of the same groups, without prompts."""
     rounds = settings.rounds * 2
     databases = new_database(kind), new_database(kind)
     async with databases[0] as ours, databases[1] as theirs, open_buffer(ours) as buffer, open_buffer(theirs) as bare:
@@ -88,7 +88,7 @@ async def _instant(settings: Settings, kind: str) -> Row:
 
 
 async def _with_latency(settings: Settings, kind: str) -> Row:
-    """Beside the same calls of the engine, all at once, and nothing kept."""
+    """Compare with the same calls of the engine, all at once, without storing results."""
     rounds = settings.rounds
     async with new_database(kind) as url, open_buffer(url) as buffer:
         sampler, engine = _sampler(buffer, rounds + 2), Engine(_made(rounds), LATENCY)

@@ -1,4 +1,4 @@
-"""Durable puts from 256 coroutines, beside the bare drivers with one transaction a put."""
+"""Durable puts from 256 coroutines, beside the bare drivers with one transaction per put."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNTS = {
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
-    """A row for each database and size."""
+    """Yield a row for each database and size."""
     for kind in settings.databases:
         for size, make in SIZES.items():
             async with new_database(kind) as ours, new_database(kind) as theirs:

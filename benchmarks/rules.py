@@ -1,4 +1,4 @@
-"""What the rules cost: eviction beside puts without a capacity, a lease and its acknowledgement beside a take."""
+"""The cost of rules: eviction beside puts without a capacity, a lease and its acknowledgement beside a take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CAPACITY = 5_000
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
-    """Rows for each database."""
+    """Yield rows for each database."""
     for kind in settings.databases:
         for remover in ("fifo", "staleness", "uniform"):
             yield await _evictions(settings, kind, remover)
@@ -22,7 +22,7 @@ async def run(settings: Settings) -> AsyncIterator[Row]:
 
 
 async def _evictions(settings: Settings, kind: str, remover: str) -> Row:
-    """Every put evicts a group: the buffer is full from the beginning."""
+    """Measure puts that each evict a group: the buffer is full from the beginning."""
     count = settings.size(4096, 1024)
     async with (
         new_database(kind) as bounded_url,

@@ -1,4 +1,4 @@
-"""What a batch and a look cost when 1,000,000 groups are buffered, beside 10,000 and beside a dict in memory."""
+"""The cost of a batch and of a look with 1,000,000 groups, beside 10,000 and beside a dict in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RACES = ("uniform", "prioritized")
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
-    """Rows for each database; one for a dict in memory."""
+    """Yield rows for each database; one for a dict in memory."""
     many, few = settings.size(1_000_000, 50_000), 10_000
     for kind in settings.databases:
         async with new_database(kind) as large, new_database(kind) as small:
@@ -33,7 +33,7 @@ async def run(settings: Settings) -> AsyncIterator[Row]:
                 if kind == settings.databases[0]:
                     yield await _beside_memory(settings, kind, buffer, many)
                 yield await _refreshes(settings, kind, buffer, many)
-            # The random ones come last: once a race is run, every group has a key in one index more.
+            # Random policies come last: once a race has begun, every group has a key in one more index.
             for policy in RACES:
                 yield await _gets(settings, kind, policy, large, small, many, few)
             for policy in (*ORDERS[1:], *RACES):
@@ -118,7 +118,7 @@ async def _beside_memory(settings: Settings, kind: str, buffer: ReplayBuffer, ma
 
 
 async def _refreshes(settings: Settings, kind: str, buffer: ReplayBuffer, many: int) -> Row:
-    """Each refresh to the next train step expires one group in a hundred, here and there."""
+    """Measure refreshes to the next train step, which each expire one group in a hundred, spread evenly."""
     count = settings.size(100_000, 20_000)
     memory = _in_memory(count)
     steps = {"ours": groups.TRAIN_STEP, "theirs": groups.TRAIN_STEP}

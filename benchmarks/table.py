@@ -1,4 +1,4 @@
-"""Rows of figures, and how they are shown."""
+"""Rows of figures, and their format."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Work = Callable[[], object] | Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was asked for on the command line."""
+    """The settings of the command line."""
 
     quick: bool
     databases: tuple[str, ...]
 
     def size(self, full: int, quick: int) -> int:
-        """The size of a measurement."""
+        """Return `quick` in a quick run, otherwise `full`."""
         return quick if self.quick else full
 
     @property
     def rounds(self) -> int:
-        """How often a pair is measured."""
+        """The number of times that a pair is measured."""
         return 3 if self.quick else 7
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure beside its yardstick. `met` is None where nothing was promised."""
+    """One figure beside its yardstick. `met` is None if nothing was promised."""
 
     name: str
     measured: str
@@ -43,7 +43,7 @@ class Row:
     met: bool | None = None
 
     def cells(self) -> list[str]:
-        """The row as text."""
+        """Return the row as text."""
         met = "" if self.met is None else "yes" if self.met else "**no**"
         return [self.name, self.measured, self.figure, self.yardstick, self.ratio, self.aim, met]
 
@@ -52,7 +52,7 @@ HEADINGS = ["name", "what was measured", "figure", "yardstick", "ratio (min..max
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     lines = [HEADINGS, ["---"] * len(HEADINGS), *(row.cells() for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -70,7 +70,7 @@ class Pairs:
         return statistics.median(self.ours), statistics.median(self.theirs)
 
     def ratio(self, *, faster: bool) -> tuple[float, str]:
-        """The median ratio over the pairs, and it with its range: how many times as fast, or as long."""
+        """Return the median ratio over the pairs, and a text with its range: how many times as fast, or as long."""
         pairs = zip(self.ours, self.theirs, strict=True)
         ratios = [theirs / ours if faster else ours / theirs for ours, theirs in pairs]
         middle = statistics.median(ratios)
@@ -78,7 +78,7 @@ class Pairs:
 
 
 async def seconds(work: Work) -> float:
-    """How long a function or coroutine function takes. Garbage of what was built before is collected first."""
+    """Return the seconds that a function or coroutine function takes. Earlier garbage is collected first."""
     gc.collect()
     start = time.perf_counter()
     result = work()
@@ -90,7 +90,7 @@ async def seconds(work: Work) -> float:
 
 
 async def in_turn(ours: Work, theirs: Work, rounds: int, *, warm_up: int = 1) -> Pairs:
-    """Measure A B, then B A, and so on, so that a noisy machine harms both alike."""
+    """Measure A B, then B A, and so on, so that a noisy machine affects both alike."""
     measured: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds + warm_up):
         for which in (0, 1) if turn % 2 == 0 else (1, 0):
@@ -102,18 +102,18 @@ async def in_turn(ours: Work, theirs: Work, rounds: int, *, warm_up: int = 1) ->
 
 
 def number(value: float) -> str:
-    """Three digits."""
+    """Format a number with three digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
 def milliseconds(value: float) -> str:
-    """Seconds, shown in ms."""
+    """Format seconds in ms."""
     return f"{number(value * 1000)} ms"
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median time and its range."""
+    """Return the median time and its range."""
     ms = [value * 1000 for value in values]
     return f"{number(statistics.median(ms))} ms ({number(min(ms))}..{number(max(ms))})"

@@ -30,7 +30,7 @@ BATCH = 64
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
-    """Rows for each database: arrays, arrays with the sweep, lists."""
+    """Yield rows for each database: arrays, arrays with the sweep, lists."""
     for kind in settings.databases:
         async with new_database(kind) as ours, new_database(kind) as theirs:
             yield await _arrays(settings, kind, ours, theirs)
@@ -72,7 +72,7 @@ async def _arrays(settings: Settings, kind: str, ours: str, theirs: str) -> Row:
 
 
 async def _sustained(settings: Settings, kind: str, ours: str, theirs: str) -> Row:
-    """Take everything, batch after batch, and wait until the sweep has removed the payloads."""
+    """Measure taking everything, batch after batch, until the sweep has removed the payloads."""
     count = settings.size(8192, 2048)
     async with open_buffer(ours) as buffer:
         await fill(buffer, groups.arrays, count)
@@ -80,7 +80,7 @@ async def _sustained(settings: Settings, kind: str, ours: str, theirs: str) -> R
         await drain(buffer, _getter(buffer))
         taken = time.perf_counter() - start
         await _until_swept(buffer)
-        # The sweep leaves payloads alone for a while, in case that a take is undone; that time is not work.
+        # The sweep leaves payloads alone for a while, in case a take is undone; that time isn't work.
         swept = time.perf_counter() - start - GRACE_SECONDS
     bare = await _floor_drain(kind, theirs, count)
     return Row(

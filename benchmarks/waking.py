@@ -1,4 +1,4 @@
-"""How soon a process that waits goes on when another one on the same machine has committed what it waits for."""
+"""The time from a commit until another process on the same machine, which waits for it, goes on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMITS = {"capacity": 1, "on_full": "block"}
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
-    """Rows for each database: a take that waits for a put, and a put that waits for room."""
+    """Yield rows for each database: a take that waits for a put, and a put that waits for room."""
     for kind in settings.databases:
         yield await _wakes(settings, kind, "take_batch waits for a put", _take, _put)
         yield await _wakes(settings, kind, "put waits for a take", _put, _take)
@@ -48,7 +48,7 @@ async def _wakes(settings: Settings, kind: str, name: str, wait: Work, act: Work
         taken = []
         for _ in range(rounds):
             await asyncio.to_thread(begin.get, timeout=60)
-            await asyncio.sleep(0.1)  # it waits by now
+            await asyncio.sleep(0.1)  # by now it waits
             await act(buffer)
             committed = time.time()
             taken.append(max(0.0, await asyncio.to_thread(woken.get, timeout=60) - committed))

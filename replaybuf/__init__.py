@@ -1,7 +1,7 @@
 """A durable, shared, queryable replay buffer for LLM reinforcement learning, on SQLite and PostgreSQL.
 
-These are the names that users need; each is imported when it is first asked for. What is rarer is imported from its
-module: `replaybuf.produce`, `replaybuf.chunks`, `replaybuf.errors`, and `docs/backends.md` for authors of backends.
+These are the names that users need; each is imported when it is first used. Rarer names are imported from their
+modules: `replaybuf.produce`, `replaybuf.chunks`, `replaybuf.errors`. `docs/backends.md` is for authors of backends.
 """
 
 import sys
@@ -78,7 +78,7 @@ _PUBLIC = {
     """,
     "storage.values": "StorageItem",
 }
-# Names that somebody may look for here: the error says where they are.
+# Names that people may look for here: the error says where they are.
 _ELSEWHERE = {
     "chunks": "Chunk OldestVersionPolicy Selection",
     "codec.payload": "Codec",
@@ -103,7 +103,7 @@ _ELSEWHERE = {
 
 
 def _modules(names: dict[str, str]) -> dict[str, str]:
-    """Map each name to its module."""
+    """Return the module of each name."""
     return {name: f"replaybuf.{module}" for module, line in names.items() for name in line.split()}
 
 
@@ -120,7 +120,7 @@ def __getattr__(name: str) -> Any:
     message = f"module 'replaybuf' has no attribute {name!r}"
     if module := _modules(_ELSEWHERE).get(name):
         message = f"{name} is not in 'replaybuf' itself: from {module} import {name}"
-        # `from replaybuf import NAME` asks by hasattr, and its own ImportError wouldn't say this.
+        # `from replaybuf import NAME` tests with hasattr, and its own ImportError wouldn't say this.
         if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
             raise ImportError(message, name=__name__)
     raise AttributeError(message, name=name, obj=sys.modules[__name__])

@@ -1,4 +1,4 @@
-"""A bar on stderr for what takes long, where stderr is a terminal; nothing at all elsewhere."""
+"""A progress bar on stderr for long operations, shown only where stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A function `tell(done, total)` that shows a bar, which goes away at the end of the block.
+    """Yield a function `tell(done, total)` that shows a bar, which disappears at the end of the block.
 
-    It may be called from any thread.
+    `tell` may be called from any thread.
     """
     if not sys.stderr.isatty():
         yield lambda done, total: None

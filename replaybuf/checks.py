@@ -1,4 +1,4 @@
-"""Checks of what users pass: each says what was wrong and what would be right."""
+"""Checks of arguments. Each returns the checked value; its error says what was wrong and what would be right."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_REASON = 2000
 
 
 def check_task_name(name: Any, what: str = "task_name") -> str:
-    """The name of a task or a buffer: a non-empty text that both databases can hold."""
+    """Check the name of a task or a buffer: a non-empty text that both databases can hold."""
     if type(name) is str and name in _good_names:
         return name
     good = _check_text(name, what)
@@ -43,7 +43,7 @@ _good_names: set[str] = set()
 
 
 def check_key(key: Any) -> str | None:
-    """The key of a put, or None."""
+    """Check the key of a put, or None."""
     return None if key is None else _check_text(key, "key")
 
 
@@ -70,7 +70,7 @@ def _storable(text: str) -> bool:
 
 
 def check_tags(tags: Any) -> Tags | None:
-    """Tags: a flat dict of texts, 64-bit integers, finite floats, booleans and None; a copy of it."""
+    """Return a copy of tags: a flat dict of texts, 64-bit integers, finite floats, booleans and None."""
     if tags is None:
         return None
     if not isinstance(tags, Mapping):
@@ -87,7 +87,7 @@ def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
     if isinstance(number, int) and -_INT64 <= number < _INT64:
         return number
     if isinstance(number, float) and math.isfinite(number):
-        # PostgreSQL's JSON would compare shortened decimals of floats that are large whole numbers.
+        # PostgreSQL's JSON would compare large whole floats by shortened decimals.
         return int(number) if _EXACT <= abs(number) < _INT64 and number.is_integer() else number
     if isinstance(value, str) and _storable(value):
         return str(value)
@@ -97,7 +97,7 @@ def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
 
 
 def check_priority(priority: Any) -> float:
-    """A priority: a finite number that isn't negative."""
+    """Check a priority: a finite number that isn't negative."""
     number = _number(priority)
     if number is not None and 0 <= number <= _HIGHEST:
         return float(number)
@@ -105,7 +105,7 @@ def check_priority(priority: Any) -> float:
 
 
 def check_priorities(priorities: Any) -> dict[int, float]:
-    """Priorities by uid."""
+    """Check priorities by uid."""
     if not isinstance(priorities, Mapping):
         raise InputError(f"expected a dict of uids and priorities, got {type(priorities).__name__}")
     uids = check_uids(priorities, "uids")
@@ -113,7 +113,7 @@ def check_priorities(priorities: Any) -> dict[int, float]:
 
 
 def check_uids(uids: Any, what: str) -> tuple[int, ...]:
-    """Several uids."""
+    """Check several uids."""
     numbers = tuple(map(whole, check_list(uids, what)))
     for number in numbers:
         if number is None or not 0 <= number < _INT64:
@@ -122,7 +122,7 @@ def check_uids(uids: Any, what: str) -> tuple[int, ...]:
 
 
 def check_exponent(beta: Any) -> float | None:
-    """The exponent of importance weights, or None."""
+    """Check the exponent of importance weights, or None."""
     if beta is None:
         return None
     number = _number(beta)
@@ -132,7 +132,7 @@ def check_exponent(beta: Any) -> float | None:
 
 
 def check_seconds(seconds: Any, what: str) -> float:
-    """A positive, finite time."""
+    """Check a positive, finite time in seconds."""
     number = _number(seconds)
     if number is None or not 0 < number <= _LONGEST_TIME:
         raise InputError(f"{what} must be a number of seconds above 0 (at most {_LONGEST_TIME}), got {seconds!r:.100}")
@@ -140,7 +140,7 @@ def check_seconds(seconds: Any, what: str) -> float:
 
 
 def check_sizes(sizes: Any) -> dict[str, int]:
-    """Numbers of groups by task; negative ones count as 0."""
+    """Check numbers of groups by task; negative ones become 0."""
     if not isinstance(sizes, Mapping):
         raise InputError(f"expected a dict of task names and sizes, got {type(sizes).__name__}")
     checked: dict[str, int] = {}
@@ -153,7 +153,7 @@ def check_sizes(sizes: Any) -> dict[str, int]:
 
 
 def check_limit(limit: Any) -> int | None:
-    """A limit of `find`: a number of groups, or None."""
+    """Check a limit of `find`: a number of groups, or None."""
     if limit is None:
         return None
     number = whole(limit)
@@ -163,7 +163,7 @@ def check_limit(limit: Any) -> int | None:
 
 
 def check_keep(keep: Any) -> int | None:
-    """How many step checkpoints are kept: at least 1, or None for all."""
+    """Check the number of step checkpoints to keep: at least 1, or None for all."""
     number = whole(keep)
     if keep is not None and (number is None or number < 1):
         raise InputError(f"keep_checkpoints must be a whole number of at least 1, or None for all, got {keep!r:.100}")
@@ -171,7 +171,7 @@ def check_keep(keep: Any) -> int | None:
 
 
 def check_step(step: Any, what: str) -> int:
-    """A training step."""
+    """Check a train step."""
     number = whole(step)
     if number is None or abs(number) >= MAX_STEP:
         raise InputError(f"{what} must be a whole number (a training step), got {step!r:.100}")
@@ -179,7 +179,7 @@ def check_step(step: Any, what: str) -> int:
 
 
 def check_threshold(threshold: Any, what: str) -> int | None:
-    """A number of training steps of at least 1, or None for no limit."""
+    """Check a threshold: at least 1 train step, or None for no limit."""
     if threshold is None:
         return None
     number = whole(threshold)
@@ -192,7 +192,7 @@ def check_threshold(threshold: Any, what: str) -> int | None:
 
 
 def whole(number: Any) -> int | None:
-    """A whole number, of Python's or numpy's; None for anything else."""
+    """Return a whole number of Python or numpy as an int; None for anything else."""
     if type(number) is int:
         return number
     if isinstance(number, bool):
@@ -204,7 +204,7 @@ def whole(number: Any) -> int | None:
 
 
 def _number(value: Any) -> int | float | None:
-    """A number, of Python's or numpy's."""
+    """Return a number of Python or numpy as an int or float; None for anything else."""
     if type(value) is float or type(value) is int:
         return value
     if isinstance(value, bool):
@@ -215,7 +215,7 @@ def _number(value: Any) -> int | float | None:
 
 
 def check_by_task(values: Any, what: str) -> dict[str, Any]:
-    """A dict by task name; None is an empty one."""
+    """Check a dict by task name; None becomes an empty one."""
     if values is None:
         return {}
     if not isinstance(values, Mapping):
@@ -224,7 +224,7 @@ def check_by_task(values: Any, what: str) -> dict[str, Any]:
 
 
 def check_list(values: Any, what: str) -> list[Any]:
-    """Several values; a lone text is none."""
+    """Check a list of values; a single text isn't one."""
     if not isinstance(values, str) and isinstance(values, Iterable):
         try:
             return list(values)
@@ -234,7 +234,7 @@ def check_list(values: Any, what: str) -> list[Any]:
 
 
 def check_folder(path: Any) -> Path:
-    """The path of a folder."""
+    """Check the path of a folder."""
     try:
         folder = Path(path)
         good = _storable(os.fspath(folder))
@@ -246,7 +246,7 @@ def check_folder(path: Any) -> Path:
 
 
 def check_timeout(timeout: Any) -> float:
-    """A timeout in seconds; None is for ever."""
+    """Check a timeout in seconds; None means for ever."""
     if timeout is None:
         return math.inf
     number = _number(timeout)
@@ -256,7 +256,7 @@ def check_timeout(timeout: Any) -> float:
 
 
 def check_reason(reason: Any) -> str | None:
-    """Why groups are given back, as every database can store it, or None."""
+    """Check the reason why groups are given back: a text that every database can store, or None."""
     if reason is not None and not isinstance(reason, str):
         raise InputError(f"failed must be a text that says why, or None, got {reason!r:.100}")
     return None if reason is None else reason.encode("utf-8", "replace").decode().replace("\x00", "?")[:_MAX_REASON]

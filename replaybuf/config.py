@@ -1,4 +1,4 @@
-"""Configs: what a training config holds."""
+"""The configs of replay buffers, as sections of a training config."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from replaybuf.storage.sql.backend import SQLStorage
 
 
 class ReplayBufferConfig(ReadableConfig):
-    """Where groups are kept, in what order they are drawn, and how many, how often and how fast.
+    """Where groups are kept, in which order they are drawn, and how many, how often and how fast.
 
     `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` and `pandas://` for buffers that live
     in this process only. `name` tells several buffers in one database apart. `policy` is a name (`fifo`, `lifo`,
     `staleness`, `uniform`, `prioritized`) or a ReplayPolicy; `seed` makes random ones reproducible.
 
     `max_times_sampled`: a completed group leaves with its n-th draw; 0 keeps it. `capacity` bounds the groups of a
-    task; beyond it the policy `remover` says which are evicted (`on_full="evict"`). Or it bounds the completed groups,
-    and the put of one more waits for up to `put_timeout` seconds ("block") or is refused ("reject"). `min_size`:
-    nothing is drawn while there are fewer completed groups. `samples_per_insert` holds back puts and draws, so that
-    there are about so many draws for each completed group that was put, to within `error_buffer` draws (set it to at
-    least the size of a batch; the default is enough for a batch of min_size).
+    task; beyond it the policy `remover` chooses which are evicted (`on_full="evict"`). Or it bounds the completed
+    groups, and the put of one more waits for up to `put_timeout` seconds ("block") or is refused ("reject").
+    `min_size`: nothing is drawn while there are fewer completed groups. `samples_per_insert` holds back puts and draws
+    so that each completed group that is put gets about this many draws, to within `error_buffer` draws in all (set it
+    to at least the size of a batch; the default is enough for a batch of min_size).
 
-    `archive`: completed groups that leave by being drawn stay as ARCHIVED for SQL, so many of each task (a number) or
-    for so long (a timedelta, or a text such as "12h" or "7d"). `max_deliveries`: a group that was leased so often in
-    vain is set aside as FAILED; 0 for no such limit.
+    `archive`: completed groups that leave by being drawn stay as ARCHIVED for SQL: a number of groups of each task, or
+    for a time (a timedelta, or a text such as "12h" or "7d"). `max_deliveries`: a group is set aside as FAILED after
+    this many failed deliveries; 0 means no limit.
 
     `durability="full"` makes SQLite survive even a power cut. `lock_timeout` bounds the wait for a lock, in seconds.
-    An operation that loses its connection to PostgreSQL goes on for up to `reconnect_timeout` seconds.
-    SQLite files on network file systems are refused, unless `allow_network_filesystem`.
+    An operation that loses its connection to PostgreSQL is retried for up to `reconnect_timeout` seconds.
+    SQLite files on network file systems are refused, unless `allow_network_filesystem` is set.
     `rollout_type` is the class of the rollouts: a pydantic model, a dataclass or dict, itself or as "module:Class".
     """
 
@@ -70,7 +70,7 @@ class ReplayBufferConfig(ReadableConfig):
     rollout_type: type | ImportString[Any] = RolloutState
 
     def build(self) -> ReplayBuffer:
-        """The buffer that this config describes; it connects at first use.
+        """Return the buffer that this config describes; it connects at first use.
 
         Raises ConfigError, also for limits with which nothing could ever be drawn.
         """
@@ -88,7 +88,7 @@ class ReplayBufferConfig(ReadableConfig):
             raise ConfigError(str(error)) from None
 
     def rules(self) -> Rules:
-        """What is drawn, what is evicted, and the limits. Raises ConfigError."""
+        """Return the policies for draws and evictions, and the limits. Raises ConfigError."""
         groups, seconds = _parse_archive(self.archive)
         limits = Limits(
             max_times_sampled=self.max_times_sampled,
@@ -127,12 +127,12 @@ class ReplayBufferConfig(ReadableConfig):
 
     @classmethod
     def queue(cls, url: str, size: int, **options: Any) -> Self:
-        """A bounded queue: oldest first, each group once; puts wait while `size` groups are there."""
+        """Configure a bounded queue: oldest first, each group once; puts wait when it holds `size` groups."""
         return cls(url=url, **({"policy": "fifo", "capacity": size, "on_full": "block"} | options))
 
     @classmethod
     def stack(cls, url: str, size: int, **options: Any) -> Self:
-        """A bounded stack: newest first, each group once; puts wait while `size` groups are there."""
+        """Configure a bounded stack: newest first, each group once; puts wait when it holds `size` groups."""
         return cls(url=url, **({"policy": "lifo", "capacity": size, "on_full": "block"} | options))
 
 
@@ -154,12 +154,12 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def _parse_archive(archive: int | timedelta | str | None) -> tuple[int | None, float | None]:
-    """The bound of an archive as a number of groups, or as a time in seconds."""
+    """Return the bound of an archive: a number of groups, or a time in seconds."""
     if isinstance(archive, timedelta):
         return None, archive.total_seconds()
     if isinstance(archive, str):
         number, unit = archive[:-1], archive[-1:]
-        if archive.isascii() and archive.isdigit():  # from the environment
+        if archive.isascii() and archive.isdigit():  # a text from an environment variable
             return int(archive), None
         try:
             return None, check_seconds(float(number) * _UNITS[unit], "archive")

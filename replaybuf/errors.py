@@ -1,8 +1,8 @@
 """Every error that replaybuf raises on purpose.
 
 All share the base `ReplayBufError`; the docstring of a class is its message when none is given. Where Python has a
-built-in for the same thing (ValueError, TimeoutError, ...) the class is also one of those, so that code which knows
-nothing of replaybuf catches it too. Errors of database drivers are translated at the edge
+built-in error for the same thing (ValueError, TimeoutError, ...), the class also derives from it, so that code which
+doesn't know replaybuf catches it too. Errors of database drivers are translated where they are raised
 (`storage.sql.engine.errors`), with the original as `__cause__` and without passwords.
 """
 
@@ -102,8 +102,8 @@ class StorageError(ReplayBufError):
 class UnreachableError(StorageError, ConnectionError):
     """The database server can't be reached.
 
-    `in_doubt` is true when it isn't known whether the operation was committed: the answer to it was lost, and the
-    server could not be asked again in time. Otherwise nothing of it was stored.
+    `in_doubt` is true if it isn't known whether the operation was committed: the server's answer was lost, and the
+    server could not be asked again in time. Otherwise nothing was stored.
     """
 
     in_doubt = False
@@ -152,8 +152,8 @@ class SnapshotMismatchError(SnapshotError, ValueError):
 class FragmentError(ReplayBufError, ValueError):
     """A fragment does not follow the ones before it; it was not stored.
 
-    `kind` is "gap", "duplicate" or "session"; `worker`, `index` and `session` are the fragment's, and `expected` is the
-    index that would have been right, or the session that the store is in.
+    `kind` is "gap", "duplicate" or "session". `worker`, `index` and `session` are those of the fragment. `expected` is
+    the index that would have been right, or the session of the store.
     """
 
     def __init__(

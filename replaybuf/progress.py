@@ -1,4 +1,4 @@
-"""How far long work has come."""
+"""The progress of long operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a save or a resume has come: groups done, out of so many, and the bytes of their payloads."""
+    """The progress of a save or a resume: groups done, groups in total, and the bytes of the payloads done."""
 
     groups: int
     total: int
@@ -22,7 +22,7 @@ OnProgress = Callable[[Progress], object]
 
 
 class Teller:
-    """Tells of progress at the beginning, at the end, and in between at most five times a second."""
+    """Reports progress at the beginning, at the end, and in between at most five times a second."""
 
     def __init__(self, on_progress: OnProgress | None, total: int) -> None:
         self._on_progress = on_progress
@@ -32,14 +32,14 @@ class Teller:
         self._tell()
 
     def add(self, groups: int, nbytes: int) -> None:
-        """So many more are done."""
+        """Add to the groups and bytes done."""
         self._groups += groups
         self._bytes += nbytes
         if time.monotonic() - self._told >= _SECONDS:
             self._tell()
 
     def finish(self) -> None:
-        """All are done: as many as there were, whatever was expected."""
+        """Report that all groups are done; their number is the total, whatever was expected."""
         self._total = self._groups
         self._tell()
 

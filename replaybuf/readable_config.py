@@ -1,4 +1,4 @@
-"""Configs that are read from files and environment variables, and say on one line what is wrong with them."""
+"""Configs that are read from files and environment variables. Their errors fit on one line."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ else:
 
 
 class _OneLine(ModelMetaclass):
-    """Makes the errors of whoever calls the class ConfigErrors of one line.
+    """Turns validation errors into ConfigErrors of one line when the class is called.
 
-    A config inside of another pydantic model is validated without this call: there pydantic names the place.
+    A config inside another pydantic model is validated without this call: there pydantic names the place.
     """
 
     if not TYPE_CHECKING:
@@ -39,7 +39,7 @@ class _OneLine(ModelMetaclass):
 
 
 class ReadableConfig(BaseModel, metaclass=_OneLine):
-    """A config that can't be changed, knows no other fields than its own, and never shows a password."""
+    """A config that is immutable, rejects unknown fields, and never shows a password."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, frozen=True, hide_input_in_errors=True)
 
@@ -47,7 +47,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """The config in a mapping, such as a section of a training config. Raises ConfigError."""
+        """Read the config from a mapping, such as a section of a training config. Raises ConfigError."""
         try:
             return cls(**values)
         except TypeError as error:
@@ -55,13 +55,13 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], section: str | None = None) -> Self:
-        """The config in a YAML or JSON file, or in a section of it ("trainer.replay_buffer"). Raises ConfigError."""
+        """Read the config from a YAML or JSON file, or from a section ("trainer.replay_buffer"). Raises ConfigError."""
         file = Path(path)
         try:
             text = file.read_text("utf-8")
             values: Any = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
         except yaml.MarkedYAMLError as error:
-            # Not the text of the error, which quotes the file: there may be a password in it.
+            # Without the text of the error, which quotes the file: it may hold a password.
             mark = error.problem_mark
             where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
             raise ConfigError(f"can't read {file}{where} as YAML: {redact(error.problem or 'not YAML')}") from None
@@ -83,9 +83,9 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """The config in environment variables, such as REPLAYBUF_URL. Raises ConfigError.
+        """Read the config from environment variables, such as REPLAYBUF_URL. Raises ConfigError.
 
-        Other variables that begin so are left alone, unless their name is nearly that of a field.
+        Other variables with this prefix are ignored, unless their name is nearly that of a field.
         """
         environ = os.environ if environ is None else environ
         names = {name: cls.env_prefix + name.upper() for name in cls.model_fields}
@@ -104,7 +104,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 
 
 def _problems(config: type[BaseModel], error: ValidationError, called: Callable[[str], str] = lambda name: name) -> str:
-    """What is wrong, on one line, without the values: there may be a password in them."""
+    """Return what is wrong, on one line, without the values, which may hold a password."""
     lines: dict[str, list[str]] = {}
     unknown = False
     for one in error.errors(include_input=False, include_url=False):
@@ -123,5 +123,5 @@ def _problems(config: type[BaseModel], error: ValidationError, called: Callable[
 
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant. (The command line has variables of its own, which are no typos.)"""
+    """Return the name that was probably meant. Variables of the command line are no typos."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=_SIMILAR)), None)

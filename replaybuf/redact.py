@@ -1,4 +1,4 @@
-"""Passwords don't get into messages."""
+"""Keeping passwords out of messages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 
 
 def redact(text: str) -> str:
-    """The text of a URL without passwords, for messages."""
-    if "://" not in text:  # no URL, perhaps for the lack of a slash
+    """Return the text of a URL without passwords, for messages."""
+    if "://" not in text:  # not a URL, perhaps because a slash is missing
         text = re.sub(r"^.*@", "***@", text, flags=re.DOTALL)
-    # Up to the last @: a password that holds one, unquoted, is not to be shown in part.
+    # Up to the last @: a password that contains an unquoted one must not be shown in part.
     text = re.sub(r"(://[^/@:]*):.*@", r"\1:***@", text, flags=re.DOTALL)
     return re.sub(r"(?i)((?:password|passwd|sslpassword)=)[^&\s]*", r"\1***", text)

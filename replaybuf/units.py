@@ -6,26 +6,26 @@ _SECONDS = ((86_400, "d"), (3600, "h"), (60, "m"))
 
 
 def number(value: float | int | None, digits: int = 0) -> str:
-    """1,234 or 0.417; a dash where there is none."""
+    """Format a number: 1,234 or 0.417; a dash for None."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def short(value: int | None) -> str:
-    """A count of tokens: 812, 13.4k, 2.1M."""
+    """Format a count of tokens: 812, 13.4k, 2.1M."""
     if value is None:
         return "-"
     return _scaled(value, 1000, ("", "k", "M", "G", "T"), "")
 
 
 def size(value: int | None) -> str:
-    """A number of bytes: 812 B, 13.4 kB, 2.1 MB."""
+    """Format a number of bytes: 812 B, 13.4 kB, 2.1 MB."""
     if value is None:
         return "-"
     return _scaled(value, 1000, ("B", "kB", "MB", "GB", "TB"), " ")
 
 
 def age(seconds: float | None) -> str:
-    """A time that has passed: 12s, 4m, 3h, 2d."""
+    """Format an elapsed time: 12s, 4m, 3h, 2d."""
     if seconds is None:
         return "-"
     for length, unit in _SECONDS:

@@ -1,4 +1,4 @@
-"""Cursors: small versioned values beside the groups, for places in datasets and what trainers publish."""
+"""Cursors: small versioned values beside the groups, for places in datasets and the state that trainers publish."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Cursors:
         self._putting = putting
 
     async def read(self, name: str) -> Cursor:
-        """A cursor as it is now; version 0 where there is none yet."""
+        """Return the current cursor; its version is 0 if there is none yet."""
         return await self._storage("a cursor").cursor(name)
 
     async def move(self, cursor: Cursor) -> bool:
-        """Write a cursor, changed from one that was read: False when somebody else has moved it since."""
+        """Write a cursor that was read and changed. Return False if another process has moved it since."""
         return await self._storage("a cursor").move_cursor(cursor)
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Lease | None:
         """Move a cursor and put groups that are leased from the beginning, in one transaction.
 
-        None when somebody else has moved the cursor since it was read.
+        Return None if another process has moved the cursor since it was read.
         """
         storage = self._storage("a claim")
         claimed = await storage.claim(groups, cursor, seconds)

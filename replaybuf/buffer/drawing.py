@@ -1,4 +1,4 @@
-"""Drawing: what `get`, `take_batch`, `sample` and `lease_batch` share."""
+"""Drawing: the code that `get`, `take_batch`, `sample` and `lease_batch` share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replaybuf.storage.values import Draw, Leased, StorageItem
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A batch that somebody asks for: what to draw, how long to wait for it, and the exponent of its weights."""
+    """A request for a batch: what to draw, how long to wait for it, and the exponent of its weights."""
 
     draw: Draw
     patience: float
@@ -32,7 +32,7 @@ class Wanted:
         timeout: float | None = 0,
         beta: float | None = None,
     ) -> Wanted:
-        """A batch by the keywords of a draw. Raises InputError and QueryError."""
+        """Return the request that the keywords of a draw describe. Raises InputError and QueryError."""
         status, exponent = check_status(group_status), check_exponent(beta)
         if status == Status.ARCHIVED:
             raise InputError("archived groups are never drawn; read them with find({'status': 'archived'})")
@@ -41,19 +41,19 @@ class Wanted:
         return cls(draw, check_timeout(timeout), exponent)
 
     async def take(self, storage: GroupStorage, waits: Waits) -> dict[str, list[StorageItem]]:
-        """The groups by task; they have left the buffer. Raises NotReadyError."""
+        """Return the groups by task; they have left the buffer. Raises NotReadyError."""
         taken = await waits.draw(self.draw, self.patience, storage.take)
         self._weigh(taken)
         return taken
 
     async def lease(self, storage: LeaseStorage, waits: Waits, seconds: float) -> Leased:
-        """The groups under a lease. Raises NotReadyError."""
+        """Return the groups, leased. Raises NotReadyError."""
         leased = await waits.draw(self.draw, self.patience, lambda draw: storage.lease(draw, seconds))
         self._weigh(leased.items)
         return leased
 
     def _weigh(self, drawn: Mapping[str, Sequence[StorageItem]]) -> None:
-        """Storages give N p as weights."""
+        """Turn the N p that storages give as `weight` into (N p)^-beta."""
         if self.beta is None:
             return
         for items in drawn.values():

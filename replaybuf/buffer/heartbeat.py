@@ -1,4 +1,4 @@
-"""Heartbeats: a thread that extends leases while this process lives, whatever its event loops are busy with."""
+"""Heartbeats: a thread that extends leases while this process lives, however busy its event loops are."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _BEATS = 3
 
 
 class Beating(Protocol):
-    """A lease that goes on as long as it is extended, each time for `seconds`."""
+    """A lease that lasts as long as it is extended, each time by `seconds`."""
 
     seconds: float
 
     async def beat(self) -> bool:
-        """Extend it; False when it has ended."""
+        """Extend the lease. Return False if it has ended."""
 
 
 class Heart:
-    """Extends the leases of a storage from a thread of its own: a training step that blocks the loop doesn't stop it.
+    """Extends the leases of a storage from its own thread, also while a training step blocks the loop.
 
-    A lease that nobody has any more, though it was never settled, runs out. The thread ends with the last lease.
+    A lease that was dropped without being settled runs out. The thread ends with the last lease.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Heart:
 
     def begin_anew(self) -> None:
         """Forget all leases. In a forked process they are the parent's, whose thread extends them while it lives."""
-        self._leases: weakref.WeakKeyDictionary[Beating, float] = weakref.WeakKeyDictionary()  # when to beat for each
+        self._leases: weakref.WeakKeyDictionary[Beating, float] = weakref.WeakKeyDictionary()  # when each is due
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -54,14 +54,14 @@ class Heart:
     def _run(self) -> None:
         while (due := self._wait()) is not None:
             asyncio.run(self._beat(due))
-            due.clear()  # nothing may keep them alive during the next wait
+            due.clear()  # keep no lease alive during the next wait
 
     def _wait(self) -> list[Beating] | None:
-        """The leases that are to be extended now; None when there are none left."""
+        """Return the leases to be extended now, or None when no leases are left."""
         with self._changed:
             while True:
                 now = time.monotonic()
-                beats = list(self._leases.items())  # one look: any of them may be dropped at any moment
+                beats = list(self._leases.items())  # copied at once: any lease may be dropped at any moment
                 if due := [lease for lease, when in beats if when <= now]:
                     return due
                 if not beats:
@@ -84,7 +84,7 @@ class Heart:
 
 
 def heart_of(storage: object) -> Heart:
-    """The heart that beats for the leases of a storage."""
+    """Return the heart that beats for the leases of a storage."""
     return _hearts.setdefault(storage, Heart())
 
 

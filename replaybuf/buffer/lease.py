@@ -1,4 +1,4 @@
-"""Leases: groups that are hidden while somebody works on them, and come back when nobody does any more."""
+"""Leases: groups that are hidden while a consumer works on them, and come back if it disappears."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _logger = logging.getLogger("replaybuf.lease")
 
 
 class Lease:
-    """Groups on loan: `batch` has them by task, `items` the same with their metadata, `counts` their number.
+    """Leased groups: `batch` has them by task, `items` has them with their metadata, `counts` has their number.
 
-    `token` is the fencing token: a later lease has a higher one. Each group is acknowledged (it has been consumed),
-    finished (its result is stored in its place) or given back (it is drawn again), once. What is neither comes back
-    when the lease's time is over: `seconds` after its last heartbeat; a thread of its own keeps it from being over
-    while this process lives.
+    `token` is the fencing token: a later lease has a higher one. Each group is settled once: acknowledged (it has been
+    consumed), finished (its result is stored in its place) or given back (it can be drawn again). Groups that aren't
+    settled come back when the lease ends, `seconds` after its last heartbeat. A separate thread sends heartbeats while
+    this process lives.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Lease:
 
     @property
     def until(self) -> float:
-        """When the lease is over, in seconds since the epoch by the store's clock, unless it is extended."""
+        """When the lease ends unless it is extended, in seconds since the epoch by the store's clock."""
         return self._leased.until
 
     @property
@@ -71,22 +71,22 @@ class Lease:
 
     @property
     def open(self) -> frozenset[int]:
-        """The uids that are neither acknowledged nor given back yet."""
+        """The uids of the groups that aren't settled yet."""
         return frozenset(self._open)
 
     @property
     def lost(self) -> bool:
-        """Whether the heartbeat has found the lease over, or the buffer restored: what is still open is in other hands.
+        """Whether the heartbeat has found that the lease has ended or the buffer was restored: open groups aren't ours.
 
-        Known within a third of `seconds`. Without a heartbeat, settling or extending the lease tells.
+        Known within a third of `seconds`. Without a heartbeat, only settling or extending the lease finds out.
         """
         return self._lost
 
     async def acknowledge(self, uids: Iterable[int] | None = None) -> None:
-        """These groups, or all that are open, have been consumed: they leave the buffer, or wait for their next draw.
+        """Report these groups, or all open ones, as consumed: they leave the buffer, or wait for their next draw.
 
-        All of them or none. Raises LeaseLostError when the time of the lease was over and they were given back, or
-        leased to another consumer.
+        All of them or none. Raises LeaseLostError if the lease had ended and they were given back, or leased to
+        another consumer.
         """
         chosen = self._chosen(uids)
         await self._storage.acknowledge(self._leased, chosen)
@@ -101,12 +101,12 @@ class Lease:
         timeout: float | Unset | None = UNSET,
         **options: Unpack[PutOptions],
     ) -> int | None:
-        """Store the result of groups of this lease in their place, in one transaction; its uid.
+        """Store the result of groups of this lease in their place, in one transaction. Return its uid.
 
-        `replaces` are the uids of the groups that it was made from, which leave the buffer. The options are those of
-        `ReplayBuffer.put`, and so are its rules: a result that has expired and isn't retryable is dropped (None), and
-        the groups leave all the same. Raises what `put` raises, and LeaseLostError when the lease doesn't hold one of
-        the groups any more; then nothing is stored.
+        `replaces` are the uids of the groups that it was made from, which leave the buffer. Options and rules are those
+        of `ReplayBuffer.put`: a result that has expired and isn't retryable is dropped (None), and the groups leave all
+        the same. Raises what `put` raises, and LeaseLostError if the lease no longer holds one of the groups; then
+        nothing is stored.
         """
         chosen = self._replaced(replaces)
         uid = await self._putting.put(items, task_name, replaces=chosen, lease=self._leased, timeout=timeout, **options)
@@ -117,10 +117,10 @@ class Lease:
     async def save(
         self, items: Sequence[Any], task_name: str, *, replaces: Iterable[int], **options: Unpack[PutOptions]
     ) -> int | None:
-        """As `finish`, but the lease goes on, and holds the new group in the place of the others.
+        """Store a result as `finish` does, but keep the lease, which then holds the new group in place of the others.
 
-        When this consumer dies, the new group comes back instead of them. It fills no buffer, so it never waits for
-        room. Who is cancelled meanwhile still holds the one or the others.
+        If this consumer dies, the new group comes back instead of them. It takes no room, so this never waits for any.
+        A caller that is cancelled meanwhile still holds either the new group or the others.
         """
         chosen = self._replaced(replaces)
         return await to_its_end(self._save(items, task_name, chosen, options))
@@ -138,9 +138,9 @@ class Lease:
         return uid
 
     async def give_back(self, uids: Iterable[int] | None = None, *, failed: str | None = None) -> int:
-        """These groups, or all that are open, are drawn again, in their old place; how many were still held.
+        """Let these groups, or all open ones, be drawn again, in their old place. Return the number still held.
 
-        `failed` says why their consumer could not use them, which counts towards `max_deliveries`.
+        `failed` says why their consumer could not use them; that counts towards `max_deliveries`.
         """
         chosen, reason = self._chosen(uids), check_reason(failed)
         count = await self._storage.give_back(self._leased, chosen, counts=reason is not None, reason=reason or "")
@@ -148,18 +148,18 @@ class Lease:
         return count
 
     async def extend(self, seconds: float | None = None) -> None:
-        """Let the lease be over in `seconds` (default: its own time) from now. Raises LeaseLostError."""
+        """Let the lease end `seconds` from now (default: its own duration). Raises LeaseLostError."""
         await self._extend(self.seconds if seconds is None else check_seconds(seconds, "seconds"))
 
     async def beat(self) -> bool:
-        """Extend it by its own time, for the heartbeat; False when it has ended."""
+        """Extend the lease by its own duration, for the heartbeat. Return False if it has ended."""
         try:
             await self._extend(self.seconds)
         except (LeaseLostError, FencedError, ClosedError) as error:
             _logger.debug("%r ends: %s", self, error)
             self._lost = not isinstance(error, ClosedError) and bool(self._open)
             return False
-        except Exception as error:  # whatever it is, the other leases go on
+        except Exception as error:  # of any kind: the other leases must go on
             _logger.warning("%r could not be extended and will be tried again: %s", self, error)
         return True
 
@@ -182,21 +182,21 @@ class Lease:
         return chosen
 
     def _settle(self, uids: Iterable[int]) -> None:
-        """These groups are no longer held."""
+        """Note that these groups are no longer held."""
         self._open.difference_update(uids)
         if not self._open:
             self.stop()
 
     def stop(self) -> None:
-        """Let the lease run out: no more heartbeats."""
+        """Stop the heartbeats: the lease runs out."""
         if self._heart is not None:
             self._heart.stop_for(self)
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. Who is cancelled waits for its end first: this side has to know what the store has done.
+    """Return the result of `work`. A cancelled caller waits for its end first: it has to know what the store has done.
 
-    Only for what takes no longer than a transaction.
+    Only for work that takes no longer than a transaction.
     """
     task = asyncio.create_task(work)
     try:
@@ -204,12 +204,12 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # which nobody will hear of
+            task.exception()  # marks it as seen: nobody else will
         raise
 
 
 class Leasing:
-    """What `lease_batch` returns: `async with` it, or `await` it for a lease to be settled by hand."""
+    """The result of `lease_batch`: use it with `async with`, or `await` it for a lease to be settled by hand."""
 
     def __init__(self, begin: Callable[[], Awaitable[Lease]]) -> None:
         self._begin = begin
@@ -235,9 +235,9 @@ class Leasing:
             if error is None:
                 await lease.acknowledge()
                 return
-            # A consumer that was stopped says nothing against the groups; one that failed may have failed by them.
+            # Cancellation says nothing against the groups; a consumer that failed may have failed because of them.
             failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
-            # Then they come back when the time is over: also when the event loop was closed in the middle of the block.
+            # Then they come back when the lease ends, also if the event loop was closed in the middle of the block.
             with contextlib.suppress(ReplayBufError, RuntimeError):
                 await lease.give_back(failed=failed)
         finally:

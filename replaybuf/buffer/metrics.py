@@ -1,7 +1,7 @@
-"""Metrics: what goes in and out of a buffer, as plain dicts with stable names.
+"""Metrics: the groups that enter and leave a buffer, as plain dicts with stable names.
 
-What was put now is kept apart from what is replayed: `put` and `sampled_new` count groups for the first time,
-`sampled_again` those that were drawn before. And what is trained on, completed groups, is kept apart from what is drawn
+New groups are kept apart from replayed ones: `put` and `sampled_new` count groups for the first time, `sampled_again`
+counts those that were drawn before. Completed groups, which are trained on, are kept apart from groups that are drawn
 to be finished or generated again (`taken_unfinished`).
 """
 
@@ -17,26 +17,26 @@ from replaybuf.rules.tallies import LaneName, Tallies, Tally
 from replaybuf.storage.contract import GroupStorage
 
 _LEVELS = (Tally.SIZE, Tally.LEASED)
-#: What metrics give for each task: totals since the beginning, whoever caused them.
+#: The totals of each task, since the beginning, over all processes.
 TOTALS = (*(str(name) for name in Tally if name not in _LEVELS), "taken_unfinished")
 UNFINISHED = TOTALS[-1]
-#: Those of them that count completed groups only: what was trained on.
+#: The totals that count completed groups only: those that were trained on.
 OF_COMPLETED = ("sampled_new", "sampled_again", "taken")
-#: What they also give as a rate.
+#: The totals that are also given as a rate.
 RATES = ("put", "sampled_new", "sampled_again", "taken")
-#: The fields whose distribution they give.
+#: The fields whose distribution is given.
 DISTRIBUTIONS = ("staleness", "times_sampled")
 
 
 class Meter:
-    """Remembers the totals of the last look, for rates."""
+    """Remembers the totals of the last reading, for rates."""
 
     def __init__(self) -> None:
         self._time = time.monotonic()
         self._totals: dict[str, dict[str, int]] = {}
 
     async def read(self, storage: GroupStorage, waits: Waits, *, distributions: bool) -> dict[str, Any]:
-        """The metrics now. Rates are those since the last look, and 0 at the first."""
+        """Return the metrics now. Rates are those since the last reading, and 0 at the first."""
         tallies = await storage.tallies()
         now = time.monotonic()
         elapsed = max(now - self._time, 1e-9)
@@ -57,7 +57,7 @@ class Meter:
 
 
 def of_tasks(tallies: Tallies) -> dict[str, dict[str, Any]]:
-    """The groups that there are now, and the totals since the beginning, by task."""
+    """Return the groups that there are now, and the totals since the beginning, by task."""
     tasks: dict[str, dict[str, Any]] = {}
     for task in sorted({task for task, _, _ in tallies}):
         of_task = {(status, name): n for (owner, status, name), n in tallies.items() if owner == task}
@@ -71,7 +71,7 @@ def of_tasks(tallies: Tallies) -> dict[str, dict[str, Any]]:
 
 
 def _total(name: str, of_task: Mapping[tuple[Status, Tally], int]) -> int:
-    """A total of a task. Draws of groups that aren't completed, which are to be finished, are kept apart."""
+    """Return a total of a task. Draws of groups that aren't completed are kept apart."""
     if name == UNFINISHED:
         return sum(n for (status, tally), n in of_task.items() if tally == Tally.TAKEN and status != Status.COMPLETED)
     if name in OF_COMPLETED:
@@ -89,7 +89,7 @@ def add_distributions(
 
 
 def describe(counts: Mapping[int, int]) -> dict[str, Any]:
-    """Mean, quantiles and the counts themselves of a distribution of whole numbers, given as value -> how many."""
+    """Return mean, quantiles and counts of a distribution of whole numbers, given as value -> count."""
     values = sorted(counts)
     total = sum(counts.values())
 
@@ -112,9 +112,9 @@ def describe(counts: Mapping[int, int]) -> dict[str, Any]:
 
 
 def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Nested metrics as one dict of numbers, `{"tasks/math/put": 12, ...}`, as loggers take them.
+    """Return nested metrics as one dict of numbers for loggers: `{"tasks/math/put": 12, ...}`.
 
-    Without the `counts` of distributions: each of their values would be a name of its own.
+    The `counts` of distributions are left out: each of their values would be a name of its own.
     """
     flat: dict[str, float] = {}
     for name, value in metrics.items():

@@ -1,4 +1,4 @@
-"""Putting: how groups come into a buffer, by `ReplayBuffer.put` and by the puts of a lease."""
+"""Putting: how groups enter a buffer, by `ReplayBuffer.put` and by the puts of a lease."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.storage.contract import GroupStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, Unset
 
-#: Seconds that a put waits for room, unless told otherwise.
+#: Seconds that a put waits for room by default.
 PUT_TIMEOUT = 600.0
 
 
 class PutOptions(TypedDict, total=False):
-    """The options that all puts have; `ReplayBuffer.put` says what they mean."""
+    """The options of all puts; `ReplayBuffer.put` says what they mean."""
 
     model_step: int | None
     current_train_step: int | None
@@ -43,7 +43,7 @@ class PutOptions(TypedDict, total=False):
 
 
 class Putting:
-    """Checks groups, brings them into the state in which they are stored, and stores them when there is room."""
+    """Checks groups, brings them into the form in which they are stored, and stores them when there is room."""
 
     def __init__(
         self, storage: GroupStorage, rollout_type: RolloutType, waits: Waits, timeout: float | None = PUT_TIMEOUT
@@ -71,9 +71,9 @@ class Putting:
         tags: Tags | None = None,
         key: str | None = None,
     ) -> int | None:
-        """Store a group and return its uid; None for an empty list, and for a group that was dropped.
+        """Store a group and return its uid, or None for an empty list or a dropped group.
 
-        With a `lease` it holds the groups that are replaced; with `stays_leased` it goes on to hold the new one.
+        A `lease` holds the groups that are replaced; with `stays_leased` it then holds the new one.
         """
         self._waits.check_open()
         check_task_name(task_name)

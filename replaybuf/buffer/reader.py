@@ -1,4 +1,4 @@
-"""A buffer as those see it who only look: opening and closing, counting, reading, metrics, and copies of it."""
+"""The part of a buffer that moves no groups: opening and closing, counting, reading, metrics, and copies."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from replaybuf.storage.values import Checkpoint, StorageItem
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
 
-#: How many step checkpoints are kept, unless told otherwise.
+#: The number of step checkpoints kept by default.
 KEEP_CHECKPOINTS = 3
 
 
 class BufferReader:
-    """What a buffer can do without moving a group. `ReplayBuffer` adds the rest."""
+    """The methods of a buffer that move no groups. `ReplayBuffer` adds the others."""
 
     def __init__(self, storage: GroupStorage, keep_checkpoints: int | None = KEEP_CHECKPOINTS) -> None:
         self.storage = storage
@@ -46,12 +46,12 @@ class BufferReader:
 
     @property
     def policy(self) -> ReplayPolicy:
-        """The policy that groups are drawn by."""
+        """The policy by which groups are drawn."""
         return self.storage.rules.sampler
 
     @property
     def limits(self) -> Limits:
-        """How many groups of a task it holds, how often they are drawn and at what rate."""
+        """How many groups of a task the buffer holds, how often they are drawn, and at what rate."""
         return self.storage.rules.limits
 
     async def __aenter__(self) -> Self:
@@ -69,7 +69,7 @@ class BufferReader:
         await self.close()
 
     async def close(self) -> None:
-        """Commit what waits to be put, end all waits with ClosedError, and let go of the database. Idempotent."""
+        """Commit the pending puts, end all waits with ClosedError, and release the database. Idempotent."""
         self._closed = True
         await self.storage.close()
 
@@ -80,18 +80,18 @@ class BufferReader:
         return f"{type(self).__name__}({self.storage!r}, policy={self.policy.name!r})"
 
     def __bool__(self) -> bool:
-        """Always true, also of an empty buffer: `if buffer:` asks whether there is one."""
+        """Return True, also for an empty buffer: `if buffer:` tests whether there is one."""
         return True
 
     def __len__(self) -> int:
-        """The number of groups in the buffer, of all tasks and statuses. Blocks for the time of one query."""
+        """Return the number of groups in the buffer, of all tasks and statuses. Blocks for the time of one query."""
         self._check_open()
         return len(self.storage)
 
     # Counting and reading
 
     async def count(self, task_name: str, group_status: Status | str) -> int:
-        """The number of groups of a task that have this status."""
+        """Return the number of groups of a task with this status."""
         self._check_open()
         lane = (check_task_name(task_name), check_status(group_status))
         return sizes_of(await self.storage.tallies()).get(lane, 0)
@@ -99,7 +99,7 @@ class BufferReader:
     async def count_statuses(
         self, tasks: Iterable[str], statuses: Iterable[Status | str]
     ) -> dict[str, dict[Status, int]]:
-        """The number of groups that each task has of each status."""
+        """Return the number of groups of each task and status."""
         self._check_open()
         tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
         wanted = [check_status(status) for status in check_list(statuses, "statuses")]
@@ -107,37 +107,37 @@ class BufferReader:
         return {task: {status: counts.get((task, status), 0) for status in wanted} for task in tasks}
 
     async def count_where(self, query: Query) -> int:
-        """The number of groups that match a query."""
+        """Return the number of groups that match a query."""
         self._check_open()
         return await self.storage.count(parse(query))
 
     async def tallies(self) -> Mapping[tuple[str, Status, Tally], int]:
-        """All that is counted, by task and status, at one moment; what was never counted is left out, or 0."""
+        """Return all counts by task and status, at one moment; those that never changed are missing, or 0."""
         self._check_open()
         return await self.storage.tallies()
 
     async def levels(self, tasks: Iterable[str]) -> dict[str, Level]:
-        """The numbers of each task that `limits` look at, at one moment."""
+        """Return the numbers of each task that `limits` look at, at one moment."""
         names = [check_task_name(task) for task in check_list(tasks, "tasks")]
         return levels(await self.tallies(), names)
 
     async def dropped(self, task_name: str) -> int:
-        """How many groups of a task were dropped because they expired and weren't retryable, since the beginning."""
+        """Return how many groups of a task have been dropped so far because they expired and weren't retryable."""
         self._check_open()
         task = check_task_name(task_name)
         tallies = await self.storage.tallies()
         return sum(n for (name, _, tally), n in tallies.items() if name == task and tally == Tally.DROPPED)
 
     async def metrics(self, *, distributions: bool = True) -> dict[str, Any]:
-        """What goes in and out, as a plain dict with stable names (`replaybuf.buffer.metrics` can flatten it).
+        """Return counts of groups, as a plain dict with stable names (`replaybuf.buffer.metrics` can flatten it).
 
-        `tasks[task]` has `buffered` by status, `leased` and `archived` (groups now); totals since the beginning,
-        whichever process caused them: `put`, `sampled_new`, `sampled_again`, `taken`, `evicted`, `expired`, `dropped`,
+        `tasks[task]` has `buffered` by status, `leased` and `archived` (groups now); totals since the beginning, over
+        all processes: `put`, `sampled_new`, `sampled_again`, `taken`, `evicted`, `expired`, `dropped`,
         `deleted`, `replaced`, `set_aside`, `refused`, `returned`, `lease_expired`, `pruned`, `taken_unfinished` (draws
-        of groups that aren't completed, of which `sampled_new`, `sampled_again` and `taken` know nothing); some also as
-        rates since the last call (`put_per_second`, ...; 0 at the first). With `distributions` also those of
-        `staleness` and `times_sampled` among the completed groups, which reads the metadata of all. `waits` are those
-        of this buffer object, for `groups` and for `room`: `count`, `seconds`, `timeouts`.
+        of groups that aren't completed, which `sampled_new`, `sampled_again` and `taken` leave out); some also as rates
+        since the last call (`put_per_second`, ...; 0 at the first). `distributions` adds those of `staleness` and
+        `times_sampled` among the completed groups, which reads the metadata of all of them. `waits` are those of this
+        buffer object, for `groups` and for `room`: `count`, `seconds`, `timeouts`.
         """
         self._check_open()
         return await self._meter.read(self.storage, self.waits, distributions=distributions)
@@ -149,11 +149,11 @@ class BufferReader:
         order_by: str | OrderTerm | Iterable[str | OrderTerm] | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[StorageItem]:
-        """Read the groups that match, without consuming them, as a stream of `StorageItem`s.
+        """Yield the groups that match as `StorageItem`s, without consuming them.
 
-        `order_by` is a field or several, with a leading "-" for descending; insertion order breaks ties. Groups that
-        leave the buffer meanwhile are left out. A group that can't be decoded comes with an empty `item` and the reason
-        in `error`. Raises QueryError.
+        `order_by` is one field or several, with a leading "-" for descending; insertion order breaks ties. Groups that
+        leave the buffer meanwhile are left out. A group that can't be decoded has an empty `item` and the reason in
+        `error`. Raises QueryError.
         """
         self._check_open()
         return self.storage.find(parse(query), order=parse_order(order_by), limit=check_limit(limit))
@@ -161,55 +161,55 @@ class BufferReader:
     # Checkpoints
 
     async def check_fence(self) -> None:
-        """Raise FencedError when somebody else has restored the buffer since it was opened here."""
+        """Raise FencedError if another process has restored the buffer since it was opened here."""
         self._check_open()
         await self.waits.check_fence()
 
     async def checkpoint(self, step: int) -> Checkpoint:
-        """Keep the buffer as it is now, for a `restore` to this train step; call it when the weights are saved.
+        """Keep the buffer as it is now, for a `restore` to this train step; call this when the weights are saved.
 
-        Metadata is copied, not payloads: some milliseconds for 10,000 groups of any size. Groups that are leased at
-        this moment are kept as if they were given back: acknowledge a batch before the checkpoint of its step. Cursors
-        of prompt ledgers are part of it. A checkpoint of the same step is replaced; of all of them, the
-        `keep_checkpoints` made last stay (the config's; default 3). Their payloads take space until they are dropped.
+        Only metadata is copied, not payloads: some milliseconds for 10,000 groups of any size. Groups that are leased
+        at this moment are kept as if they were given back: acknowledge a batch before the checkpoint of its step.
+        Cursors of prompt ledgers are included. A checkpoint of the same step is replaced. The `keep_checkpoints` made
+        last are kept (a setting of the config; default 3). Their payloads take space until they are dropped.
         """
         self._check_open()
         return await self._checkpoints("checkpoint()").checkpoint(check_step(step, "step"), self._keep_checkpoints)
 
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
-        """Make the buffer exactly what it was at the checkpoint of this train step.
+        """Make the buffer exactly what it was at the checkpoint of this train step, in one transaction.
 
-        What was taken since is back, with its order, staleness, priority, number of draws, status and tags; what was
-        put since is gone; draws with a seed go on as they did from there. One transaction. Raises CheckpointError when
-        there is no checkpoint of this step.
+        Groups taken since are back, with their order, staleness, priority, number of draws, status and tags. Groups put
+        since are gone. Draws with a seed continue as they did from there. Raises CheckpointError if there is no
+        checkpoint of this step.
 
-        With `keep_new` what was put since stays, as if it had not been drawn since, and the cursors of prompt ledgers
-        stay where they are. Groups that were put and taken since are back only where an archive has kept them.
+        With `keep_new`, groups put since stay, as if they had not been drawn since, and the cursors of prompt ledgers
+        stay where they are. Groups that were put and taken since are back only if an archive has kept them.
 
-        Everyone else who has the buffer open belongs to the run before that, and is fenced off: their puts, draws,
-        waits and acknowledgements raise FencedError until they build the buffer anew.
+        All others that have the buffer open belong to the earlier run and are fenced off: their puts, draws, waits and
+        acknowledgements raise FencedError until they build the buffer anew.
         """
         self._check_open()
         return await self._checkpoints("restore()").restore(check_step(step, "step"), keep_new=keep_new)
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """The step checkpoints, in the order in which they were made."""
+        """Return the step checkpoints, in the order in which they were made."""
         self._check_open()
         return await self._checkpoints("checkpoints()").checkpoints()
 
     async def drop_checkpoint(self, step: int) -> None:
-        """Forget the checkpoint of this train step, and what only it needs. Raises CheckpointError."""
+        """Remove the checkpoint of this train step, and the payloads that only it needs. Raises CheckpointError."""
         self._check_open()
         await self._checkpoints("drop_checkpoint()").drop_checkpoint(check_step(step, "step"))
 
     # Snapshots
 
     async def save(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> Path:
-        """Write a self-contained snapshot into the folder `path`, without stopping writers; the file that it is in.
+        """Write a self-contained snapshot into the folder `path`, without stopping writers. Return its file.
 
-        The file has its name only when it is complete. `progress(Progress(groups, total, bytes))` is called at the
-        beginning, at the end, and at most five times a second in between, not in the caller's thread but in the
-        database's: it must not block. What it raises ends the save, and nothing is written.
+        The file gets its name only when it is complete. `progress(Progress(groups, total, bytes))` is called at the
+        beginning, at the end, and at most five times a second in between. It is called in the database's thread, not
+        the caller's, and must not block. An exception from it ends the save, and nothing is written.
         """
         self._check_open()
         folder, copies = check_folder(path), self._copies("save()")
@@ -224,8 +224,8 @@ class BufferReader:
     async def resume(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> None:
         """Load the snapshot in the folder `path` into this buffer, all of it or nothing.
 
-        Raises NotEmptyError when the buffer isn't empty, MissingSnapshotError, SnapshotMismatchError or SchemaError
-        when the snapshot is of another policy or schema, and SnapshotError when it is damaged or was cut short.
+        Raises NotEmptyError if the buffer isn't empty, MissingSnapshotError, SnapshotMismatchError or SchemaError if
+        the snapshot is of another policy or schema, and SnapshotError if it is damaged or was cut short.
         `progress` is called as in `save`.
         """
         self._check_open()
@@ -235,12 +235,12 @@ class BufferReader:
         await copies.resume(str(file), {"policy": self.policy.name}, progress)
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole buffer as a dict of plain values, for frameworks that want one. Blocks; `save` doesn't."""
+        """Return the whole buffer as a dict of plain values, for frameworks that want one. Blocks; `save` doesn't."""
         self._check_open()
         return {"policy": self.policy.name, "storage": self._copies("state_dict()").state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` gave into this buffer, which must be empty. Blocks."""
+        """Load a dict from `state_dict` into this buffer, which must be empty. Blocks."""
         self._check_open()
         copies = self._copies("load_state_dict()")
         if not isinstance(state, Mapping) or "storage" not in state:
@@ -263,7 +263,7 @@ class BufferReader:
 
 
 def missing_snapshot(folder: Path) -> MissingSnapshotError:
-    """The error for a folder without a snapshot."""
+    """Return the error for a folder without a snapshot."""
     if folder.is_file():
         return MissingSnapshotError(f"{folder} is a file: give the folder that it is in, {folder.parent}")
     return MissingSnapshotError(f"there is no snapshot in {folder}: expected the file {SNAPSHOT_FILE}")

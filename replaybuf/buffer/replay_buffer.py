@@ -31,10 +31,10 @@ from replaybuf.storage.values import UNSET, Changes, Refresh, StorageItem, Unset
 
 
 class ReplayBuffer(BufferReader):
-    """Groups of rollouts between generation and training.
+    """Holds groups of rollouts between generation and training.
 
     Opens its storage at first use. Every coroutine may be called from any event loop and is safe to cancel: either the
-    caller has the groups or the store has. Usually built by `ReplayBufferConfig(...).build()`.
+    caller has the groups or the store has them. Usually built by `ReplayBufferConfig(...).build()`.
     """
 
     def __init__(
@@ -76,16 +76,17 @@ class ReplayBuffer(BufferReader):
         lose their response and wait as EXPIRED to be generated again. With `expired_groups_retryable=False` the group
         is dropped instead, and counted (`dropped`). The rollouts given are changed in place accordingly.
 
-        The same `key` in the same task replaces the group instead of adding one. `replaces` are the uids of groups that
-        leave the buffer in the same transaction, also when the new one is dropped; results of leased groups are stored
-        by the lease (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). Returns None for an empty list
-        and for a dropped group.
+        A group with the same `key` in the same task is replaced. `replaces` are the uids of groups that leave the
+        buffer in the same transaction, also if the new one is dropped; results of leased groups are stored by the lease
+        (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). Returns None for an empty list and for a
+        dropped group.
 
-        Where the limits leave no room, the put waits for up to `timeout` seconds (default: the config's put_timeout;
-        None: for ever), and then raises FullError, which is also a TimeoutError; with `on_full="reject"` at once.
+        If the limits leave no room, the put waits for up to `timeout` seconds (default: the config's put_timeout;
+        None: for ever), and then raises FullError, which is also a TimeoutError. With `on_full="reject"` it raises it
+        at once.
 
-        Raises RolloutError, EncodeError or ValueError for what can't be stored, ConflictError when a group to be
-        replaced isn't there, FencedError when the buffer was restored since it was opened here, and StorageError; then
+        Raises RolloutError, EncodeError or ValueError for values that can't be stored, ConflictError if a group to be
+        replaced isn't there, FencedError if the buffer was restored since it was opened here, and StorageError; then
         nothing is stored, and nothing leaves.
         """
         return await self._putting.put(
@@ -116,8 +117,8 @@ class ReplayBuffer(BufferReader):
     ) -> list[list[Any]]:
         """Take up to `batch_size` groups of a task in the policy's order; they leave the buffer as they are returned.
 
-        As `take_batch`, for one task: with a timeout it waits until `batch_size` groups are there. A size of 0 or less
-        gives an empty list.
+        The same as `take_batch` for one task: with a timeout it waits until there are `batch_size` groups. A size of 0
+        or less gives an empty list.
         """
         taken = await self._wanted({task_name: batch_size}, group_status, where, timeout).take(self.storage, self.waits)
         return [item.item for item in taken.get(task_name, [])]
@@ -130,14 +131,14 @@ class ReplayBuffer(BufferReader):
         where: Query | None = None,
         timeout: float | None = 0,
     ) -> tuple[dict[str, list[list[Any]]], dict[str, int]]:
-        """Take `sizes[task]` groups of each task in one transaction: the groups by task, and the number of each.
+        """Take `sizes[task]` groups of each task in one transaction. Return the groups and their number, by task.
 
-        They are of the status `group_status`, narrowed by the query `where`, and leave the buffer. (With
+        The groups have the status `group_status`, match the query `where`, and leave the buffer. (With
         `max_times_sampled` other than 1, completed groups stay for their next draw.)
 
-        With `timeout=0` what is there is taken, up to the sizes. Otherwise the call waits until every task has as many
-        as asked for (seconds; None: for ever) and takes them all, or nothing: then it raises NotReadyError, which is
-        also a TimeoutError and says what was missing.
+        With `timeout=0` the call takes the groups that are there, up to the sizes. Otherwise it waits (seconds; None:
+        for ever) until every task has as many as asked for, and takes all of them or none: then it raises
+        NotReadyError, which is also a TimeoutError and says what was missing.
         """
         taken = await self._wanted(sizes, group_status, where, timeout).take(self.storage, self.waits)
         batch = {task_name: [item.item for item in items] for task_name, items in taken.items()}
@@ -152,12 +153,12 @@ class ReplayBuffer(BufferReader):
         timeout: float | None = 0,
         beta: float | None = None,
     ) -> dict[str, list[StorageItem]]:
-        """As `take_batch`, with what is known of each group: its `uid`, `priority`, `times_sampled`, and so on.
+        """Take groups as `take_batch` does, with their metadata: `uid`, `priority`, `times_sampled`, and so on.
 
-        With `beta` each also has the `probability` with which it was drawn, p, and its importance `weight`,
-        (N p)^-beta, where N groups were to be drawn from (Schaul et al., "Prioritized experience replay", 2016). p is
-        priority / sum of priorities for prioritized draws and 1/N otherwise; a group of priority 0 is drawn with 1/N0
-        after all others, N0 being the number of such groups. This reads the priorities of all groups of the task.
+        With `beta` each group also has the probability p with which it was drawn (`probability`) and its importance
+        `weight` (N p)^-beta, N being the number of groups drawn from (Schaul et al., "Prioritized experience replay",
+        2016). p is priority / sum of priorities for prioritized draws and 1/N otherwise. Groups of priority 0 are drawn
+        after all others, with p = 1/N0, N0 being their number. This reads the priorities of all groups of the task.
         """
         return await self._wanted(sizes, group_status, where, timeout, beta).take(self.storage, self.waits)
 
@@ -172,16 +173,16 @@ class ReplayBuffer(BufferReader):
         seconds: float = 60.0,
         heartbeat: bool = True,
     ) -> Leasing:
-        """As `sample`, but the groups are only hidden until the lease is acknowledged.
+        """Draw groups as `sample` does, but only hide them until the lease is acknowledged.
 
             async with buffer.lease_batch({"math": 64}, timeout=600) as lease:
                 await train(lease.batch["math"])
 
-        Leaving the block acknowledges all that is open; an exception gives it back, as a failed delivery, cancellation
-        as none. When this process dies, the groups come back `seconds` later: while it lives, a heartbeat in a thread
-        of its own extends the lease, however long the block takes. `heartbeat=False` leaves that to `lease.extend()`.
-        A group that was delivered `max_deliveries` times in vain is set aside as FAILED. Leaving the block raises
-        LeaseLostError when the time was over and the groups were passed on.
+        Leaving the block acknowledges all open groups. An exception gives them back as a failed delivery, cancellation
+        without counting one. If this process dies, the groups come back `seconds` later; while it lives, a heartbeat in
+        its own thread extends the lease, however long the block takes. `heartbeat=False` leaves that to
+        `lease.extend()`. A group is set aside as FAILED after `max_deliveries` failed deliveries. Leaving the block
+        raises LeaseLostError if the lease had ended and the groups were passed on.
 
         `await` instead of `async with` gives a Lease to be settled by hand.
         """
@@ -202,7 +203,7 @@ class ReplayBuffer(BufferReader):
         *,
         where: Query | None = None,
     ) -> bool:
-        """Whether `sizes[task]` groups of the status could be drawn of every task."""
+        """Return whether `sizes[task]` groups with the status could be drawn of every task."""
         return await self.waits.ready(self._wanted(sizes, group_status, where).draw)
 
     async def wait_ready(
@@ -213,7 +214,7 @@ class ReplayBuffer(BufferReader):
         where: Query | None = None,
         timeout: float | None,
     ) -> None:
-        """Wait until `sizes[task]` groups of the status could be drawn of every task, whoever puts them.
+        """Wait until `sizes[task]` groups with the status could be drawn of every task, put by any process.
 
         Raises NotReadyError (a TimeoutError) after `timeout` seconds (None: never), saying what is missing.
         """
@@ -234,7 +235,7 @@ class ReplayBuffer(BufferReader):
     # Changing
 
     async def delete(self, query: Query) -> int:
-        """Remove the groups that match; how many. `{}` removes all."""
+        """Remove the groups that match and return their number. `{}` removes all."""
         self._check_open()
         return await self.storage.delete(parse(query))
 
@@ -246,9 +247,9 @@ class ReplayBuffer(BufferReader):
         priority: float | Unset = UNSET,
         tags: Tags | Unset | None = UNSET,
     ) -> int:
-        """Set the status, priority or tags of the groups that match; how many. Order, staleness and rollouts stay.
+        """Set the status, priority or tags of the groups that match. Return their number.
 
-        A new status clears the `error` of a group that was set aside as FAILED, and its deliveries.
+        Order, staleness and rollouts stay. A new status clears the `error` and the deliveries of a FAILED group.
         """
         self._check_open()
         changes = Changes(
@@ -259,7 +260,7 @@ class ReplayBuffer(BufferReader):
         return await self.storage.update(parse(query), changes)
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
-        """Set the priorities of groups by uid, leased ones included; how many of them are still there."""
+        """Set the priorities of groups by uid, leased ones included. Return the number of these groups still there."""
         self._check_open()
         return await self.storage.update_priorities(check_priorities(priorities))
 
@@ -272,11 +273,11 @@ class ReplayBuffer(BufferReader):
         expired_groups_retryable_by_task: Mapping[str, bool] | None = None,
         statuses: Iterable[Status | str] | None = None,
     ) -> dict[str, int]:
-        """Move the tasks to a new train step and expire what has become too old; the number of expired groups by task.
+        """Move the tasks to a new train step and expire groups that are now too old. Return their number by task.
 
-        Afterwards every group of those tasks and `statuses` (default: completed, aborted and expired) has the
-        staleness of `current_train_step`, and those at or over the thresholds are EXPIRED, or dropped where the task's
-        groups aren't retryable, as in `put`.
+        Afterwards every group of those tasks and `statuses` (default: completed, aborted and expired) has its staleness
+        at `current_train_step`. Groups at or over the thresholds are EXPIRED, or dropped if the task's groups aren't
+        retryable, as in `put`.
         """
         self._check_open()
         step = check_step(current_train_step, "current_train_step")

@@ -1,4 +1,4 @@
-"""Waiting: for groups to be there, and for room. Every wait ends: with what it waited for, an error, or the timeout."""
+"""Waiting for groups and for room. Every wait ends: with success, an error, or the timeout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOTHING_STORED = "nothing was stored (is the consumer running?)"
 
 @dataclass(slots=True)
 class Waited:
-    """How often this process waited for something, for how many seconds in all, and how often in vain."""
+    """How often this process has waited, for how many seconds in all, and how often until the timeout."""
 
     count: int = 0
     seconds: float = 0.0
@@ -37,7 +37,7 @@ class Waited:
 
 @dataclass(slots=True)
 class _Line:
-    """Puts of a task and status that wait for room, in the order in which they came."""
+    """Puts of a task and status that wait for room, in order of arrival."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
@@ -49,7 +49,7 @@ class Waits:
     def __init__(self, storage: GroupStorage, check_open: Callable[[], None]) -> None:
         self._storage = storage
         self.check_open = check_open
-        # Those who wait for room stand in line: a line for each event loop, task and status.
+        # Puts that wait for room queue up: one line for each event loop, task and status.
         self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _Line]]
         self._lines = weakref.WeakKeyDictionary()
         self.for_groups = Waited()
@@ -58,26 +58,26 @@ class Waits:
     # For changes
 
     def version(self) -> int:
-        """A number that is another one after every change of the store; ask for it before looking, then wait."""
+        """Return a number that differs after every change of the store; read it before looking, then wait."""
         return self._storage.version()
 
     async def changed(self, since: int, seconds: float) -> None:
         """Return soon after a change of the store since `version()` was this, or after so many seconds at the latest.
 
-        It may also return early without a change. Raises FencedError when the buffer was restored.
+        It may also return early without a change. Raises FencedError if the buffer was restored.
         """
         await self.check_fence()
         await self._storage.changed(min(seconds, _LONGEST_WAIT), since)
 
     async def check_fence(self) -> None:
-        """Raise FencedError when somebody else has restored the buffer; nobody can where there are no checkpoints."""
+        """Raise FencedError if another process has restored the buffer, which takes storage with checkpoints."""
         if isinstance(self._storage, CheckpointStorage):
             await self._storage.check_fence()
 
     # For groups
 
     async def draw(self, draw: Draw, timeout: float, call: Callable[[Draw], Awaitable[T | None]]) -> T:
-        """What `call(draw)` gives; with a timeout, as soon as all of it is there."""
+        """Return the result of `call(draw)`; with a timeout, as soon as all of it is there."""
         if timeout > 0:
             draw = replace(draw, whole=True)
         deadline = time.monotonic() + timeout
@@ -87,7 +87,7 @@ class Waits:
             drawn = await call(draw)
             if drawn is not None:
                 return drawn
-            # Someone else was faster, or holds some of the groups at this moment.
+            # Another process was faster, or holds some of the groups at this moment.
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 await self.until_ready(draw, deadline, timeout)
@@ -95,7 +95,7 @@ class Waits:
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
 
     async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> None:
-        """Wait until all that the draw asks for is there. Raises NotReadyError, saying what is missing."""
+        """Wait until all groups that the draw asks for are there. Raises NotReadyError, saying what is missing."""
         check_possible(draw, self._storage.rules.limits)
         with _timed(self.for_groups) as begin:
             while True:
@@ -114,7 +114,7 @@ class Waits:
                 await self.changed(seen, remaining)
 
     async def ready(self, draw: Draw) -> bool:
-        """Whether all that the draw asks for is there."""
+        """Return whether all groups that the draw asks for are there."""
         available = await self._available(draw, await self._storage.tallies())
         return all(available[task] >= size for task, size in draw.sizes.items())
 
@@ -131,7 +131,7 @@ class Waits:
         return {task: min(there[task], limits.drawable(level)) for task, level in levels(tallies, draw.sizes).items()}
 
     def _describe(self, task: str, draw: Draw, available: int, tallies: Tallies) -> str:
-        """`task math: 12 of 64 completed groups (3 expired, 1 failed)`, and what holds them back."""
+        """Return `task math: 12 of 64 completed groups (3 expired, 1 failed)`, and what holds them back."""
         limits, status = self._storage.rules.limits, draw.status
         there = tallies.get((task, status, Tally.SIZE), 0)
         others = [
@@ -193,7 +193,7 @@ class Waits:
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
                     return await self._storage.put(new)
-                except FullError as error:  # somebody was faster
+                except FullError as error:  # another process was faster
                     why = str(error)
             else:
                 why = f"task {new.task_name}: {limits.why_full(level, new.status)}"
@@ -227,7 +227,7 @@ def check_possible(draw: Draw, limits: Limits) -> None:
 
 @contextmanager
 def _timed(waited: Waited) -> Iterator[Callable[[], None]]:
-    """Time a wait, from the call of what is yielded."""
+    """Time a wait, starting when the yielded function is called."""
     started: list[float] = []
     try:
         yield lambda: started.append(time.monotonic())
@@ -241,10 +241,10 @@ def _timed(waited: Waited) -> Iterator[Callable[[], None]]:
 
 
 def _loop_deadline(deadline: float) -> float:
-    """A time of `time.monotonic` as one of the running loop's clock."""
+    """Convert a time of `time.monotonic` to the running loop's clock."""
     return asyncio.get_running_loop().time() + deadline - time.monotonic()
 
 
 def sizes_of(tallies: Mapping[tuple[str, Status, Tally], int]) -> dict[tuple[str, Status], int]:
-    """The number of groups of each task and status that has any."""
+    """Return the number of groups of each task and status that has any."""
     return {(task, status): n for (task, status, name), n in tallies.items() if name == Tally.SIZE and n}

@@ -20,15 +20,15 @@ OnProblem = Literal["error", "drop"]
 
 _ATTEMPTS = 1000
 _LOOK_SECONDS = 0.02
-# A timeout of 0 would draw what is there; this one is as short, and draws all or nothing.
+# A timeout of 0 would draw fewer; this one is as short, and draws all or nothing.
 _AT_ONCE = 1e-9
-# Workers whose whereabouts are remembered between puts; of others they are read.
+# The number of workers whose progress is remembered between puts; that of others is read.
 _REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Where this process last saw a worker, and the groups that said so: true as long as all of them are there."""
+    """A worker's progress as last seen here, and the groups that it was read from; valid while these are all there."""
 
     session: int
     next: int
@@ -38,10 +38,11 @@ class _Known:
 
 
 class ChunkBuffer:
-    """Fragments of workers, joined into chunks of `fragments_per_chunk` consecutive ones, for the trainer to draw.
+    """Joins fragments of workers into chunks of `fragments_per_chunk` consecutive ones, for the trainer to draw.
 
-    A layer over a `ReplayBuffer`, `buffer`, whose guarantees it has: what was put is committed, a draw goes to one
-    taker, calls are safe to cancel, any number of processes share a database. Usually built by `ChunkBufferConfig`.
+    A layer over a `ReplayBuffer`, `buffer`, with the same guarantees: puts are committed when they return, a draw goes
+    to one taker, calls are safe to cancel, any number of processes share a database. Usually built by
+    `ChunkBufferConfig`.
 
     A worker's chunks start at the index of its first fragment in the session, and then every `fragments_per_chunk`.
     The version of a chunk is the lowest of its fragments' versions; it is too stale when the model's version is more
@@ -67,7 +68,7 @@ class ChunkBuffer:
         self._on_problem = on_problem
         self._lease_seconds = check_seconds(lease_seconds, "lease_seconds")
         self._known: dict[str, _Known] = {}
-        self._cleared: int | None = None  # the session in which this object has removed what is of older ones
+        self._cleared: int | None = None  # the session in which this object has removed older ones
 
     async def __aenter__(self) -> Self:
         await self.buffer.__aenter__()
@@ -86,32 +87,33 @@ class ChunkBuffer:
         return f"{type(self).__name__}({self.name!r}, {self.buffer!r})"
 
     def __len__(self) -> int:
-        """The number of chunks, without those that a fetch holds at this moment. Blocks for the time of one query."""
+        """Return the number of chunks, without those that a fetch holds now. Blocks for the time of one query."""
         return len(self.buffer)
 
     def __bool__(self) -> bool:
-        """Always true, also of an empty buffer."""
+        """Return True, also for an empty buffer."""
         return True
 
     # Putting
 
     async def put(self, data: Any, *, worker: str, index: int, session: int, version: int) -> bool:
-        """Store a fragment, and make the chunk that it completes; False when it was dropped and counted.
+        """Store a fragment, and make the chunk that it completes. Return False if it was dropped and counted.
 
-        `data` is what the codec can write: numpy arrays, dicts, lists, numbers, texts, bytes. `index` is the fragment's
-        place among those of the worker, `session` the training session, `version` the model's that made it. A session
-        above the store's begins, with the model at the fragment's version: unfinished fragments, chunks and the
-        selection of older ones leave.
+        `data` is a value that the codec can write: numpy arrays, dicts, lists, numbers, texts, bytes. `index` is the
+        fragment's place among those of the worker, `session` the training session, `version` the version of the model
+        that made it. A session above the store's begins with the model at the fragment's version; unfinished fragments,
+        chunks and the selection of older sessions leave.
 
-        When it returns True, the fragment is committed, and so is the chunk that it completed. After a put that failed
-        or was cancelled the fragment may or may not be stored: put it again.
+        When this returns True, the fragment is committed, and so is the chunk that it completed. After a put that
+        failed or was cancelled, the fragment may or may not be stored: put it again.
 
-        What doesn't follow is a problem: a "duplicate" has an index below the one expected, a "gap" one above it, and a
-        "session" is older than the store's. With `on_problem="error"` it raises FragmentError and changes nothing. With
-        "drop" the fragment is counted (`dropped`) and left out; at a gap it is the unfinished fragments before it that
-        are dropped, because nothing can follow them any more, and the next chunk starts at this one.
+        A fragment that doesn't follow the ones before it is a problem: a "duplicate" has an index below the one
+        expected, a "gap" one above it, and a "session" is older than the store's. With `on_problem="error"` the put
+        raises FragmentError and changes nothing. With "drop" the fragment is counted (`dropped`) and not stored. At a
+        gap, the unfinished fragments before it are dropped instead, because nothing can follow them any more, and the
+        next chunk starts at this one.
 
-        Raises InputError, EncodeError and StorageError, too; then nothing is stored.
+        Also raises InputError, EncodeError and StorageError; then nothing is stored.
         """
         fragment = Fragment(data, worker, index, session, version)
         index, session = fragment.index, fragment.session
@@ -131,24 +133,27 @@ class ChunkBuffer:
         return True
 
     async def forget(self, worker: str) -> int:
-        """Remove the unfinished fragments of a worker that starts anew; how many. Its next one may have any index."""
+        """Remove the unfinished fragments of a worker that starts anew; its next one may have any index.
+
+        Return the number removed.
+        """
         check_task_name(worker, "worker")
         self._known.pop(worker, None)
         await self.buffer.delete({"task_name": self._ledger.cursors, "tags.worker": worker})
         return await self.buffer.delete({"task_name": self._ledger.fragments, "tags.worker": worker})
 
     async def expected(self, worker: str) -> int | None:
-        """The index of the fragment that is expected next of a worker; None when any will do."""
+        """Return the index expected of a worker's next fragment, or None if any will do."""
         check_task_name(worker, "worker")
         state = await self._ledger.state()
         progress = state and await self._ledger.settle(worker, state.session, self._max_staleness)
         return progress.next if progress else None
 
     async def dropped(self) -> dict[str, int]:
-        """How many problems were counted since the beginning, whichever process met them.
+        """Return the number of problems of each kind since the beginning, over all processes.
 
-        "gap", "duplicate" and "session" are counted by `put` with `on_problem="drop"`, "stale" are chunks that were, or
-        became, too stale, and "damaged" those that had a fragment that can't be decoded.
+        "gap", "duplicate" and "session" are counted by `put` with `on_problem="drop"`, "stale" counts chunks that were,
+        or became, too stale, and "damaged" those with a fragment that can't be decoded.
         """
         return await self._ledger.dropped()
 
@@ -157,7 +162,7 @@ class ChunkBuffer:
         return there and not await self._ledger.goes_on(worker, known.session, known.next)
 
     async def _find_place(self, fragment: Fragment) -> _Known | None:
-        """Where the fragment belongs, after all that has to be done before; None when it is to be dropped."""
+        """Return the place of the fragment, after the steps that come before it; None if it is to be dropped."""
         worker, index, session = fragment.worker, fragment.index, fragment.session
         for _ in range(_ATTEMPTS):
             state = await self._state_for(fragment)
@@ -172,7 +177,7 @@ class ChunkBuffer:
                 return None
             if progress is not None and self._on_problem == "error":
                 raise fragment_error(fragment, "gap", progress.next)
-            # Somebody else may begin this worker at the same time: the next look tells where it is.
+            # Another process may begin this worker at the same time: the next read tells.
             begun = await self._ledger.begin(worker, session, index, progress)
             if begun and progress is not None:
                 await self._ledger.drop("gap")
@@ -199,10 +204,10 @@ class ChunkBuffer:
     # The model
 
     async def advance(self, version: int, *, session: int | None = None) -> int:
-        """The model is at this version now (of this session; default: the store's): how many chunks left for it.
+        """Move the model to this version (of this session; default: the store's). Return how many chunks left.
 
         Chunks whose version is more than `max_staleness` below leave, and so does everything of older sessions. Every
-        rank may call it: a version that the store is already at, or beyond, changes nothing. Raises InputError when
+        rank may call it: a version that the store has already reached or passed changes nothing. Raises InputError if
         the session is over, or isn't known yet.
         """
         version = check_number(version, "version")
@@ -219,12 +224,12 @@ class ChunkBuffer:
         return await self._clear(state)
 
     async def _state_for(self, fragment: Fragment) -> State:
-        """The model's state; the fragment's, where it is the first of its session."""
+        """Return the model's state; the fragment's, if it is the first of its session."""
         state = await self._ledger.state()
         if state is None or state.session < fragment.session:
             state = await self._ledger.move(fragment.session, fragment.version)
         if self._cleared is None or self._cleared < state.session:
-            # Whoever began the session may not have got so far; nothing of it is stored before this is done.
+            # The process that began the session may have died before this; nothing of the session is stored before.
             await self._clear(state)
         return state
 
@@ -236,12 +241,12 @@ class ChunkBuffer:
     # Drawing
 
     async def fetch(self, n: int, *, timeout: float | None) -> Selection:
-        """Draw `n` chunks uniformly at random, as soon as there are so many; each is drawn up to `max_reuse` times.
+        """Draw `n` chunks uniformly at random, as soon as there are enough; each is drawn up to `max_reuse` times.
 
-        The selection is also what `prepared()` gives from now on, in every process. It is written before the draw is
-        settled, so nothing is lost when this process dies within the call, or the call is cancelled: either the chunks
-        are back, after `lease_seconds` at the latest, and that draw of them doesn't count, though `prepared()` may show
-        the selection already; or the draw counts, and `prepared()` has the selection.
+        From now on `prepared()` returns this selection in every process. It is written before the draw is settled, so
+        nothing is lost if this process dies within the call, or the call is cancelled: either the chunks are back,
+        after `lease_seconds` at the latest, and the draw doesn't count, though `prepared()` may already show the
+        selection; or the draw counts, and `prepared()` has the selection.
 
         Raises NotReadyError (a TimeoutError) after `timeout` seconds (None: never), saying what was missing; then
         nothing was drawn. Raises InputError for more chunks than `max_chunks`.
@@ -249,7 +254,7 @@ class ChunkBuffer:
         n = check_number(n, "n", least=1)
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
-        for worker, session in await self._ledger.unmade():  # someone died just then
+        for worker, session in await self._ledger.unmade():  # their processes died just then
             await self._ledger.settle(worker, session, self._max_staleness)
         while True:
             try:
@@ -260,9 +265,9 @@ class ChunkBuffer:
                 return selection
 
     async def prepared(self, *, after: int | None = None, timeout: float | None = 0) -> Selection:
-        """The selection of the last `fetch`, whoever called it; with `after`, one of a higher number than that.
+        """Return the selection of the last `fetch` of any process; with `after`, one with a higher number than that.
 
-        Raises NotReadyError (a TimeoutError) when there is none within `timeout` seconds (None: for ever).
+        Raises NotReadyError (a TimeoutError) if there is none within `timeout` seconds (None: for ever).
         """
         least = -1 if after is None else check_number(after, "after")
         limit = check_timeout(timeout)
@@ -280,7 +285,7 @@ class ChunkBuffer:
             await asyncio.sleep(min(_LOOK_SECONDS, remaining))
 
     async def _draw(self, n: int, timeout: float) -> Selection | None:
-        """Draw and prepare a selection; None when some of the chunks had to leave instead."""
+        """Draw and prepare a selection. Return None if some of the chunks had to leave instead."""
         lease = await self.buffer.lease_batch({self.name: n}, timeout=timeout, seconds=self._lease_seconds)
         try:
             chunks = [Chunk.of(item) for item in lease.items[self.name]]
@@ -293,7 +298,7 @@ class ChunkBuffer:
             await lease.acknowledge()
             return Selection(number, tuple(chunks))
         except BaseException:
-            with contextlib.suppress(ReplayBufError):  # then they come back when the time is over
+            with contextlib.suppress(ReplayBufError):  # otherwise they come back when the lease ends
                 await lease.give_back()
             raise
         finally:

@@ -13,10 +13,10 @@ from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 
 
 class OldestVersionPolicy(ReplayPolicy):
-    """Lowest model version first, then oldest: what leaves when there are too many chunks.
+    """Lowest model version first, then oldest: the order in which chunks leave when there are too many.
 
-    A chunk's priority is its version. Unlike `staleness` it is the same number whoever put the chunk and whenever, so a
-    newcomer is compared fairly even when its process hasn't noticed yet that the model has moved on.
+    A chunk's priority is its version. Unlike `staleness` it doesn't depend on who put the chunk and when, so a new
+    chunk is compared fairly even if its process hasn't noticed yet that the model has moved on.
     """
 
     name = "oldest_version"
@@ -27,14 +27,14 @@ class ChunkBufferConfig(ReadableConfig):
     """Where chunks are kept, how large they are, and when they leave.
 
     `url`, `seed`, `durability`, `compression`, `lock_timeout`, `reconnect_timeout` and `allow_network_filesystem` are
-    those of ReplayBufferConfig, `name` tells several chunk buffers in one database apart. Everyone who opens the same
-    name should have the same rules.
+    those of ReplayBufferConfig; `name` tells several chunk buffers in one database apart. All processes that open the
+    same name should have the same rules.
 
-    `fragments_per_chunk`: so many consecutive fragments of a worker make a chunk. `max_chunks`: beyond it the chunks of
-    the lowest version leave (None: no bound). `max_staleness`: a chunk leaves when the model version is more than so
-    many versions ahead of it (None: never). `max_reuse`: a chunk leaves with its n-th draw; 0 keeps it. `on_problem`:
-    what `put` does with a fragment that doesn't follow the ones before it, raise FragmentError or count it and go on.
-    `lease_seconds`: when a process dies within `fetch`, the chunks that it had drawn are back after this time.
+    `fragments_per_chunk`: the number of consecutive fragments of a worker in a chunk. `max_chunks`: beyond it the
+    chunks of the lowest version leave (None: no bound). `max_staleness`: a chunk leaves when the model is more than
+    this many versions ahead of it (None: never). `max_reuse`: a chunk leaves with its n-th draw; 0 keeps it.
+    `on_problem`: what `put` does with a fragment that doesn't follow the ones before it: raise FragmentError, or count
+    it and go on. `lease_seconds`: if a process dies within `fetch`, the chunks that it drew are back after this time.
     """
 
     env_prefix: ClassVar[str] = "REPLAYBUF_CHUNKS_"
@@ -55,7 +55,7 @@ class ChunkBufferConfig(ReadableConfig):
     lease_seconds: float = Field(default=60.0, gt=0, le=86_400)
 
     def build(self) -> ChunkBuffer:
-        """The chunk buffer that this config describes; it connects at first use. Raises ConfigError."""
+        """Return the chunk buffer that this config describes; it connects at first use. Raises ConfigError."""
         return ChunkBuffer(
             self.store().build(),
             name=self.name,
@@ -66,7 +66,7 @@ class ChunkBufferConfig(ReadableConfig):
         )
 
     def store(self) -> ReplayBufferConfig:
-        """The config of the store under it, for a ReplayBuffer that looks at the same groups."""
+        """Return the config of the underlying store, for a ReplayBuffer over the same groups."""
         return ReplayBufferConfig(
             url=self.url,
             name=self.name,
@@ -75,7 +75,7 @@ class ChunkBufferConfig(ReadableConfig):
             max_times_sampled=self.max_reuse,
             capacity=self.max_chunks,
             remover=OldestVersionPolicy,
-            # A fetch holds its chunks for the time of a write: when that fails, it says nothing against them.
+            # A fetch holds its chunks for the time of a write: a failure of it says nothing against them.
             max_deliveries=0,
             durability=self.durability,
             compression=self.compression,

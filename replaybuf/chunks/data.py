@@ -1,4 +1,4 @@
-"""What the layer speaks of: fragments, chunks, selections, and how each is written as a group of the store."""
+"""Fragments, chunks and selections, and how each is written as a group of the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replaybuf.storage.values import StorageItem
 Problem = Literal["gap", "duplicate", "session"]
 DROPPED = ("gap", "duplicate", "session", "stale", "damaged")
 
-# Keys have at most 200 characters, and hold two numbers besides.
+# Keys have at most 200 characters, and also hold two numbers.
 _MAX_WORKER = 150
 
 
@@ -52,8 +52,8 @@ class Fragment:
 class Chunk:
     """Consecutive fragments of one worker, as they were put.
 
-    `start` is the index of the first one, `versions` are their model versions, and `version` is that of the chunk: the
-    lowest of them. `times_sampled` counts its draws, this one included. `uid` identifies it in the store.
+    `start` is the index of the first one, `versions` are their model versions. The chunk's `version` is the lowest of
+    them. `times_sampled` counts its draws, this one included. `uid` identifies it in the store.
     """
 
     uid: int
@@ -67,7 +67,7 @@ class Chunk:
 
     @classmethod
     def of(cls, item: StorageItem) -> Chunk:
-        """The chunk that a group of the store is."""
+        """Return the chunk in a group of the store."""
         tags: Any = item.tags
         return cls(
             uid=item.uid,
@@ -81,14 +81,14 @@ class Chunk:
         )
 
     def rollout(self) -> dict[str, Any]:
-        """The chunk as one rollout of a selection."""
+        """Return the chunk as one rollout of a selection."""
         names = ("uid", "worker", "session", "start", "version", "versions", "times_sampled", "fragments")
         return {"status": Status.ARCHIVED.value, **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """The chunks of one `fetch`, in the order drawn. A later selection has a higher `number`."""
+    """The chunks of one `fetch`, in the order in which they were drawn. A later selection has a higher `number`."""
 
     number: int
     chunks: tuple[Chunk, ...]
@@ -101,13 +101,13 @@ class Selection:
 
     @classmethod
     def of(cls, item: StorageItem) -> Selection:
-        """The selection that a group of the store is."""
+        """Return the selection in a group of the store."""
         chunks = (Chunk(**{name: value for name, value in r.items() if name != "status"}) for r in item.item)
         return cls(item.uid, tuple(chunks))
 
 
 def chunk_rollouts(fragments: Sequence[StorageItem]) -> list[dict[str, Any]]:
-    """The group of a chunk. The model steps are what the store computes its staleness from."""
+    """Return the group of a chunk. The store computes its staleness from the model steps."""
     return [
         row.item[0]
         | {
@@ -120,7 +120,7 @@ def chunk_rollouts(fragments: Sequence[StorageItem]) -> list[dict[str, Any]]:
 
 
 def check_number(number: Any, what: str, least: int = 0) -> int:
-    """A whole number of at least `least`, below 2**53."""
+    """Check a whole number of at least `least`, below 2**53."""
     checked = whole(number)
     if checked is None or not least <= checked < MAX_STEP:
         raise InputError(f"{what} must be a whole number of at least {least}, below 2**53, got {number!r:.100}")
@@ -128,7 +128,7 @@ def check_number(number: Any, what: str, least: int = 0) -> int:
 
 
 def fragment_error(fragment: Fragment, kind: Problem, expected: int) -> FragmentError:
-    """The error for a fragment that doesn't follow the ones before it."""
+    """Return the error for a fragment that doesn't follow the ones before it."""
     return FragmentError(
         _describe(fragment, kind, expected),
         kind=kind,

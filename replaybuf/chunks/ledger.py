@@ -1,19 +1,18 @@
-"""What the store holds besides chunks, and the steps that change it, each of them one transaction.
+"""The groups that the store holds besides chunks, and the steps that change them, each of them one transaction.
 
-Of every worker there are its fragments that are in no chunk yet, and a *cursor*, a tiny group that says at which index
-its next chunk starts and of how many fragments it will be. The fragment that is expected next follows from them. A
-chunk is made in two steps, because a put stores one group:
+Every worker has the fragments that are in no chunk yet, and a *cursor*: a tiny group that says at which index its next
+chunk starts and how many fragments it will have. These give the fragment that is expected next. A chunk is made in two
+steps, because a put stores one group:
 
-1. Put the chunk, in place of the cursor and of its fragments but the last.
+1. Put the chunk, in place of the cursor and of all its fragments except the last.
 2. Put the next cursor, in place of the last fragment.
 
-So a fragment without a cursor is the last of a chunk that was made, and says where the next cursor belongs; and
-whoever finds all fragments of a chunk together with their cursor makes the chunk. Both steps name the groups that they
+So a fragment without a cursor is the last of a chunk that was made, and says where the next cursor belongs. A process
+that finds all fragments of a chunk together with their cursor makes the chunk. Both steps name the groups that they
 replace, so of several processes that try the same, one succeeds and the others get a ConflictError. A process may die
-between any two steps: whoever comes next goes on from there.
+between any two steps: the next one goes on from there.
 
-A put that was delayed for long may leave groups behind that are below the cursor. They are passed over, and leave with
-the next chunk.
+A put that was delayed for long may leave groups below the cursor. They are ignored, and leave with the next chunk.
 
 The model's *state*, its session and version, is the highest of some tiny groups. A higher one replaces those that its
 writer has seen, so it never goes back.
@@ -35,7 +34,7 @@ from replaybuf.errors import ConflictError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
 
-# Every conflict, and every read that was disturbed, means that somebody else got on.
+# Every conflict, and every disturbed read, means that another process made progress.
 _ATTEMPTS = 1000
 
 _MARK = {"status": Status.ARCHIVED.value}
@@ -43,7 +42,7 @@ _MARK = {"status": Status.ARCHIVED.value}
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The session and version that the model is at; `uids` are the groups that say so."""
+    """The session and version of the model; `uids` are the groups that say so."""
 
     session: int
     version: int
@@ -56,10 +55,10 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a worker is: its next chunk, of `size` fragments, starts at `start`, and `fragments` of it are there.
+    """The progress of a worker: its next chunk, of `size` fragments, starts at `start`; `fragments` of it are there.
 
-    `cursors` are the uids of the groups that say so, `made` is the last fragment of a chunk whose cursor isn't written
-    yet, and `left` are groups that a delayed put left behind.
+    `cursors` are the uids of the groups that say so. `made` is the last fragment of a chunk whose next cursor isn't
+    written yet. `left` are groups that a delayed put left behind.
     """
 
     start: int
@@ -80,7 +79,7 @@ class Progress:
 
     @property
     def uids(self) -> tuple[int, ...]:
-        """All groups of the worker that matter."""
+        """All groups of the worker that its progress depends on."""
         made = () if self.made is None else (self.made.uid,)
         return (*self.cursors, *(row.uid for row in self.fragments), *made)
 
@@ -93,7 +92,7 @@ class Rows:
     fragments: dict[int, StorageItem] = field(default_factory=dict)
 
     def progress(self, size: int) -> Progress | None:
-        """What they come to; None when there are none."""
+        """Return the progress that they show, or None if there are none."""
         if not self.cursors and not self.fragments:
             return None
         start = max((_tag(row, "start") for row in self.cursors), default=None)
@@ -127,7 +126,7 @@ class Ledger:
     # The model
 
     async def state(self) -> State | None:
-        """The session and version that the model is at; None before the first fragment."""
+        """Return the session and version of the model, or None before the first fragment."""
         rows = await self._read(
             {"task_name": self.state_task}, still_there=False
         )  # the highest is never replaced alone
@@ -137,7 +136,7 @@ class Ledger:
         return State(session, version, tuple(row.uid for row in rows))
 
     async def move(self, session: int, version: int) -> State:
-        """Move on to this session and version, unless the model is there or beyond; where it is."""
+        """Move to this session and version, unless the model has reached or passed it. Return its state."""
         for _ in range(_ATTEMPTS):
             state = await self.state()
             if state is not None and state.position >= (session, version):
@@ -147,9 +146,9 @@ class Ledger:
         raise ConflictError(f"the state of {self.name} changes all the time; nothing was stored")
 
     async def clear(self, state: State, max_staleness: int | None) -> int:
-        """Remove what is of an older session, and the chunks that are too stale; how many chunks."""
+        """Remove the groups of older sessions, and the chunks that are too stale. Return the number of chunks."""
         older = {"tags.session": {"$lt": state.session}}
-        # The fragments first: then no chunk can be made of them any more.
+        # The fragments first: then no more chunks can be made of them.
         beside = [self.fragments, self.cursors, self.prepared]
         await self.buffer.delete({"task_name": {"$in": beside}, **older})
         gone = await self.buffer.delete({"task_name": self.name, **older})
@@ -165,7 +164,7 @@ class Ledger:
     # Workers
 
     async def progress(self, worker: str, session: int) -> Progress | None:
-        """Where a worker is; None when nothing is known of it."""
+        """Return the progress of a worker, or None if nothing is known of it."""
         tasks = {"$in": [self.fragments, self.cursors]}
         rows = Rows()
         for row in await self._read({"task_name": tasks, "tags.worker": worker, "tags.session": session}):
@@ -176,19 +175,19 @@ class Ledger:
         return rows.progress(self.size)
 
     async def goes_on(self, worker: str, session: int, index: int) -> bool:
-        """Whether somebody else has put this fragment of a worker, or one behind it."""
+        """Return whether another process has put this fragment of a worker, or a later one."""
         of_worker = {"task_name": self.fragments, "tags.worker": worker, "tags.session": session}
         return await self.buffer.count_where({**of_worker, "tags.index": {"$gte": index}}) > 0
 
     async def all_there(self, uids: Iterable[int]) -> bool:
-        """Whether these groups are all in the store: then no chunk was made of them, and no session has begun."""
+        """Return whether all these groups are stored: then no chunk was made of them, and no session has begun."""
         listed = list(uids)
         return await self.buffer.count_where({"uid": {"$in": listed}}) == len(listed)
 
     async def begin(self, worker: str, session: int, index: int, instead: Progress | None = None) -> Progress | None:
-        """Let the next chunk of a worker start at this index, in place of all that is known of it.
+        """Let the next chunk of a worker start at this index, in place of its progress so far.
 
-        None when that isn't so any more.
+        Return None if that progress has changed.
         """
         tags: Tags = {"worker": worker, "session": session, "start": index, "size": self.size}
         replaces = (*instead.uids, *instead.left) if instead else ()
@@ -196,14 +195,14 @@ class Ledger:
         return None if uid is None else Progress(index, self.size, (uid,))
 
     async def store(self, fragment: Fragment, *, last: bool) -> int:
-        """Store a fragment; the `last` one of a chunk is marked, to be found when nobody made the chunk."""
+        """Store a fragment and return its uid. The `last` of a chunk is marked, to be found if the chunk isn't made."""
         tags: Tags = {**fragment.tags, "last": last}
         uid = await self.buffer.put([fragment.rollout()], self.fragments, tags=tags, key=fragment.key)
         assert uid is not None  # the group isn't empty, and has no threshold
         return uid
 
     async def settle(self, worker: str, session: int, max_staleness: int | None) -> Progress | None:
-        """Make the chunk of a worker if all its fragments are there; where the worker is then."""
+        """Make the chunk of a worker if all its fragments are there. Return the worker's progress."""
         for _ in range(_ATTEMPTS):
             progress = await self.progress(worker, session)
             if progress is None:
@@ -217,18 +216,18 @@ class Ledger:
         raise ConflictError(f"the fragments of worker {worker!r} change all the time")
 
     async def unmade(self) -> list[tuple[str, int]]:
-        """The workers, with their sessions, of whom the last fragment of a chunk is there, but not in it."""
+        """Return the workers, with their sessions, whose last fragment of a chunk is stored but not in the chunk."""
         rows = self.buffer.find({"task_name": self.fragments, "tags.last": True})
         return sorted({(_tag(row, "worker"), _tag(row, "session")) async for row in rows})
 
     async def _make(self, worker: str, session: int, progress: Progress, max_staleness: int | None) -> Progress | None:
-        """Put a chunk in place of its cursor and fragments but the last; a stale or damaged one only leaves.
+        """Put a chunk in place of its cursor and all fragments except the last; a stale or damaged one only leaves.
 
-        Where the worker is then, or None when somebody else was faster, or the session is over.
+        Return the worker's progress, or None if another process was faster or the session is over.
         """
         version = min(_tag(row, "version") for row in progress.fragments)
         state = await self.state() or State(session, version)
-        if state.session > session:  # whoever began it hasn't removed this yet
+        if state.session > session:  # the new session's first process hasn't removed this yet
             await self.clear(state, max_staleness)
             return None
         problem = ""
@@ -247,7 +246,7 @@ class Ledger:
             chunk_rollouts(progress.fragments),
             tags={"worker": worker, "session": session, "start": progress.start, "version": version},
             replaces=(*progress.cursors, *(row.uid for row in others)),
-            # Made twice, by an accident that takes a put delayed for the life of a chunk, it is still there once.
+            # If it is made twice, which takes a put delayed for the life of a chunk, it is still there once.
             key=f"{session}/{progress.start}/{worker}",
             priority=float(version),
             current_train_step=state.version + 1,
@@ -257,13 +256,13 @@ class Ledger:
     # Counting
 
     async def drop(self, problem: str) -> None:
-        """Count a fragment or chunk that isn't stored, in the store: as a put that has expired before it began."""
+        """Count a fragment or chunk that isn't stored, in the store: as a put that expired before it began."""
         rollout = {"status": Status.COMPLETED.value, "seq_staleness": 1}
         task = f"{self.name}.dropped.{problem}"
         await self.buffer.put([rollout], task, stale_threshold=1, expired_groups_retryable=False)
 
     async def dropped(self) -> dict[str, int]:
-        """How many of each kind were counted by anyone, and as stale also the chunks that left for it."""
+        """Return how many of each kind were counted by all processes; "stale" includes the chunks that became so."""
         counts = {kind: await self.buffer.dropped(f"{self.name}.dropped.{kind}") for kind in DROPPED}
         counts["stale"] += await self.buffer.dropped(self.name)
         return counts
@@ -278,7 +277,7 @@ class Ledger:
         replaces: tuple[int, ...],
         **options: Any,
     ) -> int | None:
-        """Put a group in place of others; None when one of them is gone: somebody else was faster."""
+        """Put a group in place of others. Return its uid, or None if one is gone because another process was faster."""
         group = [dict(_MARK)] if rollouts is None else rollouts
         try:
             return await self.buffer.put(group, task_name, replaces=replaces, **options)
@@ -286,11 +285,11 @@ class Ledger:
             return None
 
     async def _read(self, query: Mapping[str, Any], *, still_there: bool = True) -> list[StorageItem]:
-        """All groups that match, as they were at one moment.
+        """Return all groups that match, as they were at one moment.
 
-        `find` reads one group after the other. When afterwards there are no others, and then all that were read are
-        still there, these are the ones that there were in between, because groups like these never change. Without
-        `still_there` some of them may have left.
+        `find` reads one group after the other. If afterwards no others match, and then all those read are still there,
+        they are exactly the groups of the moment in between, because such groups never change. Without `still_there`
+        some of them may have left.
         """
         began = time.monotonic()
         for _ in range(_ATTEMPTS):

@@ -1,7 +1,7 @@
 """The command `replaybuf`: looking into a buffer while a run goes on. Everything but `db upgrade` only reads.
 
-What takes time to import is imported by whom it serves: a command (`app`) by its name, and rich, asyncpg, alembic and
-the codec by the command that needs them.
+Slow imports are made where they are needed: a command's module (`app`) when it is called, and rich, asyncpg, alembic
+and the codec by the commands that use them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _INTERRUPTED = 128 + 2  # what shells report for a program that a signal ended
 
 
 def main() -> None:
-    """The program `replaybuf`."""
+    """Run the program `replaybuf`."""
     if sys.argv[1:] == ["--version"]:
         print(__version__)
         return

@@ -1,4 +1,4 @@
-"""The commands together, and how they end: errors on one line, pipes and Ctrl-C quietly."""
+"""The group of all commands, and how they end: errors on one line; closed pipes and Ctrl-C quietly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replaybuf.errors import ReplayBufError
 _BROKEN_PIPE = 128 + 13
 _INTERRUPTED = 128 + 2
 
-# Each command is a function in a module that is imported when the command is asked for; `db` has commands of its own.
+# Each command is a function in a module that is imported when the command is called; `db` has subcommands.
 COMMANDS = {
     "stats": "replaybuf.cli.stats:stats",
     "ls": "replaybuf.cli.ls:ls",
@@ -62,7 +62,7 @@ class Commands(TyperGroup):
             typer.echo(f"Error: {escape_line(str(error))}", err=True)
             raise typer.Exit(1) from error
         except BrokenPipeError as error:
-            # The interpreter flushes stdout once more when it ends; that must not fail again.
+            # The interpreter flushes stdout once more at exit; that must not fail again.
             with contextlib.suppress(OSError, ValueError, io.UnsupportedOperation):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(_BROKEN_PIPE) from error
@@ -109,7 +109,7 @@ def replaybuf(
 
 
 def run() -> None:
-    """Run the command of this process's arguments."""
+    """Run the command in this process's arguments."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a prompt in a script that the terminal can't show

@@ -17,13 +17,13 @@ _LINES = "\n\t"
 
 
 def fields_of(rollout: dict[Any, Any]) -> dict[str, Any]:
-    """The fields of a rollout for programs; what the metadata says is left to it."""
+    """Return the fields of a rollout for programs, without those in the metadata."""
     metadata = {"status", "uid", "seq_staleness", "rollout_id"}
     return {str(name): value for name, value in rollout.items() if name not in metadata}
 
 
 def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]]) -> None:
-    """Print the messages, once where all rollouts share them, and every response."""
+    """Print the messages, once if all rollouts share them, and every response."""
     out = console()
     prompts = [rollout.get("message") for rollout in decoded]
     shared = all(prompt == prompts[0] for prompt in prompts)

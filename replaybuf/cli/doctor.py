@@ -98,7 +98,7 @@ def _rescue(reader: Reader, folder: Path, output: Output) -> None:
 
 
 def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Iterator[Finding]:
-    """The findings; with `mend` those that are left after the repair."""
+    """Yield the findings; with `mend`, those that are left after the repair."""
     from replaybuf.doctor import Level, Look, examine, repair
 
     with progress_bar("payloads") as bar:
@@ -120,7 +120,7 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
 
 
 def row_of(finding: Finding) -> dict[str, Any]:
-    """A finding for programs."""
+    """Return a finding for programs."""
     return {
         "check": finding.check,
         "level": str(finding.level),
@@ -131,7 +131,7 @@ def row_of(finding: Finding) -> dict[str, Any]:
 
 
 def print_finding(finding: Finding) -> None:
-    """A finding as a line, and how to mend it as another."""
+    """Print a finding on one line, and how to mend it on another."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,12 +1,14 @@
-"""Text of unknown origin, made safe for a terminal: whatever could move the cursor, set colours, switch modes, reorder
-or hide text is shown as an escape (`\\x1b`) instead of being sent."""
+"""Text of unknown origin, made safe for a terminal.
+
+Characters that could move the cursor, set colours, switch modes, reorder or hide text are shown as escapes (`\\x1b`).
+"""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
-# Joiners are part of emoji and of many scripts, soft hyphens are harmless.
+# Joiners are part of emoji and many scripts; soft hyphens are harmless.
 _HARMLESS = {"\u200c", "\u200d", "\u00ad"}
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _NAMES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -19,19 +21,19 @@ def _is_unsafe(character: str) -> bool:
 
 
 def escape(text: str, *, keep: str = "") -> str:
-    """The text with every unsafe character written as an escape, except those in `keep`."""
+    """Return the text with every unsafe character written as an escape, except those in `keep`."""
     if text.isascii() and not _ASCII_CONTROL.search(text):
         return text
     return "".join(c if c in keep or not _is_unsafe(c) else _NAMES.get(c) or _escaped(c) for c in text)
 
 
 def escape_line(text: str) -> str:
-    """The text as one line: white space between lines becomes a space, all else is escaped."""
+    """Return the text as one line: white space between lines becomes a space, the rest is escaped."""
     return escape(re.sub(r"\s*\n\s*", " ", text.strip()))
 
 
 def escape_json(encoded: str) -> str:
-    """JSON text whose unsafe characters are JSON escapes; newlines between values stay."""
+    """Return JSON text with its unsafe characters as JSON escapes; newlines between values stay."""
     if encoded.isascii() and "\x7f" not in encoded:
         return encoded
     return "".join(_utf16(c) if c != "\n" and _is_unsafe(c) else c for c in encoded)

@@ -1,4 +1,4 @@
-"""How groups are shown: the colours of statuses, times, leases and tags as texts."""
+"""How groups are shown: the colours of statuses, and times, leases and tags as texts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def status_style(row: Mapping[str, Any]) -> str:
 
 
 def age_of(moment: datetime | None, now: datetime) -> float | None:
-    """Seconds since a moment."""
+    """Return the seconds since a time."""
     return None if moment is None else (now - moment).total_seconds()
 
 
 def lease_text(until: datetime | None, now: datetime) -> str:
-    """When a lease ends: in 45s; or that it is over, and its groups come back when they are drawn."""
+    """Return when a lease ends ("in 45s"), or that it has ended, and its groups come back when they are drawn."""
     if until is None:
         return "-"
     left = (until - now).total_seconds()
@@ -38,7 +38,7 @@ def lease_text(until: datetime | None, now: datetime) -> str:
 
 
 def tags_text(tags: Mapping[str, Any] | None) -> str:
-    """Tags on one line: name=value."""
+    """Return tags on one line: name=value."""
     return " ".join(
         f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in (tags or {}).items()
     )

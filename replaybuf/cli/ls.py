@@ -64,7 +64,7 @@ def ls(
 
 
 def _nothing(reader: Reader, buffer: str | None, task: str | None) -> str:
-    """Why nothing was found: where there is no such task, the tasks that there are."""
+    """Return why nothing was found; if there is no such task, name the tasks that there are."""
     if task is None:
         return "no such groups"
     tasks = reader.inspect(lambda tx: tasks_of(tx, buffer))
@@ -114,7 +114,7 @@ def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[C
         "tags": Column("tags", lambda r: tags_text(r["tags"]), right=False, text=True),
         "prompt": Column("prompt", lambda r: r["error"] or r["prompt"] or "", right=False, text=True),
     }
-    # What many buffers don't use is shown only where it says something.
+    # Columns that many buffers don't use are shown only if they have values.
     unused: dict[str, Any] = {"priority": 1.0, "times_sampled": 0, "deliveries": 0}
     unused |= dict.fromkeys(("leased_until", "archived_at", "tags"))
     chosen = {

@@ -26,13 +26,13 @@ Url = Annotated[
 
 
 def option(*names: str, help: str, variable: str | None = None, **settings: Any) -> Any:
-    """An option with its environment variable: REPLAYBUF_ORDER_BY for --order-by."""
+    """Return an option with its environment variable: REPLAYBUF_ORDER_BY for --order-by."""
     variable = variable or "REPLAYBUF_" + names[0].removeprefix("--").replace("-", "_").upper()
     return typer.Option(*names, help=help, envvar=variable, **settings)
 
 
 def buffer_option(help: str) -> Any:
-    """The option --buffer, with the variable that configs have."""
+    """Return the option --buffer, with the environment variable of configs."""
     return option("--buffer", metavar="NAME", variable="REPLAYBUF_NAME", help=help)
 
 
@@ -46,7 +46,7 @@ _FORMATS: dict[str, tuple[Format, Any]] = {
 
 
 def listing(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command with a parameter `output: Output` the options --json, --nl and --csv in its place."""
+    """Replace a command's parameter `output: Output` by the options --json, --nl and --csv."""
     signature = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
 
@@ -54,7 +54,7 @@ def listing(command: Callable[..., None]) -> Callable[..., None]:
     def wrapper(ctx: typer.Context, **values: Any) -> None:
         chosen = [name for name in _FORMATS if values.pop(name)]
         if len(chosen) > 1:
-            # A variable is a default: an option on the command line goes before it.
+            # A variable is only a default: options on the command line override it.
             chosen = [name for name in chosen if _is_typed(ctx, name)] or chosen[:1]
         if len(chosen) > 1:
             raise typer.BadParameter("choose one of --json, --nl and --csv", ctx=ctx)
@@ -80,7 +80,7 @@ def _is_typed(ctx: typer.Context, name: str) -> bool:
 
 
 def url_and(url: str, value: str | None, name: str) -> tuple[str, str]:
-    """The arguments `URL VALUE`, where a single one is the value when REPLAYBUF_URL is set."""
+    """Return the arguments `URL VALUE`; a single one is the value if REPLAYBUF_URL is set."""
     if value is not None:
         return url, value
     variable = os.environ.get(URL_VARIABLE)

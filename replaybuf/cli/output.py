@@ -1,7 +1,7 @@
 """Printing rows: a table for people, or JSON, newline-delimited JSON and CSV for programs.
 
-Data goes to stdout, everything else to stderr. Programs get values as they are; a terminal gets none of the control
-characters in them.
+Data goes to stdout, everything else to stderr. Programs get values as they are; for a terminal, control characters in
+them are escaped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Format = Literal["table", "json", "nl", "csv"]
 Row = Mapping[str, Any]
 
-# Where no terminal sets the width, tables are as wide as they need to be, with texts of this length.
+# Without a terminal, tables are as wide as they need to be, with texts of this length.
 _LONGEST_TEXT = 80
 _SHORTEST_TEXT = 10
 _WIDE = 100_000
@@ -38,7 +38,7 @@ _WIDE = 100_000
 class Column:
     """A column of a table: its header, and the text for a row.
 
-    When the table is too wide, `text` columns give way; then `spare` ones are left out, the last first.
+    If the table is too wide, `text` columns shrink; then `spare` ones are left out, the last first.
     """
 
     header: str
@@ -50,7 +50,7 @@ class Column:
 
 
 class Output:
-    """Prints in the format that was asked for."""
+    """Prints in the requested format."""
 
     def __init__(self, format: Format) -> None:
         self.format = format
@@ -60,7 +60,7 @@ class Output:
         return self.format == "table"
 
     def rows(self, rows: Sequence[Row], columns: Sequence[Column]) -> None:
-        """Print rows, as a table of `columns` or with all that is in them."""
+        """Print rows, as a table of `columns` or with all their fields."""
         if self.for_people:
             print_table(rows, columns)
         elif self.format == "csv":
@@ -76,9 +76,9 @@ class Output:
         write([encode(value, indent=2) + "\n"])
 
     def note(self, text: str) -> None:
-        """Tell people something about what was printed, on stderr."""
+        """Print a note about the output for people, on stderr."""
         if self.for_people:
-            sys.stdout.flush()  # what it is about comes first
+            sys.stdout.flush()  # the output comes before the note
             typer.echo(escape_line(text), err=True)
 
     def _csv(self, rows: Sequence[Row]) -> None:
@@ -100,7 +100,7 @@ def write(texts: Iterable[str]) -> None:
 
 
 def console(width: int | None = None) -> Console:
-    """stdout for rich: data is never read as markup, and there are no colours unless it is a terminal."""
+    """Return stdout for rich: data is never read as markup, and only terminals get colours."""
     from rich.console import Console
 
     if width is None and not sys.stdout.isatty():
@@ -109,9 +109,9 @@ def console(width: int | None = None) -> Console:
 
 
 def print_table(rows: Sequence[Row], columns: Sequence[Column], *, footer: bool = False) -> None:
-    """Print a table, or where it is wider than the terminal, the rows below each other.
+    """Print a table, or one field on each line if the table is wider than the terminal.
 
-    With `footer` the last row is a total.
+    With `footer`, the last row is a total.
     """
     from rich.cells import cell_len
 
@@ -138,7 +138,7 @@ def print_table(rows: Sequence[Row], columns: Sequence[Column], *, footer: bool 
 
 
 def _print_records(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """Print a line for each field."""
+    """Print one line for each field."""
     from rich.table import Table
     from rich.text import Text
 
@@ -190,7 +190,7 @@ def _print_table(
 
 
 def fit(natural: Sequence[int], texts: Sequence[bool], available: int) -> tuple[int, list[int]]:
-    """The gap between columns and their widths: texts give way, the longest first, numbers never."""
+    """Return the gap between columns, and their widths: texts shrink, the longest first, numbers never."""
     limit = available if available < _WIDE else _LONGEST_TEXT
     widths = [min(width, limit) if is_text else width for width, is_text in zip(natural, texts, strict=True)]
     shortest = [min(width, _SHORTEST_TEXT) if is_text else width for width, is_text in zip(widths, texts, strict=True)]
@@ -209,7 +209,7 @@ def fit(natural: Sequence[int], texts: Sequence[bool], available: int) -> tuple[
 
 
 def encode(value: Any, indent: int | None = None) -> str:
-    """A value as JSON."""
+    """Return a value as JSON."""
     return escape_json(json.dumps(_finite(value), ensure_ascii=not _speaks_unicode(), default=_simple, indent=indent))
 
 
@@ -218,7 +218,7 @@ def _speaks_unicode() -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinities: they become null."""
+    """Return a value with NaN and infinities as None, because JSON lacks them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -233,7 +233,7 @@ def _simple_key(name: Any) -> Any:
 
 
 def _simple(value: Any) -> Any:
-    """A value that JSON doesn't know, as one that it does."""
+    """Convert a value that JSON can't represent to one that it can."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"$base64": True, "encoded": base64.b64encode(value).decode("ascii")}
     if isinstance(value, datetime):
@@ -250,7 +250,7 @@ def _simple(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as a cell of CSV."""
+    """Return a value as a cell of CSV."""
     if isinstance(value, Mapping | list | tuple):
         return json.dumps(_finite(value), ensure_ascii=False, default=_simple)
     if value is None or isinstance(value, str | int | float | Decimal):
@@ -261,7 +261,7 @@ def _plain(value: Any) -> Any:
 
 
 def iso(moment: datetime) -> str:
-    """A time in UTC to the millisecond."""
+    """Return a time in UTC to the millisecond."""
     if moment.tzinfo is None:
         return moment.isoformat()
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

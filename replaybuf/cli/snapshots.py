@@ -102,7 +102,7 @@ _COLUMNS = [
 
 
 def _with_bar(what: str, work: Callable[[OnProgress], None]) -> Progress:
-    """Run `work(tell)` with a bar; how much there was."""
+    """Run `work(tell)` with a progress bar. Return its last progress."""
     from replaybuf.progress import Progress
 
     last = Progress(0, 0, 0)
@@ -140,7 +140,7 @@ def _policy(name: str) -> Any:
 
 
 def _known_policy(name: str | None) -> Any:
-    """The policy of this name; of one's own policies nothing but the name is known, and it doesn't take more."""
+    """Return the policy with this name. Of a user's own policy only the name is known, which is enough."""
     try:
         return _policy(name) if name else None
     except ConfigError:

@@ -66,7 +66,7 @@ def _column(name: str, rows: Sequence[Row]) -> Column:
 
 
 def cell(value: Any) -> str:
-    """A value for people."""
+    """Return a value for people."""
     if value is None:
         return ""
     if isinstance(value, bytes | bytearray | memoryview):

@@ -1,4 +1,4 @@
-"""`replaybuf stats`: what is in a buffer, by task and status."""
+"""`replaybuf stats`: the content of a buffer, by task and status."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
 
 
 def _metrics(figures: BufferFigures) -> dict[str, Any]:
-    """What `buffer.metrics()` says of the tasks, without rates, and how far the run has come."""
+    """Return the tasks of `buffer.metrics()`, without rates, and how far the run has come."""
     tasks = of_tasks(figures.tallies)
     for field, histogram in figures.histograms.items():
         add_distributions(tasks, field, histogram)
@@ -65,12 +65,12 @@ def _metrics(figures: BufferFigures) -> dict[str, Any]:
 
 
 def _cursors(cursors: Iterable[Cursor]) -> dict[str, Any]:
-    """How many prompts were drawn from each dataset, and where the trainer says that it is."""
+    """Return how many prompts were drawn from each dataset, and the state that the trainer has published."""
     by_name = {one.name: one for one in cursors}
     published = by_name.pop(TRAINER, None)
     trainer = None
     if published is not None:
-        with suppress(InputError):  # another version's: the rest is as good without it
+        with suppress(InputError):  # of another version: show the rest without it
             trainer = asdict(TrainState.decode(published.value))
     return {"prompts": {name: one.position for name, one in sorted(by_name.items())}, "trainer": trainer}
 
@@ -103,7 +103,7 @@ def _print(found: Overview, buffers: dict[str, dict[str, Any]]) -> None:
 
 
 def _where(metrics: dict[str, Any], of: str) -> list[str]:
-    """How far a run has come."""
+    """Return how far a run has come."""
     lines = []
     if metrics["prompts"]:
         drawn = ", ".join(f"{units.number(count)} for {escape(name)}" for name, count in metrics["prompts"].items())

@@ -1,8 +1,8 @@
-"""The optimiser of the demo: Adam, Kingma & Ba 2015 (arXiv:1412.6980), algorithm 1, with decoupled weight decay,
-Loshchilov & Hutter 2019 (arXiv:1711.05101), algorithm 2.
+"""The optimiser of the demo: Adam with decoupled weight decay.
 
-Without the decay the weights keep growing after the task is learnt, and the reward falls again: on data 1 to 4 steps
-stale from 0.95 at step 400 to 0.8 at step 900.
+Kingma & Ba 2015 (arXiv:1412.6980), algorithm 1; Loshchilov & Hutter 2019 (arXiv:1711.05101), algorithm 2. Without the
+decay the weights keep growing after the task is learnt, and the reward falls again: on data 1 to 4 steps stale, from
+0.95 at step 400 to 0.8 at step 900.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Adam:
         self.second = {name: np.zeros_like(value) for name, value in parameters.items()}
 
     def update(self, parameters: Parameters, gradients: Parameters) -> None:
-        """One step down the gradients."""
+        """Make one step down the gradients."""
         self.updates += 1
         (decay1, decay2), t = self.decay, self.updates
         rate = self.rate * np.sqrt(1 - decay2**t) / (1 - decay1**t)
@@ -42,7 +42,7 @@ class Adam:
 
 
 def clip_by_norm(gradients: Parameters, limit: float) -> float:
-    """Scales the gradients in place so that their joint norm is at most `limit`, and gives the norm before."""
+    """Scale the gradients in place so that their joint norm is at most `limit`. Return the norm before."""
     norm = float(np.sqrt(sum(float(np.vdot(gradient, gradient)) for gradient in gradients.values())))
     if norm > limit:
         for gradient in gradients.values():

@@ -20,7 +20,7 @@ IntArray = NDArray[np.int32]
 
 CHARACTERS = "0123456789+-="
 END = len(CHARACTERS)  # ends an answer
-VOCABULARY_SIZE = END + 1  # what the policy can say
+VOCABULARY_SIZE = END + 1  # the tokens that the policy can say
 PAD = VOCABULARY_SIZE  # stands where there is no token; never said
 
 MAX_PROMPT_TOKENS = 5  # "14-9="
@@ -64,7 +64,7 @@ PROMPTS = (*(Prompt(f"{a}+{b}=") for a, b in _PAIRS), *(Prompt(f"{a + b}-{a}=") 
 
 
 def encode(text: str) -> IntArray:
-    """The token of each character: int32 [length]."""
+    """Return the token of each character: int32 [length]."""
     try:
         return np.array([CHARACTERS.index(character) for character in text], dtype=np.int32)
     except ValueError:
@@ -72,7 +72,7 @@ def encode(text: str) -> IntArray:
 
 
 def decode(ids: Iterable[int]) -> str:
-    """The text of the tokens up to END."""
+    """Return the text of the tokens up to END."""
     characters = []
     for token in ids:
         if token == END:
@@ -82,14 +82,14 @@ def decode(ids: Iterable[int]) -> str:
 
 
 def finish_reason(response_ids: IntArray) -> str:
-    """`stop` where the answer was ended, `length` where it was cut off."""
+    """Return `stop` if the answer was ended, `length` if it was cut off."""
     return "stop" if len(response_ids) and response_ids[-1] == END else "length"
 
 
 def verify(prompt: Prompt, response_ids: IntArray) -> float:
-    """The reward of an answer: 1 for the right number, 0.1 for another number, 0 for what is not a number.
+    """Return the reward of an answer: 1 for the right number, 0.1 for another number, 0 for anything else.
 
-    A number is digits and END, without leading zeros.
+    A number consists of digits and END, without leading zeros.
     """
     text = decode(response_ids.tolist())
     if finish_reason(response_ids) != "stop" or not text.isdigit() or text != str(int(text)):
@@ -98,7 +98,7 @@ def verify(prompt: Prompt, response_ids: IntArray) -> float:
 
 
 def prompt_at(seed: int, index: int) -> Prompt:
-    """Prompt number `index` of the endless stream of `seed`: all prompts in random order, again and again."""
+    """Return prompt number `index` of the endless stream of `seed`: all prompts in random order, again and again."""
     epoch, place = divmod(index, len(PROMPTS))
     return _shuffled(seed, epoch)[place]
 

@@ -1,7 +1,7 @@
 """One thread for numpy's matrix products.
 
 The demo's matrices are small: OpenBLAS' threads, which spin while they wait for each other, make a training step 20
-times slower where other processes use the processors, as the rollout workers do.
+times slower if other processes, such as the rollout workers, use the cores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", 
 
 
 def use_one_thread() -> None:
-    """Tell the OpenBLAS that came with numpy to use this process' calling thread only; without one, do nothing."""
+    """Let numpy's own OpenBLAS, if it has one, use only the calling thread."""
     package = Path(np.__file__).parent
     for folder in (package.parent / "numpy.libs", package / ".dylibs"):
         for path in folder.glob("*openblas*"):
@@ -24,7 +24,7 @@ def use_one_thread() -> None:
 
 def _set_threads(path: Path) -> None:
     try:
-        library = ctypes.CDLL(str(path))  # loaded already: this is a handle on it
+        library = ctypes.CDLL(str(path))  # already loaded: this returns a handle
     except OSError:
         return
     for name in _SETTERS:

@@ -1,4 +1,4 @@
-"""Production by the trainer's process itself, in turns with training: the modes sync and async."""
+"""Production by the trainer's own process, in turns with training: the modes sync and async."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Colocated:
 
     @property
     def pids(self) -> list[int]:
-        """There are no other processes."""
+        """Return an empty list: there are no other processes."""
         return []
 
     async def produce(self) -> ProduceSummary:
-        """Generate until a batch for the next step is in the buffer."""
+        """Generate until a batch for the next step is in the buffer. Return a summary."""
         step = self._saved.step
         self._engine.load(self._saved.trainer.policy, step)
         return await self._strategy.produce_batch(
@@ -44,7 +44,7 @@ class Colocated:
         )
 
     async def tell(self, *, finished: bool) -> None:
-        """Nobody else has to know."""
+        """Do nothing: there are no other processes."""
 
     async def stop(self) -> None:
-        """Nothing is being generated between two batches."""
+        """Do nothing: between two batches nothing is being generated."""

@@ -18,7 +18,7 @@ _STARVED_SECONDS = 60.0
 
 
 class Disaggregated:
-    """Waits for what the workers generate, and tells them of new weights; leaving the `with` block ends them."""
+    """Waits for the groups of the workers, and tells them of new weights; leaving the `with` block ends them."""
 
     def __init__(
         self, buffer: ReplayBuffer, saved: Saved, workers: WorkerProcesses, weights: str, look: Callable[[], None]
@@ -35,12 +35,14 @@ class Disaggregated:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers."""
+        """Return the process ids of the workers."""
         return self._workers.pids
 
     async def produce(self) -> ProduceSummary:
-        """Let expire what is too old for the next step, and wait until a batch is in the buffer; looks after all
-        workers meanwhile. Raises NotReadyError when they give none."""
+        """Expire the groups that are too old for the next step, and wait until a batch is in the buffer.
+
+        Restarts dead workers meanwhile. Raises NotReadyError if they don't deliver a batch.
+        """
         summary = ProduceSummary()
         with summary.producing():
             summary.expired = await self._strategy.refresh(self._buffer, TASK, self._saved.step + 1)
@@ -58,10 +60,10 @@ class Disaggregated:
                         ) from error
 
     async def tell(self, *, finished: bool) -> None:
-        """Publish the weights that were saved, and that the trainer goes on to the next step."""
+        """Publish the saved weights, and the trainer's next step."""
         step = self._saved.step
         await publish(self._buffer, TrainState(step + 1, step, self._weights, finished))
 
     async def stop(self) -> None:
-        """End the workers; what they have in hand is put back."""
+        """End the workers; their groups in flight are put back."""
         await asyncio.to_thread(self._workers.stop)

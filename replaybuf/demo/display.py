@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live table on a terminal, a line now and then elsewhere."""
+"""The output of the demo while it runs: a live table on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LINES = 20  # of a whole run, where there is no terminal
 
 
 class Processes(Protocol):
-    """The workers, as far as they are shown."""
+    """The workers, as the display sees them."""
 
     @property
     def pids(self) -> list[int]: ...
@@ -45,7 +45,7 @@ class Display:
         self._printed_step = 0
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.console.print(Text(line), soft_wrap=True)
 
     @contextmanager
@@ -63,7 +63,7 @@ class Display:
         self._live = None
 
     def update(self) -> None:
-        """The figures have changed; draws at most every tenth of a second."""
+        """Show changed figures; draws at most every tenth of a second."""
         if self._live is not None:
             if time.monotonic() - self._drawn >= _FRAME_SECONDS:
                 self._draw()
@@ -86,7 +86,7 @@ class Display:
 
 
 def table(figures: Figures, pids: Sequence[int], bars: str = _BARS) -> RenderableType:
-    """The live display."""
+    """Return the live display."""
     into, out, tokens = figures.rates
     done, target = figures.step, figures.target
     bar = Table.grid(padding=(0, 2))
@@ -96,7 +96,7 @@ def table(figures: Figures, pids: Sequence[int], bars: str = _BARS) -> Renderabl
     rows = Table.grid(padding=(0, 2), expand=True)
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column(justify="right", no_wrap=True)
-    # On a narrow terminal the notes are cut, and nothing else.
+    # On a narrow terminal only the notes are cut.
     rows.add_column(no_wrap=True, overflow="ellipsis" if bars == _BARS else "crop", ratio=1)
     reward = "" if figures.reward is None else f"{figures.reward:.2f}"
     rows.add_row("reward", reward, Text(sparkline(figures.rewards, bars), style="green"))
@@ -124,7 +124,7 @@ def table(figures: Figures, pids: Sequence[int], bars: str = _BARS) -> Renderabl
 
 
 def progress_line(figures: Figures) -> str:
-    """The figures in one line."""
+    """Return the figures in one line."""
     into, out, _ = figures.rates
     mode = {
         Mode.SYNC: "",
@@ -139,7 +139,7 @@ def progress_line(figures: Figures) -> str:
 
 
 def times(figures: Figures) -> str:
-    """`generation 21 s, training 9 s`, or how long was waited for the workers."""
+    """Return `generation 21 s, training 9 s`, or the time of waiting for the workers."""
     what = "waiting for groups" if figures.mode == Mode.DISAGGREGATED else "generation"
     return f"{what} {figures.produce_seconds:.0f} s, training {figures.train_seconds:.0f} s"
 
@@ -149,12 +149,12 @@ def _pids(pids: Sequence[int]) -> str:
 
 
 def by_status(counts: dict[Status, int]) -> str:
-    """`80 completed, 3 expired`."""
+    """Return `80 completed, 3 expired`."""
     return ", ".join(f"{number:,} {status}" for status, number in counts.items()) or "none"
 
 
 def sparkline(values: Sequence[float], bars: str = _BARS, width: int = _SPARKLINE_WIDTH) -> str:
-    """Values between 0 and 1 as bars; more of them than `width` are averaged."""
+    """Return values between 0 and 1 as bars; more of them than `width` are averaged."""
     width = min(width, len(values))
     edges = [round(place * len(values) / width) for place in range(width + 1)] if width else []
     means = [sum(values[low:high]) / (high - low) for low, high in pairwise(edges)]

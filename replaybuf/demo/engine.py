@@ -1,12 +1,12 @@
 """The inference engine of the demo, as an agent loop: the policy says token after token, at a made-up speed.
 
-A real engine serves many requests at once, and some take much longer than others. So each token of a group takes a
-time of its own, that of a prompt always the same: some milliseconds, and for a few prompts ten times that. Those are
-the ones that a synchronous trainer waits for, and an asynchronous one interrupts and continues.
+A real engine serves many requests at once, and some take much longer than others. So the time per token depends on the
+prompt: some milliseconds, and for a few prompts ten times that. A synchronous trainer waits for these; an asynchronous
+one interrupts and continues them.
 
-The arithmetic is done in a thread, one group's tokens at a time. What is said depends only on the weights, the seed,
-the number of the prompt, the rollout, the place of the token and the step of the weights: whoever generates a group,
-and however often it was interrupted by others, with the same weights it comes out the same.
+The arithmetic is done in a thread, one group's tokens at a time. The tokens depend only on the weights, the seed, the
+number of the prompt, the rollout, the place of the token and the step of the weights: with the same weights a group
+comes out the same, no matter which process generates it and how often it is interrupted.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from replaybuf.rollouts.rollout import RolloutState, Status
 #: Seconds that a token takes: the median of all prompts, and the spread (sigma) of its logarithm.
 TOKEN_SECONDS, TOKEN_SPREAD = 0.003, 1.0
 
-_SECONDS, _TOKENS = 1, 2  # what random numbers of a prompt are for
+_SECONDS, _TOKENS = 1, 2  # the purposes of a prompt's random numbers
 
 
 class Engine:
-    """An agent loop over a policy. `session` is written to the rollouts, to tell whose they are.
+    """An agent loop over a policy. `session` is written to the rollouts, to mark their origin.
 
-    New weights come with `load`, while nothing is being generated.
+    `load` sets new weights, while nothing is being generated.
     """
 
     def __init__(self, seed: int, session: str, *, token_seconds: float = TOKEN_SECONDS) -> None:
@@ -42,11 +42,11 @@ class Engine:
         self._thread = ThreadPoolExecutor(1, "engine")
 
     def load(self, policy: Policy, step: int) -> None:
-        """Generate with these weights from now on: those of train step `step`."""
+        """Generate with the weights of train step `step` from now on."""
         self._weights = policy, step
 
     async def pause(self) -> None:
-        """Interrupt generation: whoever waits for a token doesn't get it any more."""
+        """Interrupt generation: pending tokens don't come any more."""
         self._paused.set()
 
     async def resume(self) -> None:
@@ -54,7 +54,7 @@ class Engine:
         self._paused.clear()
 
     async def generate_group(self, group: list[RolloutState], *, partial: bool) -> list[RolloutState]:
-        """Generate the rollouts of a group, in place, when the call is over: COMPLETED, or ABORTED after a pause."""
+        """Generate the rollouts of a group and write them in place at the end: COMPLETED, or ABORTED after a pause."""
         assert self._weights is not None, "load() comes first"
         policy, step = self._weights
         answers = Answers.of(group, partial=partial)
@@ -70,7 +70,7 @@ class Engine:
         return group
 
     async def _goes_on(self, seconds: float) -> bool:
-        """Wait for the time of a token; False as soon as generation is paused."""
+        """Wait for the time of a token. Return False as soon as generation is paused."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._paused.wait()
@@ -85,10 +85,10 @@ class Engine:
 
 
 def token_seconds(seed: int, number: int, median: float = TOKEN_SECONDS) -> float:
-    """The time that each token of prompt `number` takes: log-normal over the prompts."""
+    """Return the seconds for each token of prompt `number`: log-normal over the prompts."""
     return median * float(np.exp(TOKEN_SPREAD * np.random.default_rng([seed, number, _SECONDS]).normal()))
 
 
 def token_randoms(seed: int, number: int, step: int, rows: int) -> FloatArray:
-    """What decides on the tokens of prompt `number` by weights of `step`: float64 [rows, MAX_RESPONSE_TOKENS]."""
+    """Return random numbers for the tokens of a prompt at a weight step: float64 [rows, MAX_RESPONSE_TOKENS]."""
     return np.random.default_rng([seed, number, _TOKENS, step]).random((rows, MAX_RESPONSE_TOKENS))

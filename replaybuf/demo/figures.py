@@ -1,4 +1,4 @@
-"""What a run has done so far, in figures."""
+"""The figures of a run so far."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SMOOTHING_STEPS = 20
 class Figures:
     """Counts of groups since this process started; those of the store are of all processes.
 
-    `taken` groups were trained, `replayed` of them had been left in the buffer by an earlier run. `reused` were there
-    already when the production of a batch began. `produce_seconds` went by until the batches were there,
-    `train_seconds` until they were trained and saved.
+    `taken` groups were trained; `replayed` of them had been left in the buffer by an earlier run. `reused` were there
+    already when the production of a batch began. `produce_seconds` is the time until the batches were complete,
+    `train_seconds` the time until they were trained and saved.
     """
 
     target: int
@@ -55,7 +55,7 @@ class Figures:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return self.clock() - self.started
 
     @property
@@ -74,7 +74,7 @@ class Figures:
         return self._counts["interrupted"]
 
     def count_store(self, tallies: Tallies) -> None:
-        """What the store counts now; the first call is the start."""
+        """Update the counts of the store; the first call is the start."""
         of = {(status, tally): n for (task, status, tally), n in tallies.items() if task == TASK and n}
         self.buffered = {status: of.get((status, Tally.SIZE), 0) for status in Status if status != Status.ARCHIVED}
         self.buffered = {status: n for status, n in self.buffered.items() if n}
@@ -94,7 +94,7 @@ class Figures:
             self._past.popleft()
 
     def count_batch(self, groups: Sequence[Sequence[RolloutState]], step: int, reward: float) -> None:
-        """A batch has been trained, as step `step`."""
+        """Count a batch that was trained, as step `step`."""
         self.step = step
         self.rewards.append(reward)
         self.taken += len(groups)
@@ -104,14 +104,14 @@ class Figures:
         self.staleness_mean, self.staleness_max = sum(staleness) / len(staleness), max(staleness)
 
     def count_summary(self, summary: ProduceSummary) -> None:
-        """What the batch took, from production to the saved weights."""
+        """Count the times of a batch, from production to the saved weights."""
         self.reused += summary.reused
         self.produce_seconds += summary.seconds
         self.train_seconds += summary.train_seconds
 
     @property
     def rates(self) -> tuple[float, float, float]:
-        """Groups generated, groups trained and tokens trained, each per second in the last few seconds."""
+        """Groups generated, groups trained and tokens trained, each per second over the last few seconds."""
         (start, *before), (end, *after) = self._past[0], self._past[-1]
         seconds = max(end - start, 1e-9)
         generated, taken, tokens = ((new - old) / seconds for old, new in zip(before, after, strict=True))
@@ -124,7 +124,7 @@ class Figures:
         return sum(recent) / len(recent) if recent else None
 
     def first_and_last(self) -> tuple[float, float] | None:
-        """The mean reward of the first and of the last tenth of all steps."""
+        """Return the mean reward of the first and of the last tenth of all steps."""
         if not self.rewards:
             return None
         tenth = max(1, len(self.rewards) // 10)

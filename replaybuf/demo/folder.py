@@ -1,12 +1,12 @@
-"""The run folder: what of a run isn't in the buffer.
+"""The run folder: the files of a run outside the buffer.
 
     weights.npz         weights, optimiser, step, seed, and the numbers of the prompts trained
     rewards.txt         the reward of each step: a line "STEP REWARD" each; of two for one step the later counts
     target.txt          the step that the run goes to, and "done" when it has ended there
-    worker-0.log        what the worker wrote before it ended
+    worker-0.log        the output of the worker
     lock                held by the trainer while it lives
 
-Weights and target are replaced as a whole. The others may be lost or old after a crash without harm.
+Weights and target are replaced atomically. The other files may be lost or old after a crash without harm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other trainers out. The lock goes with the process, also by kill -9. Raises ReplayBufError."""
+        """Keep other trainers out. The lock ends with the process, also by kill -9. Raises ReplayBufError."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = open(self.path / "lock", "ab")  # noqa: SIM115
@@ -52,7 +52,7 @@ class RunFolder:
             yield
 
     def clear(self) -> None:
-        """Remove what a run has left."""
+        """Remove the files of an earlier run."""
         for pattern in (FILE_NAME, "rewards.txt", _TARGET, f".{_TARGET}.tmp", "worker-*.log"):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
@@ -60,7 +60,7 @@ class RunFolder:
     # Weights
 
     def load(self) -> Saved | None:
-        """The trainer as it was last saved; None for a new run."""
+        """Return the trainer as last saved; None for a new run."""
         remove_leftovers(self.path)
         return load_trainer(self.path)
 
@@ -72,7 +72,7 @@ class RunFolder:
         save_trainer(self.path, saved)
 
     def rewards(self, steps: int) -> list[float]:
-        """The rewards of steps 1 to `steps`, as far as they are known."""
+        """Return the rewards of steps 1 to `steps`, as far as they are known."""
         found: dict[int, float] = {}
         with contextlib.suppress(FileNotFoundError):
             for line in (self.path / "rewards.txt").read_text("ascii", "replace").splitlines():
@@ -82,9 +82,9 @@ class RunFolder:
         return [found[step] for step in sorted(found) if step <= steps]
 
     def target(self, step: int, steps: int) -> int:
-        """The step that a run which is at `step` goes to: `steps`; when that is done, as many more. Remembered.
+        """Return the target of a run that is at `step`: `steps`, or that many more when these are done. Remembered.
 
-        A run that was killed goes on to where it went, also when that was just reached: the same command does the rest.
+        A run that was killed goes on to its old target, also if that was just reached: the same command does the rest.
         """
         before, done = self._target()
         if step < steps:
@@ -95,7 +95,7 @@ class RunFolder:
         return before
 
     def finish(self) -> None:
-        """The run has ended where it went to, and said so."""
+        """Note that the run has reached its target, and said so."""
         self._remember(f"{self._target()[0]} {_DONE}")
 
     def _target(self) -> tuple[int, bool]:
@@ -113,5 +113,5 @@ class RunFolder:
     # Workers
 
     def log(self, worker: int) -> Path:
-        """Where a worker's error output goes."""
+        """Return the file for a worker's error output."""
         return self.path / f"worker-{worker}.log"

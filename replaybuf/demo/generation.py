@@ -1,4 +1,4 @@
-"""Answers in the making, token by token, and the rollouts that hold them."""
+"""Answers that are generated token by token, and the rollouts that hold them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GROUP_SIZE = 8
 
 
 class Prompts(Sequence[RolloutState]):
-    """The first `size` prompts of the stream of `seed`, as a dataset: a rollout to be generated each."""
+    """The first `size` prompts of the stream of `seed`, as a dataset of rollouts to be generated."""
 
     def __init__(self, seed: int, size: int) -> None:
         self._seed, self._size = seed, size
@@ -43,12 +43,12 @@ class Prompts(Sequence[RolloutState]):
 
 
 def prompt_of(group: Sequence[RolloutState]) -> Prompt:
-    """The prompt of a group."""
+    """Return the prompt of a group."""
     return Prompt(decode(group[0].prompt_ids))
 
 
 class Answers:
-    """Answers to one prompt, a row each: up to END, or cut off after MAX_RESPONSE_TOKENS tokens."""
+    """Answers to one prompt, one per row: up to END, or cut off after MAX_RESPONSE_TOKENS tokens."""
 
     def __init__(self, prompt_ids: IntArray, rows: int) -> None:
         self.contexts = prompt_contexts([prompt_ids] * rows)
@@ -59,7 +59,7 @@ class Answers:
 
     @classmethod
     def of(cls, group: Sequence[RolloutState], *, partial: bool) -> Answers:
-        """The answers of a group as far as they are there; with `partial` those that were interrupted, too."""
+        """Return the answers of a group so far; with `partial`, interrupted ones are included."""
         answers = cls(np.asarray(group[0].prompt_ids, dtype=np.int32), len(group))
         for row, rollout in enumerate(group):
             if rollout.response_ids is not None and (partial or rollout.status == Status.COMPLETED):
@@ -75,15 +75,15 @@ class Answers:
 
     @property
     def unfinished(self) -> NDArray[np.int64]:
-        """The rows that have more to say."""
+        """The rows that aren't complete."""
         return np.flatnonzero(~self._over)
 
     def extend(self, policy: Policy, randoms: FloatArray, temperature: float = 1.0) -> None:
-        """One token more for each unfinished answer.
+        """Add one token to each unfinished answer.
 
-        `randoms`, float64 [rows, MAX_RESPONSE_TOKENS] in [0, 1), decide on the token of each place. The outcome depends
-        on nothing but them, the weights and what was said so far. Log-probabilities are those of the distribution
-        sampled from, at this temperature; 0 takes the likeliest token.
+        `randoms`, float64 [rows, MAX_RESPONSE_TOKENS] in [0, 1), determine the token of each place. The outcome depends
+        only on them, the weights and the tokens so far. Log-probabilities are those of the distribution sampled from,
+        at this temperature; 0 takes the likeliest token.
         """
         rows = self.unfinished
         logits, _ = policy.forward(self.contexts)  # of all rows: the shape may change the last digits
@@ -98,12 +98,12 @@ class Answers:
         self.contexts[rows[heard], MAX_PROMPT_TOKENS + places[heard]] = tokens[heard]
 
     def response(self, row: int) -> tuple[IntArray, NDArray[np.float32]]:
-        """The tokens of an answer so far, and their log-probabilities: int32 and float32 [length]."""
+        """Return the tokens of an answer so far, and their log-probabilities: int32 and float32 [length]."""
         length = self.lengths[row]
         return self.tokens[row, :length].copy(), self.log_probs[row, :length].copy()
 
     def write(self, group: Sequence[RolloutState]) -> None:
-        """Write the answers into their rollouts: COMPLETED with their rewards, or ABORTED as far as they are."""
+        """Write the answers into their rollouts: COMPLETED with their rewards, or ABORTED with the tokens so far."""
         prompt, unfinished = prompt_of(group), set(self.unfinished.tolist())
         for row, rollout in enumerate(group):
             if rollout.status != Status.COMPLETED:
@@ -123,12 +123,12 @@ def _write(
 
 
 def _log_of_best(logits: FloatArray) -> FloatArray:
-    """Log-probabilities at temperature 0: all mass on the likeliest token."""
+    """Return log-probabilities at temperature 0: all mass on the likeliest token."""
     return np.where(np.arange(VOCABULARY_SIZE) == logits.argmax(axis=1)[:, None], 0.0, -np.inf)
 
 
 def _draw(log_probs: FloatArray, randoms: FloatArray) -> IntArray:
-    """One token a row, by the inverse of the cumulative distribution: int32 [N]."""
+    """Draw one token per row, by the inverse of the cumulative distribution: int32 [N]."""
     cumulative = np.exp(log_probs).cumsum(axis=1)
     tokens: IntArray = (cumulative <= randoms[:, None] * cumulative[:, -1:]).sum(axis=1).astype(np.int32)
     return tokens

@@ -7,7 +7,7 @@ loss is the negative of equation 3 without the KL term (there is no reference mo
 
 over the R rollouts of a batch, plus a bonus on the entropy of pi, without which a policy that starts from nothing
 settles on its first lucky answers. `pi_behaviour` is what the rollout stored when it was sampled, however many steps
-ago; so data that is a few steps stale is weighted rightly, and clipped where the policy has moved away from it. The
+ago; so data that is a few steps stale is weighted correctly, and clipped where the policy has moved away from it. The
 range is wider above than below (Yu et al. 2025, arXiv:2503.14476, section 3.1), so that rare right answers can grow.
 """
 
@@ -47,7 +47,7 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What one training step saw: means over the batch, before the update."""
+    """Metrics of one training step: means over the batch, before the update."""
 
     reward: float
     accuracy: float
@@ -66,12 +66,12 @@ class Trainer:
 
     @classmethod
     def create(cls, seed: int) -> Trainer:
-        """A trainer at step 0."""
+        """Return a trainer at step 0."""
         policy = Policy.create(seed)
         return cls(policy, Adam(policy.parameters))
 
     def train(self, groups: Sequence[Sequence[RolloutState]]) -> Metrics:
-        """One update from a batch of groups."""
+        """Make one update from a batch of groups. Return its metrics."""
         batch = token_batch(groups)
         logits, tape = self.policy.forward(batch.contexts)
         loss, d_logits, entropy, clip_fraction = grpo_loss(logits, batch, self.config)
@@ -85,12 +85,12 @@ class Trainer:
 
 
 def group_rewards(group: Sequence[RolloutState]) -> FloatArray:
-    """The reward of each rollout: float64 [rollouts]."""
+    """Return the reward of each rollout: float64 [rollouts]."""
     return np.array([rollout.reward["score"] for rollout in group], dtype=np.float64)
 
 
 def group_advantages(rewards: FloatArray) -> FloatArray:
-    """(r - mean) / std of one group: float64 [rollouts]; all zero where the rewards are all the same."""
+    """Return (r - mean) / std of one group: float64 [rollouts]; all zero if the rewards are all the same."""
     deviations = rewards - rewards.mean()
     std = rewards.std()
     advantages: FloatArray = deviations / std if std > 1e-6 else np.zeros_like(deviations)
@@ -98,7 +98,7 @@ def group_advantages(rewards: FloatArray) -> FloatArray:
 
 
 def token_batch(groups: Sequence[Sequence[RolloutState]]) -> TokenBatch:
-    """The tokens to train of all rollouts: those that the response mask keeps."""
+    """Return the tokens of all rollouts to train on: those that the response mask keeps."""
     advantages = np.concatenate([group_advantages(group_rewards(group)) for group in groups])
     rollouts = [rollout for group in groups for rollout in group]
     rows = [_token_rows(rollout) for rollout in rollouts]
@@ -114,7 +114,7 @@ def token_batch(groups: Sequence[Sequence[RolloutState]]) -> TokenBatch:
 
 
 def _token_rows(rollout: RolloutState) -> tuple[IntArray, IntArray, FloatArray]:
-    """Contexts, tokens and behaviour log-probabilities of one rollout's trained tokens."""
+    """Return contexts, tokens and behaviour log-probabilities of one rollout's trained tokens."""
     mask = np.asarray(rollout.response_mask, dtype=bool)
     prompt = np.asarray(rollout.prompt_ids, dtype=np.int32)
     response = np.asarray(rollout.response_ids, dtype=np.int32)
@@ -123,7 +123,7 @@ def _token_rows(rollout: RolloutState) -> tuple[IntArray, IntArray, FloatArray]:
 
 
 def grpo_loss(logits: FloatArray, batch: TokenBatch, config: GrpoConfig) -> tuple[float, FloatArray, float, float]:
-    """Loss, its gradient on the logits (float64 [N, vocabulary]), mean entropy, and the share of tokens clipped."""
+    """Return loss, gradient on the logits (float64 [N, vocabulary]), mean entropy, and the share of tokens clipped."""
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
     rows = np.arange(len(batch.tokens))

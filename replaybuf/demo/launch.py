@@ -1,4 +1,4 @@
-"""From the options of `replaybuf demo` to a run, and its first and last words."""
+"""From the options of `replaybuf demo` to a run, with its first and last lines of output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from replaybuf.storage.sql.engine.urls import parse_url
 def launch(
     url: str, run_dir: Path | None, *, mode: Mode, steps: int | None, workers: int, seed: int | None, fresh: bool
 ) -> bool:
-    """Run the demo; False when Ctrl-C ended it. Raises ReplayBufError."""
+    """Run the demo. Return False if Ctrl-C ended it. Raises ReplayBufError."""
     use_one_thread()
     url = url if "://" in url else f"sqlite:///{url}"
     options = Options(url, run_dir or default_folder(url), mode, steps, workers, seed, fresh)
@@ -42,7 +42,7 @@ def launch(
 
 
 def default_folder(url: str) -> Path:
-    """The run folder of a database: beside a SQLite file, in the current folder for PostgreSQL."""
+    """Return the run folder of a database: beside a SQLite file, in the current folder for PostgreSQL."""
     parsed = parse_url(url)
     if is_memory(parsed):
         raise ConfigError("the demo's processes can't share a database in memory: give a file, as in sqlite:///demo.db")

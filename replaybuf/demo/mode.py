@@ -1,4 +1,4 @@
-"""The forms of the demo."""
+"""The modes of the demo."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """Where and when groups are generated: by the trainer itself, just those of the next step; by itself, more
-    than those; or by other processes, all the time."""
+    """Where and when groups are generated.
+
+    By the trainer, just those of the next step; by the trainer, more than those; or by other processes, all the time.
+    """
 
     SYNC = "sync"
     ASYNC = "async"

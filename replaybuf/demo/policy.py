@@ -7,7 +7,7 @@ through two bilinear gated layers,
     y = (x V + c) * (x U + d),
 
 the "Bilinear" form of gated linear units in Shazeer 2020 (arXiv:2002.05202, section 2), and a linear layer to the
-logits of the next token. Products of two linear forms suit a task in which what counts is which digit meets which.
+logits of the next token. Products of two linear forms suit a task about pairs of digits.
 All arithmetic is float64.
 """
 
@@ -31,7 +31,7 @@ _ONE_HOT = np.eye(PAD + 1)
 
 @dataclass(frozen=True)
 class LayerTape:
-    """What the backward pass needs of one gated layer: its input [N, in], and its two factors [N, out]."""
+    """The values of one gated layer that the backward pass needs: its input [N, in], and its two factors [N, out]."""
 
     inputs: FloatArray
     value: FloatArray
@@ -40,7 +40,7 @@ class LayerTape:
 
 @dataclass(frozen=True)
 class Tape:
-    """What the backward pass needs of a forward pass."""
+    """The values of a forward pass that the backward pass needs."""
 
     layers: list[LayerTape]
     hidden: FloatArray
@@ -54,10 +54,10 @@ class Policy:
 
     @classmethod
     def create(cls, seed: int, hidden: int = 128) -> Policy:
-        """A new policy, whose answers are nearly uniform over the vocabulary."""
+        """Return a new policy, whose answers are nearly uniform over the vocabulary."""
         rng = np.random.default_rng(seed)
         parameters: Parameters = {}
-        size, active = SLOTS * len(_ONE_HOT), SLOTS  # of a one-hot context, only one entry a slot is not zero
+        size, active = SLOTS * len(_ONE_HOT), SLOTS  # a one-hot context has one non-zero entry per slot
         for i in range(LAYERS):
             for name in ("value", "gate"):
                 parameters[f"{name}{i}.weight"] = rng.normal(size=(size, hidden)) / np.sqrt(active)
@@ -68,7 +68,7 @@ class Policy:
         return cls(parameters)
 
     def forward(self, contexts: IntArray) -> tuple[FloatArray, Tape]:
-        """Logits of the next token, float64 [N, vocabulary], for contexts int32 [N, slots]; and the tape."""
+        """Return logits of the next token, float64 [N, vocabulary], for contexts int32 [N, slots]; and the tape."""
         x: FloatArray = _ONE_HOT[contexts].reshape(len(contexts), -1)
         layers = []
         for i in range(LAYERS):
@@ -78,7 +78,7 @@ class Policy:
         return self._linear("logits", x), Tape(layers, x)
 
     def backward(self, tape: Tape, d_logits: FloatArray) -> Parameters:
-        """The gradient of each parameter, given that of the logits, float64 [N, vocabulary]."""
+        """Return the gradient of each parameter, given that of the logits, float64 [N, vocabulary]."""
         gradients: Parameters = {}
         d_hidden = self._linear_backward("logits", tape.hidden, d_logits, gradients)
         for i in reversed(range(LAYERS)):
@@ -93,7 +93,7 @@ class Policy:
         return y
 
     def _linear_backward(self, name: str, x: FloatArray, d_y: FloatArray, gradients: Parameters) -> FloatArray:
-        """Stores the gradients of one linear layer, and gives that of its input."""
+        """Store the gradients of one linear layer. Return that of its input."""
         gradients[f"{name}.weight"] = x.T @ d_y
         gradients[f"{name}.bias"] = d_y.sum(axis=0)
         d_x: FloatArray = d_y @ self.parameters[f"{name}.weight"].T
@@ -101,7 +101,7 @@ class Policy:
 
 
 def prompt_contexts(prompts: Sequence[IntArray]) -> IntArray:
-    """The contexts before the first answer token: int32 [prompts, slots]."""
+    """Return the contexts before the first answer token: int32 [prompts, slots]."""
     contexts = np.full((len(prompts), SLOTS), PAD, dtype=np.int32)
     for row, prompt in zip(contexts, prompts, strict=True):
         row[MAX_PROMPT_TOKENS - len(prompt) : MAX_PROMPT_TOKENS] = prompt
@@ -109,7 +109,7 @@ def prompt_contexts(prompts: Sequence[IntArray]) -> IntArray:
 
 
 def answer_contexts(prompt: IntArray, response: IntArray) -> IntArray:
-    """The context of each token of one answer: int32 [answer length, slots]."""
+    """Return the context of each token of one answer: int32 [answer length, slots]."""
     contexts = np.repeat(prompt_contexts([prompt]), len(response), axis=0)
     for place in range(1, len(response)):
         contexts[place:, MAX_PROMPT_TOKENS + place - 1] = response[place - 1]
@@ -117,7 +117,7 @@ def answer_contexts(prompt: IntArray, response: IntArray) -> IntArray:
 
 
 def log_softmax(logits: FloatArray) -> FloatArray:
-    """Log-probabilities, float64 [N, vocabulary]."""
+    """Return log-probabilities, float64 [N, vocabulary]."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     result: FloatArray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return result

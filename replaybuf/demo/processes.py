@@ -1,4 +1,4 @@
-"""The rollout workers as processes: started, watched, started again, ended."""
+"""The rollout workers as processes: starting, watching, restarting and ending them."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class WorkerProcesses:
 
     @property
     def log(self) -> Path:
-        """What the first worker has written."""
+        """The log of the first worker."""
         return self._folder.log(0)
 
     def restart_dead(self) -> list[str]:
-        """Start workers again that ended, and say so, a line each. Raises ReplayBufError when one keeps failing."""
+        """Restart workers that ended. Return a line about each. Raises ReplayBufError if one keeps failing."""
         return [line for process in self._all if (line := process.restart_if_dead())]
 
     def stop(self) -> None:
-        """End all workers: by the end of their input, or by force when that takes too long."""
+        """End all workers: by the end of their input, or by force if that takes too long."""
         for process in self._all:
             process.close_input()
         deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -70,7 +70,7 @@ class _WorkerProcess:
         return 0 if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start the process; what it writes goes to the worker's log. Ctrl-C in the terminal doesn't reach it."""
+        """Start the process; its output goes to the worker's log. Ctrl-C in the terminal doesn't reach it."""
         with open(self._folder.log(self._settings.worker), "wb") as log:
             self._process = subprocess.Popen(
                 _COMMAND,
@@ -81,12 +81,12 @@ class _WorkerProcess:
             )
         self._started = time.monotonic()
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended already, which the next look notices
+        with suppress(BrokenPipeError):  # it has ended already; the next look notices
             self._process.stdin.write(self._settings.to_json().encode() + b"\n")
             self._process.stdin.flush()
 
     def restart_if_dead(self) -> str | None:
-        """Start the process again if it ended, and say so."""
+        """Restart the process if it ended, and return a line about that."""
         code = None if self._process is None else self._process.poll()
         if code is None:
             return None
@@ -113,7 +113,7 @@ class _WorkerProcess:
                 self._process.stdin.close()
 
     def end(self, deadline: float) -> None:
-        """Wait for the end of the process, and bring it about at the deadline."""
+        """Wait for the end of the process, and kill it at the deadline."""
         if self._process is None:
             return
         try:

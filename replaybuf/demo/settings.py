@@ -1,4 +1,4 @@
-"""The settings of the demo's run: the buffer, how groups are produced in each mode, and what a worker is told."""
+"""The settings of the demo's run: the buffer, the production of each mode, and the settings of a worker."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from replaybuf.produce import (
 
 TASK = "arithmetic"
 
-BATCH_GROUPS = 32  # that a training step takes
-STALE_THRESHOLD = 4  # train steps, at which a group expires
-ARCHIVED_GROUPS = 20 * BATCH_GROUPS  # trained ones that stay for SQL
+BATCH_GROUPS = 32  # groups per training step
+STALE_THRESHOLD = 4  # train steps at which a group expires
+ARCHIVED_GROUPS = 20 * BATCH_GROUPS  # trained groups that stay for SQL
 
 DEFAULT_STEPS = 200
 DEFAULT_SECONDS = 60.0  # unless --steps is given
@@ -31,7 +31,7 @@ DEFAULT_SECONDS = 60.0  # unless --steps is given
 #: Seconds after which the prompts of a killed worker are handed out again.
 PROMPT_SECONDS = 5.0
 
-#: A worker loads new weights when it is more than so many steps behind: odd workers are slower.
+#: A worker loads new weights when it is more than this many steps behind: odd workers are slower.
 LAGS = (1, 2)
 
 #: Groups that a worker generates at the same time.
@@ -39,24 +39,24 @@ CONCURRENCY = 24
 
 
 def buffer_config(url: str) -> ReplayBufferConfig:
-    """The buffer. Prompts may be delivered any number of times: in this run, it is people who kill the workers."""
+    """Return the buffer's config. Deliveries aren't limited: in this run, people kill the workers."""
     return ReplayBufferConfig(url=url, policy="staleness", max_deliveries=0, archive=ARCHIVED_GROUPS)
 
 
 def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> Sampler:
-    """The first `prompts` prompts of a run, each until it is completed; interrupted and expired ones first."""
+    """Return a sampler of the first `prompts` prompts of a run; interrupted and expired ones come first."""
     return SamplerWithReplayBuffer(
         buffer, Prompts(seed, prompts), TASK, prompt_repeat_k=GROUP_SIZE, epochs=1, seconds=PROMPT_SECONDS
     )
 
 
 def sync_strategy(on_group: Callable[..., Any]) -> ProduceStrategy:
-    """Exactly the groups of the next step."""
+    """Return the strategy that generates exactly the groups of the next step."""
     return SyncProduceStrategy(tags=_tags_of(0), on_group=on_group)
 
 
 def async_strategy(on_group: Callable[..., Any]) -> ProduceStrategy:
-    """More groups than the next step needs at the same time; the slowest are interrupted, and continued later."""
+    """Return the strategy that runs more groups than needed; the slowest are interrupted, and continued later."""
     return AsyncProduceStrategy(
         over_sample=0.5,
         enable_partial_rollout=True,
@@ -69,7 +69,7 @@ def async_strategy(on_group: Callable[..., Any]) -> ProduceStrategy:
 
 
 def worker_strategy(worker: int) -> AsyncProduceStrategy:
-    """All workers together run ahead until that many groups wait that more of them would expire."""
+    """Return the strategy of workers: together they run ahead until further groups would expire."""
     return AsyncProduceStrategy(
         over_sample=0.75,
         enable_partial_rollout=True,
@@ -85,7 +85,7 @@ def _tags_of(worker: int) -> Callable[[list[Any]], Tags]:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What one rollout worker needs to know. `session` names the run of the trainer that it works for."""
+    """The settings of one rollout worker. `session` names the trainer's run."""
 
     url: str
     folder: str
@@ -95,12 +95,12 @@ class WorkerSettings:
     session: str
 
     def to_json(self) -> str:
-        """One line."""
+        """Return the settings as one line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> WorkerSettings:
-        """The settings in a line of `to_json`."""
+        """Parse a line of `to_json`."""
         return cls(**json.loads(text))
 
     @property

@@ -1,4 +1,4 @@
-"""How a run begins: with new weights, or with those that were saved last and the buffer as it was then."""
+"""The start of a run: with new weights, or with those saved last and the buffer as it was then."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _THERE = (Tally.SIZE, Tally.LEASED)
 
 
 async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None) -> Saved:
-    """A new run, or the one that the folder has. Raises ReplayBufError where folder, buffer or seed don't match."""
+    """Return a new run, or the folder's run. Raises ReplayBufError if folder, buffer or seed don't match."""
     await _check_alone(buffer)
     saved = folder.load()
     if saved is None:
         await _check_unused(buffer, folder)
         saved = Saved(Trainer.create(seed or 0), seed or 0)
-        await buffer.checkpoint(0)  # before there are weights: then there is always one to go back to
+        await buffer.checkpoint(0)  # before any weights, so that there is always one to go back to
         folder.save(saved)
         await buffer.restore(0)  # fences off a trainer that started anew at the same moment, in another folder
         return saved
@@ -43,10 +43,10 @@ async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None) -> Sa
 
 
 async def clear(buffer: ReplayBuffer) -> None:
-    """Remove what a run has left in the buffer: groups, also those in flight, cursor and checkpoints."""
+    """Remove an earlier run from the buffer: groups, also those in flight, cursor and checkpoints."""
     await _check_alone(buffer)
     await buffer.checkpoint(0)
-    await buffer.restore(0)  # ends leases, and fences off workers that are left over
+    await buffer.restore(0)  # ends leases, and fences off leftover workers
     await buffer.delete({"task_name": TASK})
     await asyncio.to_thread(sampler_of(buffer, 0, 0).load_state_dict, {"position": 0, "value": b""})
     for made in await buffer.checkpoints():
@@ -54,7 +54,7 @@ async def clear(buffer: ReplayBuffer) -> None:
 
 
 async def _check_alone(buffer: ReplayBuffer) -> None:
-    """Restores take all tasks back, so the demo has a buffer of its own."""
+    """Raise ReplayBufError if the buffer has other tasks: restores take all tasks back."""
     tallies = await buffer.tallies()
     others = sorted({task for (task, _, tally), count in tallies.items() if task != TASK and count and tally in _THERE})
     if others:

@@ -1,4 +1,4 @@
-"""What the demo says when it ends: what became of the reward, where the data is, and what to try on it."""
+"""The demo's last output: how the reward changed, where the data is, and commands to try on it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUERIES = {
 
 
 def summary(url: str, folder: Path, figures: Figures, trained: Sequence[int]) -> list[str]:
-    """The lines at the end of a run. `trained` are the numbers of all prompts that the weights were trained on."""
+    """Return the lines at the end of a run. `trained` are the numbers of all prompts that were trained on."""
     lines = ["", _reward(figures), _groups(figures), verdict(trained, figures.target * BATCH_GROUPS)]
     lines += ["", f"The buffer is in {where(url)}, the weights are in {folder}", "", "Try:"]
     for title, query in queries(url, figures.mode).items():
@@ -66,7 +66,7 @@ def _groups(figures: Figures) -> str:
 
 
 def verdict(trained: Sequence[int], prompts: int) -> str:
-    """Whether each of the prompts, numbered from 0, was trained once."""
+    """Return whether each of the prompts, numbered from 0, was trained once."""
     counts = Counter(trained)
     twice = sorted(number for number, count in counts.items() if count > 1)
     if twice:
@@ -77,7 +77,7 @@ def verdict(trained: Sequence[int], prompts: int) -> str:
 
 
 def queries(url: str, mode: Mode) -> dict[str, str]:
-    """Shell commands to try, by what they show."""  # a shell leaves "$." alone
+    """Return shell commands to try, by what they show."""  # a shell leaves "$." alone
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         tags = {name: f"json_extract(tags, '$.{name}')" for name in ("level", "worker")}
@@ -95,13 +95,13 @@ def queries(url: str, mode: Mode) -> dict[str, str]:
 
 
 def where(url: str) -> str:
-    """The database, for people."""
+    """Return the database, for people."""
     parsed = parse_url(url)
     return str(Path(str(parsed.database)).absolute()) if parsed.get_backend_name() == "sqlite" else shell_url(url)
 
 
 def shell_url(url: str) -> str:
-    """The URL as programs other than replaybuf take it, without a password."""
+    """Return the URL for other programs, without a password."""
     parsed = _given(url)
     if parsed.get_backend_name() == "sqlite":
         return url
@@ -114,11 +114,11 @@ def shell_url(url: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Whether the URL holds a password."""
+    """Return whether the URL holds a password."""
     parsed = _given(url)
     return bool(parsed.password or parsed.query.get("password"))
 
 
 def _given(url: str) -> URL:
-    parse_url(url)  # refuses what isn't supported, without showing a password
+    parse_url(url)  # refuses unsupported URLs, without showing a password
     return make_url(url)

@@ -1,9 +1,9 @@
 """The trainer of the demo: takes batches, trains, and keeps buffer and weights together.
 
 Any process may be killed at any moment. A step takes its batch, trains, makes a checkpoint of the buffer, and then
-saves the weights, in one file as a whole. Whoever starts restores the buffer to the checkpoint of the weights that are
-there; what was done after them is done again. The numbers of the prompts trained are in the file of the weights, so
-they say what these weights, and no others, have seen.
+saves the weights atomically in one file. At the start, a trainer restores the buffer to the checkpoint of the saved
+weights; later work is done again. The numbers of the trained prompts are in the file of the weights, so they are
+exactly those that these weights have seen.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TAKE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for. Without `steps` the run is also bounded in time."""
+    """The user's options. Without `steps` the run is also bounded in time."""
 
     url: str
     folder: Path
@@ -53,25 +53,25 @@ class Options:
 
     @property
     def seconds(self) -> float | None:
-        """How long the run may take."""
+        """The time that the run may take, in seconds."""
         return DEFAULT_SECONDS if self.steps is None else None
 
 
 class Production(AbstractContextManager["Production"], Protocol):
-    """Where the groups come from."""
+    """The production of groups in one mode."""
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the rollout workers."""
 
     async def produce(self) -> ProduceSummary:
-        """See to it that a batch for the next step is in the buffer."""
+        """Get a batch for the next step into the buffer. Return a summary."""
 
     async def tell(self, *, finished: bool) -> None:
-        """Tell the workers of the weights that were saved."""
+        """Tell the workers of the saved weights."""
 
     async def stop(self) -> None:
-        """Generate no more."""
+        """Stop generating."""
 
 
 async def run(options: Options, folder: RunFolder, display: Display) -> Training:
@@ -87,7 +87,7 @@ async def run(options: Options, folder: RunFolder, display: Display) -> Training
 
 
 class Training:
-    """One run of the trainer's process, from where `saved` is."""
+    """One run of the trainer's process, starting from `saved`."""
 
     def __init__(
         self, options: Options, folder: RunFolder, buffer: ReplayBuffer, display: Display, saved: Saved
@@ -102,7 +102,7 @@ class Training:
         )
 
     async def run(self) -> None:
-        """All steps."""
+        """Run all steps."""
         figures = self.figures
         figures.count_store(await self.buffer.tallies())
         self._greet()
@@ -115,7 +115,7 @@ class Training:
             await production.stop()
             figures.count_store(await self.buffer.tallies())
         if any(figures.buffered.values()):
-            await self.buffer.checkpoint(figures.step)  # what was generated since is there when the run goes on
+            await self.buffer.checkpoint(figures.step)  # keeps groups generated since, for when the run goes on
 
     def _greet(self) -> None:
         step, steps, target = self.saved.step, self.options.steps or DEFAULT_STEPS, self.figures.target
@@ -130,7 +130,7 @@ class Training:
     async def _production(self) -> Production:
         options, folder, saved = self.options, self.folder, self.saved
         drawn = (await self.buffer.cursors.read(TASK)).position
-        prompts = max(self.figures.target * BATCH_GROUPS, drawn)  # more were drawn when it was to go further
+        prompts = max(self.figures.target * BATCH_GROUPS, drawn)  # more were drawn if the target was higher before
         session = self.figures.session
         if options.mode != Mode.DISAGGREGATED:
             return Colocated(options.mode, self.buffer, saved, session, prompts, self.display.update)
@@ -158,7 +158,7 @@ class Training:
         summary = await production.produce()
         batch, _ = await self.buffer.take_batch({TASK: BATCH_GROUPS}, timeout=_TAKE_SECONDS)
         with summary.training():
-            groups = sorted(batch[TASK], key=_number)  # so that the sums don't depend on who was faster
+            groups = sorted(batch[TASK], key=_number)  # so that the sums don't depend on the order of arrival
             reward = await self._train(groups)
         self.figures.count_batch(groups, self.saved.step, reward)
         self.figures.count_summary(summary)
@@ -167,7 +167,7 @@ class Training:
         self.display.update()
 
     async def _train(self, groups: list[list[RolloutState]]) -> float:
-        """Train, and save buffer and weights, in this order; the mean reward."""
+        """Train, then save the buffer, then the weights. Return the mean reward."""
         metrics = await asyncio.to_thread(self.saved.trainer.train, groups)
         self.saved.trained += map(_number, groups)
         await self.buffer.checkpoint(self.saved.step)

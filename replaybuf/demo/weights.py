@@ -1,10 +1,10 @@
-"""How weights get from the trainer to the workers, and across a crash: one file that is replaced as a whole.
+"""The file that carries weights from the trainer to the workers, and across a crash.
 
-It also has the numbers of the prompts that the weights were trained on: whatever is killed, they belong together.
+It also has the numbers of the prompts that the weights were trained on, so both always belong together.
 
-The trainer writes `weights.npz` under another name, syncs it to disk and renames it, which is atomic: whoever opens
-the file, at whatever moment, has the newest complete one, and a kill -9 during a save leaves the one before. The
-arrays are plain npz; reading them never unpickles.
+The trainer writes `weights.npz` under another name, syncs it to disk and renames it, which is atomic: a reader always
+opens the newest complete file, and a kill -9 during a save leaves the one before. The arrays are plain npz; reading
+them never unpickles.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TEMPORARY = ".weights-{pid}.tmp"
 
 @dataclass
 class Saved:
-    """A trainer, the seed of its run, and the numbers of the prompts that it was trained on, in their order."""
+    """A trainer, the seed of its run, and the numbers of the prompts that it was trained on, in order."""
 
     trainer: Trainer
     seed: int
@@ -38,12 +38,12 @@ class Saved:
 
     @property
     def step(self) -> int:
-        """The training steps done."""
+        """The number of training steps done."""
         return self.trainer.step
 
 
 def save_trainer(directory: Path, saved: Saved) -> None:
-    """Writes weights, optimiser, step, seed and what was trained; when it returns they are on disk."""
+    """Write weights, optimiser, step, seed and trained prompts; when this returns they are on disk."""
     directory.mkdir(parents=True, exist_ok=True)
     trainer = saved.trainer
     arrays: dict[str, Any] = {"step": trainer.step, "seed": saved.seed, "updates": trainer.adam.updates}
@@ -61,7 +61,7 @@ def save_trainer(directory: Path, saved: Saved) -> None:
 
 
 def load_trainer(directory: Path) -> Saved | None:
-    """The trainer as it was last saved; None where none was. Raises ReplayBufError for a file that can't be read."""
+    """Return the trainer as last saved, or None. Raises ReplayBufError for a file that can't be read."""
     arrays = _read(directory, ("step", "seed", "updates", "trained", "policy", "first", "second"))
     if arrays is None:
         return None
@@ -76,19 +76,19 @@ def load_trainer(directory: Path) -> Saved | None:
 
 
 def load_policy(directory: Path) -> tuple[Policy, int] | None:
-    """The policy saved last, and its step; None where none was."""
+    """Return the policy saved last and its step, or None."""
     arrays = _read(directory, ("step", "policy"))
     return None if arrays is None else (Policy(_without_prefix("policy", arrays)), int(arrays["step"]))
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Removes half-written files of killed trainers; for a trainer that starts."""
+    """Remove half-written files of killed trainers, when a trainer starts."""
     for path in directory.glob(_TEMPORARY.format(pid="*")):
         path.unlink(missing_ok=True)
 
 
 def _read(directory: Path, wanted: tuple[str, ...]) -> dict[str, NDArray[Any]] | None:
-    """The arrays whose name, up to the first slash, is wanted."""
+    """Return the arrays whose name up to the first slash is wanted."""
     path = directory / FILE_NAME
     try:
         with open(path, "rb") as file:
@@ -113,7 +113,7 @@ def _without_prefix(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Paramete
 
 
 def _sync_directory(directory: Path) -> None:
-    """Makes the rename itself survive a power cut, where the system can sync a directory."""
+    """Make the rename survive a power cut, if the system can sync a directory."""
     if os.name != "posix":
         return
     descriptor = os.open(directory, os.O_RDONLY)

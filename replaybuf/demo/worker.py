@@ -2,7 +2,7 @@
 
 Started by the trainer as `python -m replaybuf.demo.worker`, with its settings in the first line of its standard input
 (so that no password is in the list of processes). The end of that input means that the run is over or the trainer gone,
-by kill -9 too: then the worker puts back what it has in hand, and ends.
+also by kill -9: then the worker puts back its groups in flight, and ends.
 
 Nothing is lost when a worker is killed: its prompts are handed out again some seconds later.
 """
@@ -28,7 +28,7 @@ _REJOIN_SECONDS = 0.2
 
 
 async def work(settings: WorkerSettings, stop: asyncio.Event, engine: Engine | None = None) -> None:
-    """Generate until the trainer has finished, or `stop` is set; when the buffer was restored, join it anew."""
+    """Generate until the trainer has finished, or `stop` is set; after a restore, join the buffer anew."""
     engine = engine or Engine(settings.seed, settings.session)
 
     async def load_weights(state: TrainState) -> int | None:
@@ -54,7 +54,7 @@ async def work(settings: WorkerSettings, stop: asyncio.Event, engine: Engine | N
                     return
             except FencedError as error:
                 print(f"joining anew: {error}", file=sys.stderr, flush=True)
-                await asyncio.sleep(_REJOIN_SECONDS)  # when this worker's own trainer is gone, `stop` is set by then
+                await asyncio.sleep(_REJOIN_SECONDS)  # if this worker's own trainer is gone, `stop` is set by then
     finally:
         engine.close()
 
@@ -66,7 +66,7 @@ async def _work_until_the_end_of_input(settings: WorkerSettings) -> None:
 
 
 def _end_with_input(stop: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-    """Wait for the end of the input; then give the work in hand a moment, and end the process whatever it does."""
+    """Wait for the end of the input; then give the groups in flight a moment, and end the process in any case."""
     while os.read(0, 4096):
         pass
     with suppress(RuntimeError):  # it has ended
@@ -76,7 +76,7 @@ def _end_with_input(stop: asyncio.Event, loop: asyncio.AbstractEventLoop) -> Non
 
 
 def _read_line() -> str:
-    """The first line of the input, and no byte more."""
+    """Read and return the first line of the input, and no byte more."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -87,7 +87,7 @@ def _read_line() -> str:
 
 
 def main() -> int:
-    """The process of a worker; its exit code."""
+    """Run a worker. Return its exit code."""
     use_one_thread()
     settings = WorkerSettings.from_json(_read_line())
     try:

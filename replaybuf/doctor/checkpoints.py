@@ -1,4 +1,4 @@
-"""Whether step checkpoints are whole."""
+"""Checks of step checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAME = "checkpoints"
 
 
 def look_at_checkpoints(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether each checkpoint has the groups that it says, and their payloads."""
+    """Check whether each checkpoint has as many groups as it records, and their payloads."""
     made = sorted(list_checkpoints(tx), key=lambda one: one.id)
     wrong = [text for one in made if (text := _problem(one, contents_of(tx, one)))]
     mend = "make another one, then buffer.drop_checkpoint(step); a restore would bring back what is there"

@@ -1,4 +1,4 @@
-"""Whether payloads are as they were written: each is read, and compared with its checksum."""
+"""Checks of payloads: each is read and compared with its checksum."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SAMPLE = 200
 
 
 def look_at_checksums(reader: Reader, look: Look) -> list[Finding]:
-    """Read and verify payloads, in transactions of their own: a long one would hold back who cleans up.
+    """Read and verify payloads, in several transactions: a long one would hold back cleaning up.
 
-    What is damaged is kept in `look.damaged`.
+    Damaged groups are kept in `look.damaged`.
     """
     named = reader.read(payloads.list_payloads)
     chosen = named[:: len(named) // SAMPLE + 1] if look.quick else named
@@ -52,5 +52,5 @@ def _findings(found: payloads.Damaged, why: dict[int, str], note: str) -> list[F
 
 
 def repair_checksums(tx: Transaction, look: Look) -> Sequence[str]:
-    """Set groups aside that were found damaged, and still are."""
+    """Set aside groups that were found damaged, and still are."""
     return said(payloads.put_damaged_aside(tx, look.damaged.keys()))

@@ -1,4 +1,4 @@
-"""Whether what is counted is what is there: tallies, uids, leases."""
+"""Checks of tallies, uids and leases."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from replaybuf.storage.sql.inspection.reader import Transaction
 
 COUNTS, _TOTALS, _UIDS, _LEASES, _DELIVERIES = "counts", "totals", "uids", "leases", "deliveries"
 
-# What becomes of a group that was put.
+# Every group that was put is counted in one of these.
 _ENDS = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.SIZE, Tally.LEASED)
 
-#: Open buffers end leases twice a second.
+#: Open buffers end expired leases twice a second.
 OVERDUE_SECONDS = 5.0
-#: Groups that were leased so often in vain are about to be set aside (`max_deliveries` is 5 unless a config says so).
+#: Groups with so many failed deliveries are about to be set aside (`max_deliveries` is 5 by default).
 MANY_DELIVERIES = 4
 
 
 def look_at_counts(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether as many groups are there as were counted."""
+    """Check whether there are as many groups as were counted."""
     sizes = counts.read_sizes(tx)
     wrong = [
         f"{size.label}: {size.counted:,} {size.name} counted, {size.there:,} there"
@@ -36,14 +36,14 @@ def look_at_counts(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def repair_counts(tx: Transaction, look: Look) -> Sequence[str]:
-    """Count anew."""
+    """Count the groups anew."""
     lost, wrong = counts.count_anew(tx)
     done = [f"removed {lost:,} counts of lanes that are gone"] if lost else []
     return done + [f"counted {size.name} of {size.label} anew: {size.there - size.counted:+,}" for size in wrong]
 
 
 def look_at_totals(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether what was put is what became of it."""
+    """Check whether the number put equals the sum of all outcomes."""
     totals = counts.read_totals(tx)
     wrong = [
         f"{task_name}: {of[str(Tally.PUT)]:,} put, {ended:,} accounted for"
@@ -51,13 +51,13 @@ def look_at_totals(tx: Transaction, look: Look) -> Sequence[Finding]:
         if (ended := sum(of[str(name)] for name in _ENDS)) != of[str(Tally.PUT)]
     ]
     if wrong:
-        # An update that moves groups into the archive or out of it does this, too.
+        # Updates that move groups into the archive or out of it cause this, too.
         return [warning(_TOTALS, some(wrong), "nothing, where buffer.update() archived groups; else tell who wrote it")]
     return [fine(_TOTALS, f"what was put is what became of it ({number_of(len(totals), 'task')})")]
 
 
 def look_at_uids(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether the next uid is a new one."""
+    """Check whether the next uid is unused."""
     uids = counts.read_uids(tx)
     if uids.last is None:
         return [repairable(_UIDS, "the counter of uids is gone")]
@@ -68,13 +68,13 @@ def look_at_uids(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def repair_uids(tx: Transaction, look: Look) -> Sequence[str]:
-    """Give no uid again that is in use."""
+    """Move the counter of uids past those in use."""
     wrong = counts.mend_uids(tx)
     return [f"raised the counter of uids from {wrong.last or 0:,} to {wrong.used:,}"] if wrong else []
 
 
 def look_at_leases(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether leases that are over have ended."""
+    """Check whether expired leases were ended."""
     leases = counts.read_leases(tx, OVERDUE_SECONDS)
     if leases.overdue:
         over = f"whose lease was over up to {-leases.first:,.0f} s ago: nobody has the buffer open"
@@ -86,13 +86,13 @@ def look_at_leases(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def repair_leases(tx: Transaction, look: Look) -> Sequence[str]:
-    """End the leases whose time is over."""
+    """End the expired leases."""
     ended = counts.end_overdue(tx)
     return [f"gave back {groups(count)} of the buffer {buffer} whose lease was over" for buffer, count in ended.items()]
 
 
 def look_at_deliveries(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether groups fail again and again."""
+    """Check whether groups fail again and again."""
     if uids := counts.delivered_often(tx, MANY_DELIVERIES):
         text = f"{groups(len(uids))} leased {MANY_DELIVERIES} times or more in vain: {some(uids)}"
         return [warning(_DELIVERIES, text, "look at them (replaybuf show URL UID) and at their consumers' logs")]

@@ -1,4 +1,4 @@
-"""All checks of a database, one after the other, and their repairs."""
+"""All checks of a database in turn, and their repairs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction
 from replaybuf.storage.sql.inspection.writer import Writer, open_writer
 
-#: How a check fails: also by values that can't be what they should be. (SQLite lets any value be in any column.)
+#: The errors of a check that fails, also on values of a wrong type. (SQLite allows any value in any column.)
 FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
 Repair = Callable[[Transaction, Look], Sequence[str]]
 
 
 def examine(reader: Reader, look: Look) -> Iterator[Finding]:
-    """What all checks find, each as soon as it is known.
+    """Yield the findings of all checks, each as soon as it is known.
 
     Nothing is written. A check that fails, because of damage or for another reason, is a problem itself.
     """
@@ -59,10 +59,10 @@ def _text(error: Exception) -> str:
 
 
 def repair(reader: Reader, look: Look) -> list[str]:
-    """Mend what is safe to mend, each check's in a transaction without other writers; what was done.
+    """Mend what is safe to mend, with a transaction without other writers for each check. Return what was done.
 
-    `look` knows the payloads that `examine` found damaged. No group is deleted, and no payload that one needs. Raises
-    SchemaError when the schema isn't that of this version.
+    `look` has the payloads that `examine` found damaged. No group is deleted, and no payload that one needs. Raises
+    SchemaError if the schema isn't that of this version.
     """
     revision = reader.read(lambda tx: schema.look_at_revision(tx, look))
     if any(finding.level != Level.OK for finding in revision):
@@ -78,7 +78,7 @@ def repair(reader: Reader, look: Look) -> list[str]:
 
 
 def _repairs(reader: Reader) -> list[tuple[str, Repair]]:
-    """In this order: what is set aside, or comes back, is counted afterwards."""
+    """Return the repairs in order: groups that are set aside, or come back, are counted afterwards."""
     own = (*files.CHECKS, *texts.CHECKS) if reader.path else ()
     checks = (*own, *schema.CHECKS, *checkpoints.CHECKS, *groups.CHECKS, *counts.CHECKS)
     repairs = [(check.name, check.repair) for check in checks if check.repair is not None]

@@ -1,4 +1,4 @@
-"""SQLite: the file, what stands beside it, where it is, and how it is set up."""
+"""Checks of SQLite: the file, the files beside it, its disk, and its settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replaybuf.storage.sql.inspection.reader import Transaction
 
 _INTEGRITY, _FILES, _LOG, _SPACE, _DISK, _SETTINGS = "integrity", "files", "log", "space", "disk", "settings"
 
-# What REINDEX mends: an index that differs from its table.
+# REINDEX mends an index that differs from its table.
 _OF_AN_INDEX = re.compile(r"missing from index |wrong # of entries in index |non-unique entry in index |out of order")
 
 #: A log is copied into the database whenever it has grown by LOG_BYTES, unless a reader holds it back.
@@ -31,7 +31,7 @@ MUCH_FREE = 256 * 1024 * 1024
 
 
 def look_at_integrity(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """SQLite's own check of all pages: a quick one leaves out whether indexes have what their tables have."""
+    """Run SQLite's own check of all pages; a quick one doesn't compare indexes with their tables."""
     name = "quick_check" if look.quick else "integrity_check"
     messages = sqlite_file.integrity_messages(tx, name)
     if not messages:
@@ -44,7 +44,7 @@ def look_at_integrity(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def repair_integrity(tx: Transaction, look: Look) -> Sequence[str]:
-    """Make indexes anew that differ from their tables."""
+    """Rebuild indexes that differ from their tables."""
     messages = sqlite_file.integrity_messages(tx, "integrity_check")
     if not messages or not _only_of_indexes(messages):
         return []
@@ -69,7 +69,7 @@ def _beside(path: Path) -> list[Path]:
 
 
 def look_at_files(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether whoever runs this may write the file and the files beside it."""
+    """Check whether this user may write the file and the files beside it."""
     path = _path(look)
     found: list[Finding] = []
     closed = [str(file) for file in (path, *_beside(path)) if not os.access(file, os.R_OK | os.W_OK)]
@@ -87,7 +87,7 @@ def look_at_files(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def look_at_log(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """How long the write-ahead log is."""
+    """Check the size of the write-ahead log."""
     size = _log_size(look)
     if is_log_large(look):
         what = f"the write-ahead log has {units.size(size)}: something reads for long, or nothing closed the database"
@@ -101,7 +101,7 @@ def _log_size(look: Look) -> int:
 
 
 def is_log_large(look: Look) -> bool:
-    """Whether the write-ahead log is longer than it becomes by itself."""
+    """Return whether the write-ahead log is longer than it becomes in normal use."""
     return _log_size(look) >= LARGE_LOG
 
 
@@ -109,7 +109,7 @@ def is_log_large(look: Look) -> bool:
 
 
 def look_at_space(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """How much of the file is free pages."""
+    """Check how much of the file is free pages."""
     pages = sqlite_file.read_pages(tx)
     what = f"{units.size(pages.bytes)}, of which {units.size(pages.free)} are free for what comes"
     if pages.free >= MUCH_FREE and pages.free > pages.bytes / 2:
@@ -118,7 +118,7 @@ def look_at_space(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def look_at_disk(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether there is room for more."""
+    """Check whether there is room on the disk."""
     path = _path(look)
     free, size = shutil.disk_usage(path.parent).free, path.stat().st_size
     what = f"{units.size(free)} free on the disk, the database has {units.size(size)}"
@@ -133,7 +133,7 @@ def look_at_disk(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def look_at_settings(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether the file is set up as replaybuf makes it, and is on a disk that SQLite can trust."""
+    """Check whether the file is set up as replaybuf makes it, and is on a disk that SQLite can trust."""
     found = []
     settings = sqlite_file.read_settings(tx, _path(look))
     size, encoding = settings.page_bytes, settings.encoding

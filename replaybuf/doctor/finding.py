@@ -1,4 +1,4 @@
-"""What a check finds, and what a check is."""
+"""Checks and their findings."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found: what is fine, or what is wrong and how to mend it.
+    """The result of one check: what is fine, or what is wrong and how to mend it.
 
-    `repairable` says that `--repair` mends it.
+    `repairable`: `--repair` mends it.
     """
 
     check: str
@@ -34,16 +34,16 @@ class Finding:
 
 @dataclass(slots=True)
 class Look:
-    """What checks share: how thorough to be, where the database is, and what was found damaged so far.
+    """The state that checks share: how thorough to be, where the database is, and the damage found so far.
 
-    `tell(done, total)` is called now and then by checks that take long.
+    Checks that take long call `tell(done, total)` now and then.
     """
 
     where: str
     path: Path | None = None  # of a SQLite file
     quick: bool = False
     tell: Callable[[int, int], None] = lambda done, total: None
-    damaged: dict[int, str] = field(default_factory=dict)  # groups whose payload can't be read, by uid: why
+    damaged: dict[int, str] = field(default_factory=dict)  # why a group's payload can't be read, by uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,36 +60,36 @@ class Check:
 
 
 def fine(check: str, text: str) -> Finding:
-    """Nothing is wrong."""
+    """Return the finding that nothing is wrong."""
     return Finding(check, Level.OK, text)
 
 
 def problem(check: str, text: str, mend: str) -> Finding:
-    """Something is wrong that `--repair` can't mend."""
+    """Return a problem that `--repair` can't mend."""
     return Finding(check, Level.PROBLEM, text, mend)
 
 
 def repairable(check: str, text: str, *, level: Level = Level.PROBLEM) -> Finding:
-    """Something is wrong that `--repair` mends."""
+    """Return a problem that `--repair` mends."""
     return Finding(check, level, text, "replaybuf doctor URL --repair", repairable=True)
 
 
 def warning(check: str, text: str, mend: str = "") -> Finding:
-    """Something that somebody should know."""
+    """Return a warning: no problem, but worth knowing."""
     return Finding(check, Level.WARNING, text, mend)
 
 
 def some(items: Sequence[object], most: int = 5) -> str:
-    """The first few of many, for a message: `3, 7, 12 and 40 more`."""
+    """Return the first few of many, for a message: `3, 7, 12 and 40 more`."""
     shown = ", ".join(str(item) for item in items[:most])
     return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown
 
 
 def number_of(count: int, name: str) -> str:
-    """`1 task`, `1,234 tasks`."""
+    """Return `1 task`, `1,234 tasks`."""
     return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
 def groups(count: int) -> str:
-    """`1 group`, `1,234 groups`."""
+    """Return `1 group`, `1,234 groups`."""
     return number_of(count, "group")

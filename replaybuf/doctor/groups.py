@@ -1,4 +1,4 @@
-"""Whether groups, payloads, lanes and garbage belong together."""
+"""Checks that groups, payloads, lanes and garbage belong together."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LANES, _LEASED, _PAYLOADS, _LEAKED, _GARBAGE = "lanes", "leased groups", "paylo
 
 #: What to do with groups that were set aside.
 FORGET = 'buffer.delete({"uid": ...}) when nobody needs to know of them'
-#: When payloads that wait to be swept are too many, for too long.
+#: The number and age at which payloads that wait to be swept are a finding.
 BACKLOG = 1000
 BACKLOG_SECONDS = 60.0
 
 
 def said(aside: Aside) -> list[str]:
-    """What was done with groups whose payload can't be read."""
+    """Return what was done with groups whose payload can't be read."""
     archived = aside.archived
     done = [f"said so in the error of {groups(len(archived))} of the archive: {some(archived)}"] if archived else []
     for task, uids in aside.failed:
@@ -30,7 +30,7 @@ def said(aside: Aside) -> list[str]:
 
 
 def look_at_lanes(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether every group is of a task and status."""
+    """Check whether every group has a lane."""
     if uids := orphans.laneless(tx):
         return [repairable(_LANES, f"{groups(len(uids))} of no task and status: {some(uids)}")]
     lanes = number_of(orphans.count_lanes(tx), "lane")
@@ -45,20 +45,20 @@ def repair_lanes(tx: Transaction, look: Look) -> Sequence[str]:
 
 
 def look_at_leased(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether leased groups are where leased groups belong, and no others are."""
+    """Check whether leased groups, and no others, are in the lanes of leased groups."""
     if uids := orphans.half_leased(tx):
         return [repairable(_LEASED, f"{groups(len(uids))} half leased: {some(uids)}")]
     return [fine(_LEASED, f"{groups(orphans.count_leased(tx))} leased, all in the lanes for them")]
 
 
 def repair_leased(tx: Transaction, look: Look) -> Sequence[str]:
-    """Groups that are half leased are free; what has a lease but no end of it ends now."""
+    """Free groups that are half leased; end leases that have no end now."""
     uids = orphans.give_back_half_leased(tx)
     return [f"gave back {groups(len(uids))} that were half leased: {some(uids)}"] if uids else []
 
 
 def look_at_payloads(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether every group has its payload."""
+    """Check whether every group has its payload."""
     bare = orphans.bare_groups(tx)
     if new := [uid for uid, error in bare.items() if error is None]:
         look.damaged |= dict.fromkeys(new, MISSING)
@@ -70,12 +70,12 @@ def look_at_payloads(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def repair_payloads(tx: Transaction, look: Look) -> Sequence[str]:
-    """Set groups aside that have no payload."""
+    """Set aside groups without a payload."""
     return said(orphans.put_bare_aside(tx))
 
 
 def look_at_leaked(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether every payload is that of a group, or waits to be swept."""
+    """Check whether every payload belongs to a group, or waits to be swept."""
     if count := orphans.count_leaked(tx):
         return [repairable(_LEAKED, f"{count:,} payloads of groups that are gone, which nobody would delete")]
     return [fine(_LEAKED, "none")]
@@ -88,7 +88,7 @@ def repair_leaked(tx: Transaction, look: Look) -> Sequence[str]:
 
 
 def look_at_garbage(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """How much waits to be swept, and whether that is what it should be."""
+    """Check how much garbage waits to be swept, and whether all of it is garbage."""
     found = []
     if uids := orphans.wanted_garbage(tx):
         text = f"{groups(len(uids))} that are there are to be swept, too: {some(uids)}"
@@ -97,14 +97,14 @@ def look_at_garbage(tx: Transaction, look: Look) -> Sequence[Finding]:
     age = 0.0 if oldest is None else time.time() - oldest
     text = f"{count:,} payloads wait to be swept" + (f", the oldest for {age:,.0f} s" if count else "")
     if count >= BACKLOG and age >= BACKLOG_SECONDS:
-        # Whoever has the buffer open sweeps.
+        # Any process that has the buffer open sweeps.
         text = f"{text}: nobody has the buffer open, or it falls behind"
         found.append(repairable(_GARBAGE, text, level=Level.WARNING))
     return found or [fine(_GARBAGE, text)]
 
 
 def repair_garbage(tx: Transaction, look: Look) -> Sequence[str]:
-    """Take what is there off the list, and sweep what has waited long enough."""
+    """Take payloads of existing groups off the list, and sweep those that have waited long enough."""
     wanted, swept = orphans.mend_garbage(tx)
     done = [f"took {groups(wanted)} off the list of what is to be swept"] if wanted else []
     return [*done, f"swept {swept:,} payloads"] if swept else done

@@ -1,4 +1,4 @@
-"""`replaybuf doctor --rescue`: snapshots of what can be read of a damaged SQLite file."""
+"""`replaybuf doctor --rescue`: snapshots of the readable groups of a damaged SQLite file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replaybuf.storage.sql.inspection.rescue.snapshot import write_snapshot
 
 @dataclass(frozen=True, slots=True)
 class Rescued:
-    """What was saved of one buffer: the file of the snapshot, how many groups; how many are lost, as far as known."""
+    """What was saved of one buffer: the snapshot's file, the number of groups, and the number lost, as far as known."""
 
     buffer: str
     file: str
@@ -28,8 +28,8 @@ class Rescued:
 def rescue(path: Path, folder: Path, tell: Callable[[int, int], None] = lambda done, total: None) -> list[Rescued]:
     """Write what can be read of the SQLite file `path` into a snapshot in `folder`.
 
-    Where it has several buffers, each has a folder of its own in it. Never writes to the file. Raises SnapshotError
-    when a snapshot is in the folder already, and NotADatabaseError when nothing can be read.
+    If the file has several buffers, each gets its own folder in `folder`. Never writes to the file. Raises
+    SnapshotError if the folder already has a snapshot, and NotADatabaseError if nothing can be read.
     """
     if folder.exists() and next(folder.glob(f"**/{SNAPSHOT_FILE}"), None) is not None:
         raise SnapshotError(f"there is a snapshot in {folder} already; give another folder")

@@ -1,4 +1,4 @@
-"""Whether the tables, columns, indexes and views are those of this version of replaybuf."""
+"""Checks that the tables, columns, indexes and views are those of this version of replaybuf."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REVISION, _TABLES, _INDEXES, _VIEWS = "revision", "tables", "indexes", "views"
 
 
 def look_at_revision(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """The revision of the schema. Without the right one no other check makes sense."""
+    """Check the revision of the schema. Without the right one no other check makes sense."""
     revision = read_revision(tx)
     found, wanted = revision.found, revision.wanted
     match revision.state:
@@ -30,7 +30,7 @@ def look_at_revision(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def look_at_tables(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether all tables are there, with their columns."""
+    """Check whether all tables are there, with their columns."""
     mend = "restore the database from a snapshot or a backup"
     if missing := tables.missing_tables(tx):
         return [problem(_TABLES, f"missing: {', '.join(missing)}", mend)]
@@ -40,26 +40,26 @@ def look_at_tables(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def look_at_indexes(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether all indexes are there, valid and over the right columns."""
+    """Check whether all indexes are there, valid and over the right columns."""
     if wrong := tables.wrong_indexes(tx):
         return [repairable(_INDEXES, some([f"{name} {why}" for name, why in wrong.items()]))]
     return [fine(_INDEXES, f"{len(tables.INDEXES)} indexes")]
 
 
 def repair_indexes(tx: Transaction, look: Look) -> Sequence[str]:
-    """Make the indexes that are missing or not as they should be."""
+    """Build the indexes that are missing or wrong."""
     return [f"made the index {name}, which {why}" for name, why in tables.make_indexes(tx).items()]
 
 
 def look_at_views(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether the views for people are there."""
+    """Check whether the views for people are there."""
     if missing := tables.missing_views(tx):
         return [repairable(_VIEWS, f"missing: {', '.join(missing)}")]
     return [fine(_VIEWS, " and ".join(tables.VIEWS))]
 
 
 def repair_views(tx: Transaction, look: Look) -> Sequence[str]:
-    """Make the views anew."""
+    """Create the views anew."""
     made = tables.make_views(tx)
     return [f"made the views {', '.join(made)}"] if made else []
 

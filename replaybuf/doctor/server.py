@@ -1,4 +1,4 @@
-"""PostgreSQL: how the server is set up, what holds it back, and what it says of its own files."""
+"""Checks of PostgreSQL: the server's settings, what holds it back, and what it knows of its own files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _ACCESS, _SETTINGS, _CONNECTIONS, _HELD, _INTEGRITY, _SPACE = (
     "space",
 )
 
-#: The oldest version that the tests have been run on is newer; this is what the statements need.
+#: The version that the statements need; the oldest one tested is newer.
 OLDEST_VERSION = 130000
-#: Of all connections, what may be used.
+#: The share of all connections that may be in use.
 MOST_CONNECTIONS = 0.8
-#: Transactions that stay open for so long keep dead rows from being cleaned up.
+#: Seconds after which an open transaction is a finding: it keeps dead rows from being cleaned up.
 LONG_SECONDS = 300
-#: Dead rows of a table that autovacuum should have cleaned up.
+#: The number of dead rows of a table that autovacuum should have cleaned up.
 MANY_DEAD = 100_000
 
 #: Settings that should be on, and why.
@@ -39,7 +39,7 @@ _NEW_DATABASE = "createdb -T template0 -E UTF8 NAME, and move there with replayb
 
 
 def look_at_access(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether this user may do what a run does."""
+    """Check whether this user has the privileges that a run needs."""
     access = server.read_access(tx)
     user = access.user
     if access.standby:
@@ -51,7 +51,7 @@ def look_at_access(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def look_at_settings(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether the server keeps what it has committed, and cleans up; synchronous_commit is set by every run itself."""
+    """Check whether the server keeps commits and cleans up. Every run sets synchronous_commit itself."""
     settings = server.read_settings(tx, *_WANTED)
     version, encoding = f"PostgreSQL {settings.version}", settings.encoding
     found = [
@@ -67,7 +67,7 @@ def look_at_settings(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def look_at_connections(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether there is room for more connections."""
+    """Check whether there is room for more connections."""
     used, most = server.count_connections(tx)
     what = f"{used:,} of {most:,} connections are in use"
     if used >= MOST_CONNECTIONS * most:
@@ -77,7 +77,7 @@ def look_at_connections(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def look_at_held(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether a transaction that was left open keeps dead rows from being cleaned up."""
+    """Check whether a forgotten transaction keeps dead rows from being cleaned up."""
     found = []
     if idle := server.long_sessions(tx, LONG_SECONDS):
         sessions = some([f"{one.pid} ({one.application}, {one.state})" for one in idle])
@@ -91,7 +91,7 @@ def look_at_held(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def look_at_space(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether dead rows are cleaned up."""
+    """Check whether dead rows are cleaned up."""
     tables = server.read_rows(tx)
     if bloated := [one for one in tables if one.dead >= MANY_DEAD and one.dead > one.live]:
         shown = some([f"{t.table} ({t.dead:,} dead, {t.live:,} live, vacuum {t.vacuumed or 'never'})" for t in bloated])
@@ -101,7 +101,7 @@ def look_at_space(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def look_at_integrity(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """What the server knows of damaged pages; with the extension amcheck, whether the indexes are as they should be."""
+    """Check what the server knows of damaged pages, and, with the extension amcheck, its indexes."""
     if failures := server.count_damaged_pages(tx):
         return [problem(_INTEGRITY, f"the server found {failures:,} damaged pages", "restore it from a backup")]
     if server.has_page_checksums(tx):

@@ -1,4 +1,4 @@
-"""Whether the texts of a SQLite file can be read. (PostgreSQL doesn't take others.)"""
+"""Checks of the texts of a SQLite file; PostgreSQL accepts no invalid ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TEXTS = "texts"
 
 
 def look_at_texts(tx: Transaction, look: Look) -> Sequence[Finding]:
-    """Whether tags, marks, keys, previews and reasons are texts, and JSON where they should be."""
+    """Check whether tags, marks, keys, previews and reasons are valid texts, and valid JSON where they should be."""
     bad = list(unreadable_texts(tx))
     if not bad:
         return [fine(_TEXTS, "all can be read")]
@@ -21,7 +21,7 @@ def look_at_texts(tx: Transaction, look: Look) -> Sequence[Finding]:
 
 
 def repair_texts(tx: Transaction, look: Look) -> Sequence[str]:
-    """Make previews and marks anew from the payload; tags, keys and reasons that can't be read are taken away."""
+    """Make previews and marks anew from the payload; remove tags, keys and reasons that can't be read."""
     mended, aside = mend_texts(tx)
     return [f"mended texts of {_count(mended)}: {_some(mended)}", *said(aside)] if mended else []
 

@@ -1,4 +1,4 @@
-"""From prompts to batches: samplers, strategies that say what is generated when, and workers on other hosts."""
+"""From prompts to batches: samplers, strategies that decide what is generated when, and workers on other hosts."""
 
 from replaybuf.produce.agent_loop import AgentLoop, Generated, reward_varies
 from replaybuf.produce.async_strategy import AsyncProduceStrategy

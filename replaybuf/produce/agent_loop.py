@@ -1,4 +1,4 @@
-"""What a produce strategy asks of the engine that generates, and what it tells of what was generated."""
+"""The interface between a produce strategy and the engine that generates."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from replaybuf.rollouts.rollout_type import get_field
 class AgentLoop(Protocol):
     """Generates the rollouts of a group, in one turn or many, and their rewards.
 
-    Names and meaning are those of xtuner's agent loops.
+    Names and meanings are those of xtuner's agent loops.
     """
 
     async def generate_group(self, group: list[Any], *, partial: bool) -> list[Any] | None:
-        """Generate the rollouts of a group, in place or anew; the group, or None for the one given.
+        """Generate the rollouts of a group, in place or anew. Return the group, or None for the one given.
 
-        Another number of rollouts may come back than went in: what comes back is the group.
+        The group that is returned may have another number of rollouts.
 
-        Those that are COMPLETED already stay as they are. The others become COMPLETED, with their response and reward;
-        or FAILED, with `error_msg`; or FILTERED; or, when generation is paused meanwhile, ABORTED, with what was
-        generated so far in `response` and `response_ids`. With `partial` ABORTED rollouts are continued from there.
+        Rollouts that are COMPLETED already stay as they are. The others become COMPLETED, with their response and
+        reward; or FAILED, with `error_msg`; or FILTERED; or, if generation is paused meanwhile, ABORTED, with the text
+        and tokens so far in `response` and `response_ids`. With `partial`, ABORTED rollouts are continued from there.
         `response_model_steps` may be left to the strategy, unless the weights change during the call.
 
-        An exception fails this group only: it is tried again, up to the buffer's `max_deliveries`. When it is
-        cancelled, nothing of the call is kept.
+        An exception fails this group only: it is tried again, up to the buffer's `max_deliveries`. If the call is
+        cancelled, nothing of it is kept.
         """
 
     async def pause(self) -> None:
-        """Interrupt generation: calls of `generate_group` return soon, with ABORTED rollouts."""
+        """Interrupt generation: running calls of `generate_group` return soon, with ABORTED rollouts."""
 
     async def resume(self) -> None:
         """Generate again, after a pause or at the beginning."""
@@ -44,10 +44,10 @@ class AgentLoop(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A group that was generated and stored, for logging: what became of it, and what it took.
+    """A group that was generated and stored, for logging: its outcome and its cost.
 
     `status` is that of the stored group, or INIT for one that failed and will be tried again. `tokens` were generated
-    in this call, by weights of `model_step`, in `seconds`. `attempt` counts the deliveries of the prompt.
+    in this call by the weights of `model_step`, in `seconds`. `attempt` counts the deliveries of the prompt.
     """
 
     task_name: str
@@ -65,7 +65,7 @@ class NoCoroutineError(InputError):
 
 
 def check_agent_loop(agent_loop: Any) -> AgentLoop:
-    """An agent loop. Raises InputError that says what it lacks."""
+    """Check an agent loop. Raises InputError that says what it lacks."""
     if isinstance(agent_loop, type):
         raise InputError(f"the agent loop is a class: give an instance, {agent_loop.__name__}(...)")
     for name, arguments in (("generate_group", ([],)), ("pause", ()), ("resume", ())):
@@ -79,7 +79,7 @@ def check_agent_loop(agent_loop: Any) -> AgentLoop:
 def _check_call(owner: str, name: str, method: Any, arguments: tuple[Any, ...]) -> None:
     try:
         signature = inspect.signature(method)
-    except ValueError:  # there are callables whose signature nobody knows
+    except ValueError:  # some callables have no signature
         return
     try:
         signature.bind(*arguments, **({"partial": False} if arguments else {}))
@@ -89,7 +89,7 @@ def _check_call(owner: str, name: str, method: Any, arguments: tuple[Any, ...]) 
 
 
 def awaitable(agent_loop: Any, name: str, made: Any) -> Awaitable[Any]:
-    """What a method of an agent loop returned, to be awaited. Raises NoCoroutineError for what can't be."""
+    """Return the awaitable that a method of an agent loop returned. Raises NoCoroutineError for anything else."""
     if not inspect.isawaitable(made):
         raise NoCoroutineError(
             f"{type(agent_loop).__name__}.{name} must be a coroutine (async def); it returned a {type(made).__name__}"
@@ -98,19 +98,19 @@ def awaitable(agent_loop: Any, name: str, made: Any) -> Awaitable[Any]:
 
 
 async def resume(agent_loop: AgentLoop, timeout: float) -> None:
-    """Let an agent loop generate. Raises NotReadyError when that takes it longer than `timeout` seconds."""
+    """Resume an agent loop. Raises NotReadyError if that takes longer than `timeout` seconds."""
     try:
         async with asyncio.timeout(timeout) as limit:
             await awaitable(agent_loop, "resume", agent_loop.resume())
     except TimeoutError as error:
         if not limit.expired():
-            raise  # of the agent loop's own
+            raise  # the agent loop's own
         name = type(agent_loop).__name__
         raise NotReadyError(f"after {timeout:g} s: resume() of the agent loop ({name}) has not returned") from error
 
 
 def reward_varies(group: Sequence[Any]) -> bool:
-    """Whether the rollouts of a group have different rewards: without that no advantage is to be learnt from.
+    """Return whether the rollouts of a group have different rewards; otherwise their advantages are all zero.
 
     For `is_valid`: the filter of DAPO's dynamic sampling (Yu et al. 2025, arXiv:2503.14476, section 3.2). Rewards are
     numbers, or dicts with "score"; a rollout without one counts as different.

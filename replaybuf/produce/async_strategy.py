@@ -1,4 +1,4 @@
-"""Asynchronous production: ahead of the trainer, with what was interrupted or expired generated again."""
+"""Asynchronous production: ahead of the trainer, with interrupted and expired groups generated again."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from replaybuf.prompts.ledger import Again
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
 
-#: What of the buffer is generated again.
+#: The groups of the buffer that are generated again.
 WAITING = (Status.ABORTED, Status.EXPIRED)
 
 
 class AsyncProduceStrategy(ProduceStrategy):
-    """For asynchronous training: runs ahead, and interrupts what is left over when the batch is there.
+    """For asynchronous training: runs ahead, and interrupts the remaining groups when the batch is complete.
 
-    `over_sample`: so many groups beyond the batch are generated at the same time, as a ratio of it, rounded up. The
-    batch is there when enough of them are completed, so the slowest don't hold it up. The others are interrupted, and
-    put back as ABORTED: with their partial response, to be continued, if `enable_partial_rollout`; otherwise for a
-    fresh start. They come before new prompts. The tag "interrupted" counts how often it happened.
+    `over_sample`: the number of groups generated at the same time beyond the batch, as a ratio of its size, rounded up.
+    The batch is complete when enough of them are, so the slowest don't hold it up. The others are interrupted and put
+    back as ABORTED: with their partial response, to be continued, if `enable_partial_rollout` is set; otherwise for a
+    fresh start. They come before new prompts. The tag "interrupted" counts the interruptions.
 
     `max_staleness`: a rollout expires when it is more train steps old than that, and `max_token_staleness`: when its
     freshest trainable token is (None: never). Both count in steps between updates of the generating weights,
     `sync_weights_interval` train steps each: n allows (n + 1) * sync_weights_interval - 1 steps.
 
-    Tail batches: once `tail_batch_trigger_size` groups have gathered that have expired, or were interrupted at least
-    `tail_batch_max_tries` times (None: only expired ones), the next batch is produced from them, and without running
-    ahead, so that the slowest prompts are generated to their end. Until then they wait. 0: no tail batches; they come
-    before new prompts like others. Where no other prompt is left, they wait for no batch either.
+    Tail batches: once there are `tail_batch_trigger_size` groups that have expired, or were interrupted at least
+    `tail_batch_max_tries` times (None: only expired ones), the next batch is produced from them, without running ahead,
+    so that the slowest prompts are generated to their end. Until then they wait, unless no other prompt is left. 0: no
+    tail batches; such groups come before new prompts like others.
 
-    The names are xtuner's, but for `over_sample` (there `over_sample_threshold`).
+    The names are xtuner's, except `over_sample` (there `over_sample_threshold`).
     """
 
     over_sample: float = Field(default=0.0, ge=0, le=1000)
@@ -59,11 +59,11 @@ class AsyncProduceStrategy(ProduceStrategy):
         return None if most is None else (most + 1) * self.sync_weights_interval
 
     def ahead(self, batch_size: int) -> int:
-        """How many groups are generated beyond the batch."""
+        """Return how many groups are generated beyond the batch."""
         return math.ceil(round(self.over_sample * batch_size, 9))
 
     async def refresh(self, buffer: ReplayBuffer, task_name: str, train_step: int) -> int:
-        """Move the task to a train step, and expire what is too old for it; how many groups."""
+        """Move the task to a train step, and expire the groups that are too old for it. Return their number."""
         rule = self.expiry
         if not rule.active:
             return 0
@@ -76,12 +76,12 @@ class AsyncProduceStrategy(ProduceStrategy):
         return expired[task_name]
 
     def too_old(self, model_step: int, train_step: int) -> bool:
-        """Whether all that these weights generate would expire at once."""
+        """Return whether all groups that these weights generate would expire at once."""
         rule = self.expiry
         return rule.expires(staleness_of(model_step, train_step), model_step, train_step)
 
     async def again(self, sampler: Sampler) -> tuple[bool, list[Again]]:
-        """Whether it is time for a tail batch, and what of the buffer comes before new prompts."""
+        """Return whether it is time for a tail batch, and which groups of the buffer come before new prompts."""
         if not self.tail_batch_trigger_size:
             return False, [*WAITING]
         task = {"task_name": sampler.task_name, "status": Status.ABORTED}

@@ -1,4 +1,4 @@
-"""Groups that are being generated at the same time, each by a task of its own, and what becomes of them."""
+"""Groups that are generated at the same time, each by its own asyncio task, and their outcomes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _logger = logging.getLogger("replaybuf.produce")
 
 
 class Generations:
-    """The groups in flight of one strategy. `summary` counts what becomes of them.
+    """The groups in flight of one strategy. `summary` counts their outcomes.
 
-    `train_step` is the step that they are for, `model_step` that of the weights which generate; both may be changed:
-    what is started from then on is of the new weights.
+    `train_step` is the step that they are for, `model_step` that of the weights which generate. Both may be changed,
+    for groups that are started from then on.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Generations:
         self.trouble = Trouble()
         self._pausing = False
         self._agent_loop, self._sampler, self._terms, self._summary = agent_loop, sampler, terms, summary
-        self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were begun
-        self._calling: set[asyncio.Task[None] | None] = set()  # those that are in the agent loop's hands
+        self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were started
+        self._calling: set[asyncio.Task[None] | None] = set()  # those that are in a call of the agent loop
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     async def start(self, count: int, again: Iterable[Again]) -> int:
-        """Draw up to `count` prompts and begin to generate them; how many."""
+        """Draw up to `count` prompts and start to generate them. Return their number."""
         if count < 1:
             return 0
         prompts = await self._sampler.sample(count, again=again, partial=self._terms.partial)
@@ -76,15 +76,15 @@ class Generations:
         return len(prompts)
 
     async def wait(self, timeout: float) -> None:
-        """Wait until at least one of them is done, for up to `timeout` seconds. Raises as `check`."""
+        """Wait until at least one group is done, for up to `timeout` seconds. Raises what `check` raises."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         self.check()
 
     def check(self) -> None:
-        """Let go of those that are done.
+        """Remove the tasks that are done.
 
-        Raises what storing one raised, and ProduceError when too many have failed in a row.
+        Raises what storing one raised, and ProduceError if too many have failed in a row.
         """
         for _ in filter(asyncio.Task.cancelled, self._tasks):
             self.trouble.fails("it cancelled its own task")
@@ -96,9 +96,9 @@ class Generations:
             ) from self.trouble.last_raised
 
     async def pause(self, timeout: float) -> None:
-        """Interrupt all of them, and store what there is of them.
+        """Interrupt all groups, and store what they have so far.
 
-        Those that haven't returned after `timeout` seconds are cancelled; nothing of that call is kept.
+        Calls that haven't returned after `timeout` seconds are cancelled; nothing of them is kept.
         """
         if not self._tasks:
             return
@@ -109,7 +109,7 @@ class Generations:
                 await asyncio.wait(self._tasks)
         except TimeoutError:
             if not limit.expired():
-                raise  # of the agent loop's own
+                raise  # the agent loop's own
         finally:
             self._pausing = False
         if late := [task for task in self._tasks if not task.done()]:
@@ -124,9 +124,9 @@ class Generations:
         self._collect()
 
     async def cancel(self, timeout: float) -> None:
-        """End all of them at once; their prompts are given back as they were.
+        """End all groups at once; their prompts are given back as they were.
 
-        The agent loop has `timeout` seconds to let go of them. Who is cancelled meanwhile waits as well.
+        The agent loop has `timeout` seconds to end its calls. A caller that is cancelled meanwhile waits as well.
         """
         for task in self._tasks:
             task.cancel()
@@ -145,9 +145,9 @@ class Generations:
                     task.exception()  # so that it counts as seen
 
     async def _ended(self, timeout: float) -> None:
-        """Wait for the end of all tasks: of those in the agent loop's hands for `timeout` seconds.
+        """Wait for the end of all tasks; for those in a call of the agent loop at most `timeout` seconds.
 
-        The others are busy with the store, which has its own bounds.
+        The others are busy with the store, which has its own timeouts.
         """
         deadline, cancelled = time.monotonic() + timeout, None
         while late := [task for task in self._tasks if not task.done()]:
@@ -164,9 +164,9 @@ class Generations:
 
     @contextlib.asynccontextmanager
     async def ending(self, timeout: float) -> AsyncIterator[None]:
-        """At the end of the block, however it comes, nothing is being generated; as `cancel`.
+        """End all groups at the end of the block, also after an error, as `cancel` does.
 
-        Where nothing but failures led to a ProduceError, it was not the prompts: none of these is held against them.
+        If nothing but failures led to a ProduceError, the prompts aren't at fault: these failures don't count.
         """
         try:
             yield
@@ -178,13 +178,13 @@ class Generations:
             await self.cancel(timeout)
 
     async def _forgive(self) -> None:
-        """Let the prompts that failed since the last success be as if they hadn't, those that were set aside too."""
+        """Undo the failures of prompts since the last success, also of those that were set aside."""
         for status, uids in self.trouble.failed.items():
             failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
             await self._sampler.buffer.update(failed, status=status)
 
     def _collect(self) -> None:
-        """Let go of those that are done. Raises the first error that ended one."""
+        """Remove the tasks that are done. Raises the first error that ended one."""
         done = [task for task in self._tasks if task.done()]
         self._tasks = [task for task in self._tasks if not task.done()]
         errors = [error for task in done if not task.cancelled() and (error := task.exception())]
@@ -199,7 +199,7 @@ class Generations:
         except LeaseLostError:
             self._summary.lost += 1
         except BaseException:
-            with contextlib.suppress(ReplayBufError, RuntimeError):  # then it comes back when its time is over
+            with contextlib.suppress(ReplayBufError, RuntimeError):  # otherwise it comes back when its lease ends
                 await to_its_end(prompt.give_back())
             raise
 
@@ -223,7 +223,7 @@ class Generations:
             try:
                 status = await self._store(prompt, group, status, model_step)
                 self.trouble.succeeds()
-            except RolloutError as raised:  # it made what can't be stored
+            except RolloutError as raised:  # its result can't be stored
                 error = raised
         text = None
         if error is not None:
@@ -243,7 +243,7 @@ class Generations:
             self._calling.discard(task)
 
     async def _fail(self, prompt: Prompt, error: str | BaseException) -> Status:
-        """Let a group be tried again, or set it aside as FAILED after the last try."""
+        """Let a group be tried again, or set it aside as FAILED after the last try. Return its status."""
         most = self._sampler.buffer.limits.max_deliveries
         last = bool(most) and prompt.attempt >= most
         self.trouble.prompt_fails(prompt, error, last=last)
@@ -251,7 +251,7 @@ class Generations:
         return Status.FAILED if last else Status.INIT
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
-        """Store what was generated; the status with which it is stored."""
+        """Store a generated group. Return the status with which it is stored."""
         tags = {} if self._terms.tags is None else check_tags(self._terms.tags(group)) or {}
         if INTERRUPTED in prompt.tags:
             tags[INTERRUPTED] = prompt.tags[INTERRUPTED]

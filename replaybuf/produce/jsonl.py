@@ -1,4 +1,4 @@
-"""JSONL files as an indexed dataset: lines are parsed when they are asked for."""
+"""JSONL files as an indexed dataset: a line is parsed when it is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class _Index(NamedTuple):
-    """Where the lines of a file begin, and the size and time of the file that had them there."""
+    """The offsets of the lines of a file, and the size and time of the file at that moment."""
 
     offsets: array[int]
     stamp: tuple[int, int]
@@ -27,12 +27,12 @@ class _Index(NamedTuple):
 class JSONLines:
     """The objects in one or more JSONL files, as an indexed dataset of dicts, in the order of the files.
 
-    Blank lines are skipped. The files are read through once, at the first use, to find where their lines begin (8 bytes
-    of memory for each); then only the lines that are asked for. May be used by several threads, forked, and pickled:
-    no file stays open.
+    Blank lines are skipped. The files are read once, at the first use, to find where their lines begin (8 bytes of
+    memory for each); after that, only the lines that are used. May be used by several threads, forked, and pickled: no
+    file stays open.
 
-    Raises InputError when a file is missing, can't be read, or was changed since that first use (its size or its time
-    of modification), and for a line that is no JSON object in UTF-8, with the file and the number of the line.
+    Raises InputError if a file is missing, can't be read, or has changed since that first use (its size or modification
+    time), and for a line that isn't a JSON object in UTF-8, with the file and the number of the line.
     """
 
     def __init__(self, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
@@ -77,13 +77,13 @@ class JSONLines:
         return f"JSONLines({', '.join(map(str, self.paths))})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Whoever gets it finds the lines anew: on another host the same file may have another time.
+        # A copy finds the lines anew: on another host the same file may have another time.
         return {"paths": self.paths, "_found": None}
 
     def _indexes(self) -> tuple[list[_Index], list[int]]:
-        """The index of each file, and how many items there are up to its end.
+        """Return the index of each file, and the number of items up to its end.
 
-        No lock, which a fork could leave held for ever: two threads that are here first do the same work twice.
+        Without a lock, which a fork could leave held for ever: two threads that come first do the same work twice.
         """
         if self._found is None:
             indexes = [_find_lines(path) for path in self.paths]
@@ -139,7 +139,7 @@ def _line_number(file: BinaryIO, offset: int) -> int:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """The object in a line; ValueError says why there is none."""
+    """Return the object in a line. Raises ValueError that says why there is none."""
     try:
         record = json.loads(line.removeprefix(_BOM).decode("utf-8"))
     except UnicodeDecodeError as error:

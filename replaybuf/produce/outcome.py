@@ -1,4 +1,4 @@
-"""What became of a group that an agent loop has returned."""
+"""The outcome of a group that an agent loop has returned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTERRUPTED = "interrupted"
 
 
 def judge(group: Sequence[Any]) -> Status:
-    """What became of a group, by its rollouts. Raises RolloutError for what no agent loop may return."""
+    """Return the status of a group, by its rollouts. Raises RolloutError for results that no agent loop may return."""
     if not group:
         raise RolloutError("generate_group returned an empty group")
     statuses = []
@@ -37,7 +37,7 @@ def judge(group: Sequence[Any]) -> Status:
 
 
 def count_tokens(group: Sequence[Any]) -> int:
-    """The number of response tokens of a group, as far as can be told."""
+    """Return the number of response tokens of a group, as far as it is known."""
     count = 0
     for rollout in group:
         with contextlib.suppress(TypeError):
@@ -46,13 +46,13 @@ def count_tokens(group: Sequence[Any]) -> int:
 
 
 def times_interrupted(tags: Tags) -> int:
-    """How often a group with these tags was interrupted."""
+    """Return how often a group with these tags was interrupted."""
     count = tags.get(INTERRUPTED, 0)
     return count if isinstance(count, int) else 0
 
 
 def begin_anew_later(group: Sequence[Any]) -> None:
-    """Take from interrupted rollouts what they have; they stay ABORTED."""
+    """Remove what interrupted rollouts have generated; they stay ABORTED."""
     aborted = [rollout for rollout in group if get_field(rollout, "status") == Status.ABORTED]
     begin_anew(aborted)
     for rollout in aborted:
@@ -60,18 +60,18 @@ def begin_anew_later(group: Sequence[Any]) -> None:
 
 
 def error_of(group: Sequence[Any]) -> str:
-    """What the rollouts say went wrong."""
+    """Return the errors that the rollouts report."""
     texts = [str(text) for rollout in group if (text := get_field(rollout, "error_msg"))]
     return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
 
 
 def is_cancelled() -> bool:
-    """Whether somebody has cancelled this task: an agent loop may raise CancelledError of its own, as a failure."""
+    """Return whether this task was cancelled. An agent loop may also raise its own CancelledError, as a failure."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def text_of(error: BaseException) -> str:
-    """An error for people, on one line with its kind."""
+    """Return an error and its class on one line, for people."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

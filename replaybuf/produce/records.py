@@ -1,4 +1,4 @@
-"""Records of prompt datasets, in the formats of the field, as rollouts to be generated."""
+"""Records of prompt datasets, in the usual formats, as rollouts to be generated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNDERSTOOD = (
 
 _FIELDS = frozenset(RolloutState.model_fields)
 
-#: Fields that say what was generated. In a record of another format they are something else: an answer to compare with.
+#: Fields of generated results. In records of other formats they mean something else: an answer to compare with.
 _GENERATED = frozenset(
     {
         "tokens",
@@ -42,24 +42,24 @@ _GENERATED = frozenset(
 
 
 def to_rollout(record: Any) -> RolloutState:
-    """The rollout to be generated for a record of a dataset; it shares no list or dict with the record.
+    """Return the rollout to be generated for a record of a dataset; it shares no list or dict with the record.
 
-    A record is one of these; where it has several of the three fields that hold messages, the first of them counts:
+    A record has one of these forms; if it has several of the three fields that hold messages, the first one counts:
 
     - `{"message": [...]}`: the fields of RolloutState, all of them taken as they are; or a RolloutState (copied);
-    - `{"messages": [...]}`, OpenAI's chat format: assistant turns at the end are the reference answer. They are taken
-      off the prompt, and become `reward_model["ground_truth"]` where the record gives none: the content, if it is one
-      turn that has a content, otherwise the list of turns. Turns of which the ground truth doesn't say everything are
-      kept in `extra_fields["reference"]`;
+    - `{"messages": [...]}`, OpenAI's chat format: assistant turns at the end are the reference answer. They are removed
+      from the prompt, and become `reward_model["ground_truth"]` if the record gives none: the content, if it is one
+      turn with a content, otherwise the list of turns. Turns with more than the ground truth are kept in
+      `extra_fields["reference"]`;
     - `{"prompt": [...]}`, the format of verl and xtuner, as it is (`data_source`, `reward_model`, ...);
     - `{"prompt": "7+5="}`: becomes one message of the user.
 
-    Fields that RolloutState doesn't have go to `extra_fields` under their names (`ability`, `extra_info`, ...); so do,
-    except with `message`, those that it has for what was generated (`response`, `reward`, `status`, ...), which mean
-    other things in datasets. Tuples and arrays of objects, as parquet readers give them, become lists; arrays of
-    numbers stay.
+    Fields that RolloutState doesn't have go to `extra_fields` under their names (`ability`, `extra_info`, ...). Except
+    with `message`, so do its fields for generated results (`response`, `reward`, `status`, ...), which mean other
+    things in datasets. Tuples and arrays of objects, as parquet readers give them, become lists; arrays of numbers
+    stay.
 
-    Raises RolloutError for anything else, and for messages that are no dicts with a "role".
+    Raises RolloutError for anything else, and for messages that aren't dicts with a "role".
     """
     if isinstance(record, RolloutState):
         return record.model_copy(deep=True)
@@ -114,7 +114,7 @@ def _build(fields: dict[str, Any], own: frozenset[str]) -> RolloutState:
     for name in extra:
         fields = _with_extra(fields, name, fields.pop(name))
     try:
-        # None is what readers give for a field that only other records have.
+        # Readers give None for a field that only other records have.
         return RolloutState(**{name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
@@ -149,7 +149,7 @@ def _check_messages(messages: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A copy of it with dicts and lists in the place of what readers of tables give instead."""
+    """Return a copy with dicts and lists in place of the types that table readers give."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):

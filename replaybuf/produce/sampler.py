@@ -1,4 +1,4 @@
-"""Samplers: what is generated next."""
+"""Samplers, which draw the prompts to be generated next."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ class Sampler:
     times (None: for ever), with `shuffle` (a seed) in another order each time; nothing is read before it is drawn.
 
     The rollouts of a group are independent copies. Prompt n, counted from 0 over all epochs, has the `group_id` n and
-    the `rollout_id`s n k to n k + k - 1, as in xtuner; whatever crashes, none is given twice.
+    the `rollout_id`s n k to n k + k - 1, as in xtuner; none is given twice, even after crashes.
 
-    All of it goes through the prompt ledger `name` (default: the task's): any number of samplers of one task, in any
-    processes, hand out every prompt once, and those of a dead worker again, `seconds` after its last heartbeat.
+    Prompts are drawn through the prompt ledger `name` (default: the task's): any number of samplers of one task, in any
+    processes, hand out every prompt once. Those of a dead worker are handed out again, `seconds` after its last
+    heartbeat.
     """
 
-    #: What of the buffer is handed out before new prompts, beside the prompts of dead workers.
+    #: The groups of the buffer that are handed out before new prompts, beside the prompts of dead workers.
     again: Sequence[Again] = ()
 
     def __init__(
@@ -70,39 +71,38 @@ class Sampler:
 
     @property
     def buffer(self) -> ReplayBuffer:
-        """Where the prompts are kept, and the results put."""
+        """The buffer that holds the prompts and their results."""
         return self.ledger.buffer
 
     @property
     def task_name(self) -> str:
-        """The task that the prompts are of."""
+        """The task of the prompts."""
         return self.ledger.task_name
 
     async def sample(
         self, count: int = 1, *, again: Iterable[Again] | None = None, partial: bool = True
     ) -> list[Prompt]:
-        """Up to `count` prompts to be generated; fewer, or none, when no more are there for now.
+        """Return up to `count` prompts to be generated; fewer, or none, if there are no more for now.
 
-        `again`: what of the buffer comes before new prompts, as in `PromptLedger.draw` (default: the sampler's own).
-        With `partial` interrupted rollouts come with what was generated of them, otherwise they begin anew.
+        `again`: the groups of the buffer that come before new prompts, as in `PromptLedger.draw` (default: the
+        sampler's own). With `partial`, interrupted rollouts keep what was generated; otherwise they begin anew.
         """
         return await self.ledger.draw(count, again=self.again if again is None else again, partial_rollouts=partial)
 
     async def counts(self, waiting: Iterable[Status] | None = None) -> LedgerCounts:
-        """Where the prompts are, as `PromptLedger.counts`."""
+        """Return where the prompts are, as `PromptLedger.counts` does."""
         return await self.ledger.counts(waiting)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the dataset is, as plain values. Blocks for the time of one query.
+        """Return the place in the dataset, as plain values. Blocks for the time of one query.
 
-        It is kept in the store, and part of its checkpoints and snapshots: a run that goes on with its buffer needs no
-        other copy.
+        The store keeps it, also in checkpoints and snapshots: a run that goes on with its buffer needs no other copy.
         """
         now = _blocking(self.buffer.cursors.read(self.ledger.name))
         return {"position": now.position, "value": now.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the dataset go on from where `state_dict` said that it was, for all samplers of the ledger. Blocks.
+        """Move the dataset to the place that `state_dict` returned, for all samplers of the ledger. Blocks.
 
         Prompts that are in the buffer stay there. Raises InputError.
         """
@@ -119,14 +119,14 @@ class Sampler:
         while True:
             now = await cursors.read(self.ledger.name)
             if await cursors.move(replace(now, position=position, value=value)):
-                return  # otherwise somebody else has moved it meanwhile
+                return  # otherwise another process has moved it meanwhile
 
     def _make_group(self, item: Any, number: int) -> list[Any]:
         rollout, size = self._make_rollout(item), self.prompt_repeat_k
         return [self._copy(rollout, number, number * size + place) for place in range(size)]
 
     def _copy(self, rollout: Any, group_id: int, rollout_id: int) -> Any:
-        copied = copy.copy(rollout)  # what it shares with the others is stored with each, and comes back apart
+        copied = copy.copy(rollout)  # shared values are stored with each rollout, and are independent when read
         task = {"group_id": group_id, "rollout_id": rollout_id, "task_name": self.task_name}
         for name, value in task.items():
             if isinstance(copied, dict) or has_field(copied, name):
@@ -135,9 +135,9 @@ class Sampler:
 
 
 class SamplerWithReplayBuffer(Sampler):
-    """A sampler that first hands out what the buffer holds of the given statuses, in their order; then new prompts.
+    """A sampler that first hands out the groups of the buffer with the given statuses, in this order; then new prompts.
 
-    By default interrupted groups (ABORTED), with their partial responses, and then expired ones, which have none.
+    By default these are interrupted groups (ABORTED), with their partial responses, then expired ones, without any.
     """
 
     def __init__(
@@ -154,6 +154,6 @@ class SamplerWithReplayBuffer(Sampler):
 
 
 def _blocking(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine, also inside a running event loop."""
+    """Return the result of a coroutine, also inside a running event loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()

@@ -1,4 +1,4 @@
-"""How the groups of a training step are produced: the settings, and the loop that all strategies share."""
+"""How the groups of a train step are produced: the settings, and the loop that all strategies share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.storage.values import Draw
 
-#: Seconds that the production of a batch may take, unless told otherwise.
+#: Seconds that the production of a batch may take by default.
 PRODUCE_TIMEOUT = 3600.0
 
 _LOOK_SECONDS = 1.0
@@ -35,18 +35,18 @@ Hook = Callable[..., Any] | ImportString[Any]
 
 
 def always(group: list[Any]) -> bool:
-    """Every completed group is valid."""
+    """Return True: every completed group is valid."""
     return True
 
 
 def until_complete(completed: int, batch_size: int) -> bool:
-    """Go on until as many completed groups are in the buffer as the batch needs."""
+    """Return whether there are fewer completed groups in the buffer than the batch needs."""
     return completed < batch_size
 
 
 @dataclass(slots=True)
 class Batch:
-    """One batch in the making."""
+    """A batch that is being produced."""
 
     sampler: Sampler
     size: int
@@ -55,8 +55,8 @@ class Batch:
     patience: float
     summary: ProduceSummary = field(default_factory=ProduceSummary)
     ahead: int = 0  # groups that are generated beyond the batch
-    again: Sequence[Again] = ()  # what of the buffer comes before new prompts
-    rest: Sequence[Again] = ()  # and after them
+    again: Sequence[Again] = ()  # groups of the buffer that come before new prompts
+    rest: Sequence[Again] = ()  # groups that come after them
 
     @property
     def task_name(self) -> str:
@@ -64,19 +64,20 @@ class Batch:
 
 
 class ProduceStrategy(ReadableConfig):
-    """Produces the groups of a batch. A strategy is its settings: the same one serves any number of batches.
+    """Produces the groups of a batch. A strategy only has settings: the same one serves any number of batches.
 
-    `max_concurrency` groups are generated at the same time at most (None: as many as are wanted).
+    At most `max_concurrency` groups are generated at the same time (None: as many as are wanted).
 
     Hooks (functions, or "module:function"): `is_valid(group)` says whether a completed group may be trained on; others
-    become FILTERED. `should_continue(completed, batch_size)` says whether to go on. `on_group(generated)` is told of
-    every group, for logging. `tags(group)` are the tags that a group is stored with. What they raise ends the batch.
+    become FILTERED. `should_continue(completed, batch_size)` says whether to go on. `on_group(generated)` is called for
+    every group, for logging. `tags(group)` returns the tags that a group is stored with. An exception from a hook ends
+    the batch.
 
-    A group that fails is tried again, up to the buffer's `max_deliveries`. `max_failures` in a row, or `give_up_after`
-    times the batch generated in vain (failed, filtered, too old when done, or interrupted unasked, without a token),
-    end the batch with ProduceError. The prompts that failed since the last success are kept as if they hadn't: the
-    fault is the agent loop's. `pause_timeout` is how long that may take to interrupt what it is generating, and to
-    resume, in seconds.
+    A group that fails is tried again, up to the buffer's `max_deliveries`. The batch ends with ProduceError after
+    `max_failures` in a row, or when `give_up_after` times its size was wasted (failed, filtered, too old when done, or
+    interrupted unasked, without a token). The prompts that failed since the last success are kept as if they hadn't:
+    the agent loop is at fault. `pause_timeout` bounds the time that it may take to interrupt generation, and to resume,
+    in seconds.
     """
 
     env_prefix: ClassVar[str] = "REPLAYBUF_PRODUCE_"
@@ -110,16 +111,16 @@ class ProduceStrategy(ReadableConfig):
         timeout: float | None = PRODUCE_TIMEOUT,
         progress: bool = True,
     ) -> ProduceSummary:
-        """Generate until `batch_size` completed groups of the sampler's task are in the buffer, and say what it took.
+        """Generate until `batch_size` completed groups of the sampler's task are in the buffer. Return a summary.
 
         `train_step` is the step that they are for, `model_step` that of the weights which generate. Groups that are
         there already count. Afterwards nothing is being generated any more; `buffer.take_batch` gives the batch. With
-        `progress` a bar is shown, where stderr is a terminal.
+        `progress` a bar is shown if stderr is a terminal.
 
-        Raises PromptsExhaustedError when the dataset has no more prompts, and ProduceError when the groups can't be
-        made for other reasons (its cause is what the agent loop raised last); NotReadyError, a TimeoutError, after
-        `timeout` seconds (None: never); FencedError when the buffer was restored. Whatever is raised, also when it is
-        cancelled: every prompt is either finished or handed out again.
+        Raises PromptsExhaustedError if the dataset has no more prompts, and ProduceError if the groups can't be made
+        for other reasons (its cause is the last error of the agent loop); NotReadyError, a TimeoutError, after
+        `timeout` seconds (None: never); FencedError if the buffer was restored. After any error, and after
+        cancellation, every prompt is either finished or handed out again.
         """
         batch = Batch(
             sampler,
@@ -133,7 +134,7 @@ class ProduceStrategy(ReadableConfig):
             await self._produce(check_agent_loop(agent_loop), batch, progress)
         return batch.summary
 
-    # What strategies differ in
+    # What differs between strategies
 
     @property
     def partial(self) -> bool:
@@ -142,16 +143,16 @@ class ProduceStrategy(ReadableConfig):
 
     @property
     def expiry(self) -> ExpiryRule:
-        """When groups are too old."""
+        """The rule by which groups expire."""
         return ExpiryRule()
 
     async def _plan(self, batch: Batch) -> None:
-        """Say how far to run ahead, and what is handed out again."""
+        """Decide how far to run ahead, and which groups are handed out again."""
 
-    # What they share
+    # What strategies share
 
     def terms(self) -> Terms:
-        """How groups are generated and stored."""
+        """Return how groups are generated and stored."""
         return Terms(self.partial, self.expiry, self.max_failures, self.is_valid, self.on_group, self.tags)
 
     async def _produce(self, agent_loop: AgentLoop, batch: Batch, progress: bool) -> None:
@@ -171,10 +172,10 @@ class ProduceStrategy(ReadableConfig):
             await running.pause(self.pause_timeout)
 
     async def _fill(self, running: Generations, batch: Batch, tell: Callable[[int, int], None]) -> None:
-        """Keep groups in flight until the batch is there."""
+        """Keep groups in flight until the batch is complete."""
         deadline = time.monotonic() + batch.patience
         while True:
-            running.check()  # before the count: what is done is in it
+            running.check()  # before the count, which includes the groups that are done
             completed = await self._completed(batch)
             tell(min(completed, batch.size), batch.size)
             if not self.should_continue(completed, batch.size):
@@ -205,7 +206,7 @@ class ProduceStrategy(ReadableConfig):
         return await batch.sampler.buffer.count(batch.task_name, Status.COMPLETED)
 
     async def _wanted(self, running: Generations, batch: Batch, completed: int) -> int:
-        """How many groups to begin now."""
+        """Return how many groups to start now."""
         wanted = batch.size + batch.ahead - completed - len(running)
         buffer, level = batch.sampler.buffer, Level()
         limits = buffer.limits
@@ -215,7 +216,7 @@ class ProduceStrategy(ReadableConfig):
         return wanted if running else max(1, wanted)  # should_continue asked for more
 
     def bounded(self, wanted: int, limits: Limits, level: Level, flying: int, running: int) -> int:
-        """No more than there is room for beside the groups in flight, and than are to be generated here at once."""
+        """Bound a number of groups by the room beside the groups in flight, and by the concurrency here."""
         room = limits.insertable(level, Status.COMPLETED)
         if room is not None:
             wanted = min(wanted, room - flying)
@@ -229,7 +230,7 @@ class ProduceStrategy(ReadableConfig):
             raise ProduceError(f"{_missing(batch, completed)}, {trouble.why()}") from trouble.last_raised
 
     async def _wait_for_others(self, batch: Batch, completed: int, timeout: float) -> None:
-        """Nothing is left to draw: wait for prompts that are in flight elsewhere. Raises ProduceError without any."""
+        """Wait for prompts that are in flight elsewhere: none is left to draw. Raises ProduceError without any."""
         waits = batch.sampler.buffer.waits
         seen = waits.version()
         handed_out = {one[0] if isinstance(one, tuple) else Status(one) for one in (*batch.again, *batch.rest)}
@@ -248,7 +249,7 @@ class ProduceStrategy(ReadableConfig):
 class SyncProduceStrategy(ProduceStrategy):
     """For synchronous training: exactly `batch_size` completed groups for this step, no more.
 
-    What fails or is filtered is replaced. Which prompts come first says the sampler.
+    Groups that fail or are filtered are replaced. The sampler decides which prompts come first.
     """
 
     async def _plan(self, batch: Batch) -> None:
@@ -256,7 +257,7 @@ class SyncProduceStrategy(ProduceStrategy):
 
 
 def check_size(batch_size: Any, sampler: Any) -> int:
-    """The size of a batch that the sampler's buffer can deliver. Raises InputError."""
+    """Check that the sampler's buffer can deliver a batch of this size. Raises InputError."""
     if not isinstance(sampler, Sampler):
         raise InputError(f"expected a Sampler, got {type(sampler).__name__}")
     size = whole(batch_size)

@@ -1,4 +1,4 @@
-"""What the production of a batch did, in figures."""
+"""The production of a batch in figures."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _GROUPS = ("failed", "retried", "filtered", "expired", "interrupted", "lost")
 
 @dataclass(slots=True)
 class ProduceSummary:
-    """What one batch took. Counts are of groups; what was generated now and what was there before are kept apart.
+    """The production of one batch. Counts are of groups; new groups are kept apart from those that were there before.
 
     - `produced`: generated now, and completed; `reused`: completed ones that were in the buffer at the beginning.
     - `continued`: prompts that were handed out again: interrupted, expired or failed ones, or those of dead workers.
     - `failed`: given up as FAILED; `retried`: failed, and will be tried again; `filtered`: not valid; `expired`: became
-      too old, at the beginning or as they were put; `interrupted`: put back as ABORTED; `lost`: in other hands when
-      they were done, and not stored.
+      too old, at the beginning or as they were put; `interrupted`: put back as ABORTED; `lost`: passed on to another
+      worker before they were done, and not stored.
     - `tokens`: response tokens that were generated now, those of interrupted and failed groups included.
     - `seconds`: the time of the production, of which `pause_seconds` for interrupting what was left over;
       `group_seconds`: the time that the calls of `generate_group` took, added up; `train_seconds`: that of the train
@@ -52,11 +52,11 @@ class ProduceSummary:
         self.group_seconds += seconds
 
     def producing(self) -> AbstractContextManager[None]:
-        """Add the time of the block to `seconds`."""
+        """Return a context manager that adds the time of its block to `seconds`."""
         return self._timed("seconds")
 
     def training(self) -> AbstractContextManager[None]:
-        """Add the time of the block to `train_seconds`."""
+        """Return a context manager that adds the time of its block to `train_seconds`."""
         return self._timed("train_seconds")
 
     @contextmanager
@@ -68,12 +68,12 @@ class ProduceSummary:
             setattr(self, name, getattr(self, name) + time.monotonic() - began)
 
     def as_dict(self, prefix: str = "produce/") -> dict[str, float]:
-        """The figures by name, for a logger: `produce/produced` and so on, and `train/seconds`."""
+        """Return the figures by name, for a logger: `produce/produced` and so on, and `train/seconds`."""
         figures = {f"{prefix}{name}": value for name, value in asdict(self).items() if name != "train_seconds"}
         return figures | {"train/seconds": self.train_seconds}
 
     def __str__(self) -> str:
-        """`32 groups (5 reused; 2 interrupted), 13.4k tokens in 2.1 s; training 0.4 s`."""
+        """Return `32 groups (5 reused; 2 interrupted), 13.4k tokens in 2.1 s; training 0.4 s`."""
         others = [f"{number(count)} {name}" for name in _GROUPS if (count := getattr(self, name))]
         notes = "; ".join(filter(None, [f"{self.reused} reused" if self.reused else "", ", ".join(others)]))
         text = f"{number(self.produced)} groups{f' ({notes})' if notes else ''}"

@@ -1,4 +1,4 @@
-"""The settings of a strategy that the generation of groups needs."""
+"""The settings of a strategy that generating groups needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replaybuf.rollouts.staleness import ExpiryRule
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How groups are generated and stored: the settings of a strategy that this needs."""
+    """How groups are generated and stored: a part of a strategy's settings."""
 
     partial: bool
     expiry: ExpiryRule

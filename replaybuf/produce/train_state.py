@@ -1,7 +1,7 @@
-"""What the trainer tells the workers, through the store that they share: its step, and which weights there are.
+"""The trainer's state, which it publishes to the workers through the shared store: its step and its newest weights.
 
-It is kept as a cursor: a small versioned value that is part of step checkpoints and snapshots. After a restore it is
-what it was, until the trainer publishes anew.
+It is kept as a cursor: a small versioned value that is part of step checkpoints and snapshots. A restore brings the old
+state back, until the trainer publishes anew.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TrainState:
-    """Where the trainer is: `train_step` is the step that it will do next, `model_step` that of the newest weights.
+    """The trainer's state: `train_step` is the step that it will do next, `model_step` that of the newest weights.
 
-    `weights` says where they are (a path, a URL, a name that the workers understand), `finished` that the trainer has
-    done its last step.
+    `weights` says where these are (a path, a URL, a name that the workers understand). `finished` is true when the
+    trainer has done its last step.
     """
 
     train_step: int
@@ -45,12 +45,12 @@ class TrainState:
             raise InputError(f"finished must be true or false, got {self.finished!r:.100}")
 
     def encode(self) -> bytes:
-        """As it is kept in the store."""
+        """Return the state as the store keeps it."""
         return bytes(msgpack.packb(asdict(self)))
 
     @classmethod
     def decode(cls, value: bytes) -> TrainState:
-        """What `encode` gave. Raises InputError for anything else."""
+        """Decode a state from `encode`. Raises InputError for anything else."""
         try:
             fields: Any = msgpack.unpackb(value)
             return cls(**fields)
@@ -59,7 +59,7 @@ class TrainState:
 
 
 async def publish(buffer: ReplayBuffer, state: TrainState, *, name: str = TRAINER) -> None:
-    """Tell all workers where the trainer is. Raises FencedError, StorageError."""
+    """Publish the trainer's state to all workers. Raises FencedError, StorageError."""
     position, value = max(0, state.train_step), state.encode()
     while True:
         now = await buffer.cursors.read(name)
@@ -68,7 +68,7 @@ async def publish(buffer: ReplayBuffer, state: TrainState, *, name: str = TRAINE
 
 
 async def published(buffer: ReplayBuffer, *, name: str = TRAINER) -> TrainState | None:
-    """What the trainer has published last; None before it has. Raises InputError where that can't be read."""
+    """Return the state published last, or None before the first. Raises InputError if it can't be read."""
     now = await buffer.cursors.read(name)
     return TrainState.decode(now.value) if now.version else None
 
@@ -76,9 +76,9 @@ async def published(buffer: ReplayBuffer, *, name: str = TRAINER) -> TrainState 
 async def wait_published(
     buffer: ReplayBuffer, *, after: TrainState | None = None, timeout: float | None, name: str = TRAINER
 ) -> TrainState:
-    """What the trainer has published, as soon as it is other than `after`.
+    """Return the published state as soon as it differs from `after`.
 
-    Raises NotReadyError after `timeout` seconds (None: never), FencedError when the buffer was restored.
+    Raises NotReadyError after `timeout` seconds (None: never), FencedError if the buffer was restored.
     """
     patience = check_timeout(timeout)
     deadline = time.monotonic() + patience

@@ -21,7 +21,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Level
 from replaybuf.rules.tallies import Tally, levels
 
-#: Loads the weights of a state that the trainer has published; the model step of what it has loaded, if it is another.
+#: Loads the weights of a state that the trainer has published. Returns the model step loaded, if it is another one.
 LoadWeights = Callable[[TrainState], Awaitable[int | None]]
 
 _LOOK_SECONDS = 0.1
@@ -41,20 +41,20 @@ async def produce_loop(
     stop: asyncio.Event | None = None,
     timeout: float | None = PRODUCE_TIMEOUT,
 ) -> ProduceSummary:
-    """Produce groups until the trainer has finished, or `stop` is set; what this worker has done.
+    """Produce groups until the trainer has finished, or `stop` is set. Return a summary of this worker's production.
 
-    Any number of workers may do so, on any hosts, each with its own engine, over one database. Together they keep as
-    many groups completed or in flight as the strategy says for a batch of `batch_size`, and no more than the buffer's
-    capacity and rate limits leave room for: that is what holds them back when the trainer is slower.
+    Any number of workers may run this over one database, on any hosts, each with its own engine. Together they keep as
+    many groups completed or in flight as the strategy wants for a batch of `batch_size`, and no more than the buffer's
+    capacity and rate limits leave room for; that holds them back when the trainer is slower.
 
-    The trainer says where it is with `publish`. When its weights are more than `max_lag` steps newer, `load_weights` is
-    called, while nothing is being generated: with `enable_partial_rollout` generation is interrupted, and what there is
-    put back to be continued with the new weights; otherwise the groups in flight are generated to their end first.
+    The trainer publishes its state with `publish`. When its weights are more than `max_lag` steps newer, `load_weights`
+    is called while nothing is being generated. With `enable_partial_rollout` generation is interrupted, and unfinished
+    groups are put back to be continued with the new weights; otherwise the groups in flight are finished first.
 
-    Raises NotReadyError when for `timeout` seconds (None: never) nothing could be done, FencedError when the buffer
-    was restored (build it anew, and join the restored run), ProduceError when generation fails again and again, or
-    `give_up_after` times the batch was generated in vain since a group was completed last.
-    Whatever is raised, every prompt is either finished or handed out again.
+    Raises NotReadyError if nothing could be done for `timeout` seconds (None: never), FencedError if the buffer was
+    restored (build it anew, and join the restored run), ProduceError if generation fails again and again, or if
+    `give_up_after` times the batch was wasted since a group was completed last.
+    After any error, every prompt is either finished or handed out again.
     """
     if not isinstance(strategy, AsyncProduceStrategy):
         raise InputError(f"a worker needs an AsyncProduceStrategy, got {type(strategy).__name__}")
@@ -74,7 +74,7 @@ async def produce_loop(
 
 
 async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event | None) -> TrainState | None:
-    """What the trainer has published, as soon as it has; None when `stop` is set before."""
+    """Return the first state that the trainer publishes; None if `stop` is set before."""
     if stop is None:
         return await wait_published(sampler.buffer, timeout=patience)
     waiting = asyncio.create_task(wait_published(sampler.buffer, timeout=patience))
@@ -99,15 +99,15 @@ class _Work:
     summary: ProduceSummary
     patience: float
     running: Generations = field(init=False)
-    loaded: int | None = None  # the step of the weights that the trainer had published when some were loaded last
-    busy: float = field(default_factory=time.monotonic)  # when there was something to do
+    loaded: int | None = None  # the published step of the weights at the last load
+    busy: float = field(default_factory=time.monotonic)  # when there was last something to do
     began: float = field(default_factory=time.monotonic)
     reported: float = field(default_factory=time.monotonic)
     produced: int = 0  # groups
     in_vain: int = 0  # groups, until the last one was produced
 
     async def run(self, state: TrainState, stop: asyncio.Event) -> None:
-        """Work, beginning with what the trainer has published."""
+        """Work, beginning with this published state."""
         self.running = Generations(
             self.agent_loop,
             self.sampler,
@@ -130,7 +130,7 @@ class _Work:
             await self.running.pause(self.strategy.pause_timeout)
 
     async def _weights_are_new(self, state: TrainState) -> bool:
-        """Whether generation may go on; loads newer weights where there are any and nothing is being generated."""
+        """Return whether generation may go on. Loads newer weights if there are any and nothing is being generated."""
         before = self.running.model_step
         fresh = not self.strategy.too_old(before, state.train_step)
         lags = self.loaded is None or state.model_step - self.loaded > self.max_lag
@@ -149,7 +149,7 @@ class _Work:
         return not self.strategy.too_old(self.running.model_step, state.train_step)
 
     async def _start(self) -> int:
-        """Begin as many groups as there is room for; how many."""
+        """Start as many groups as there is room for. Return their number."""
         tail, again = await self.strategy.again(self.sampler)
         wanted = await self._room(tail)
         if wanted < 1:
@@ -157,21 +157,21 @@ class _Work:
         return await self.running.start(wanted, again) or await self.running.start(wanted, WAITING)
 
     async def _room(self, tail: bool) -> int:
-        """How many groups may be begun now, by all workers' work, the store's limits and this worker's concurrency."""
+        """Return how many groups may start now, given all workers' groups, the limits and this worker's concurrency."""
         level, flying = await self._level()
         room = self.batch_size + (0 if tail else self.strategy.ahead(self.batch_size)) - level.completed - flying
         limits = self.sampler.buffer.limits
         return self.strategy.bounded(room, limits, level, flying, len(self.running))
 
     async def _level(self) -> tuple[Level, int]:
-        """What is in the buffer, and how many groups are in flight, whoever generates them."""
+        """Return the level of the task, and how many groups are in flight, over all workers."""
         task_name = self.sampler.task_name
         tallies = await self.sampler.buffer.tallies()
         flying = sum(tallies.get((task_name, status, Tally.LEASED), 0) for status in (*WAITING, Status.INIT))
         return levels(tallies, [task_name])[task_name], flying
 
     async def _wait(self, state: TrainState) -> None:
-        """Wait a moment for a group to be done, or for room. Raises NotReadyError when that takes too long."""
+        """Wait a moment for a group to be done, or for room. Raises NotReadyError if that takes too long."""
         await self.sampler.buffer.check_fence()
         if self.running:
             await self.running.wait(_LOOK_SECONDS)
@@ -182,7 +182,7 @@ class _Work:
             raise NotReadyError(f"after {self.patience:g} s: {await self._why_idle(state)}")
 
     def _report(self, state: TrainState) -> None:
-        """Log now and then what was done so far."""
+        """Log the work so far now and then."""
         if time.monotonic() - self.reported >= _REPORT_SECONDS:
             self.reported = time.monotonic()
             so_far = replace(self.summary, seconds=time.monotonic() - self.began)
@@ -190,7 +190,7 @@ class _Work:
             _logger.info(text, self.sampler.task_name, state.train_step, so_far, len(self.running))
 
     def _check_waste(self) -> None:
-        """Raise ProduceError when one after the other is generated for nothing."""
+        """Raise ProduceError if one group after the other is wasted."""
         trouble = self.running.trouble
         if self.summary.produced > self.produced:
             self.produced, self.in_vain = self.summary.produced, trouble.in_vain

@@ -1,4 +1,4 @@
-"""The prompt ledger: every prompt of a dataset is in the dataset, in flight, or finished, whoever crashes."""
+"""The prompt ledger: every prompt of a dataset is in the dataset, in flight, or finished, also after crashes."""
 
 from replaybuf.prompts.ledger import LedgerCounts, Prompt, PromptLedger
 

@@ -14,19 +14,19 @@ _KIND = "an indexed dataset"
 
 
 def epoch_order(seed: int, epoch: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A permutation of `range(size)` that depends on nothing but these numbers.
+    """Return a permutation of `range(size)` that depends only on these numbers.
 
-    It is made of the raw numbers of a bit generator: unlike those of numpy's shuffles, they are the same in every
-    version of numpy, so that a run may go on with another one.
+    It is made from the raw numbers of a bit generator. Unlike numpy's shuffles, these are the same in every version of
+    numpy, so that a run may go on with another one.
     """
     numbers = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch,))).random_raw(size)
     return np.argsort(numbers, kind="stable")
 
 
 class Indexed:
-    """Reads a dataset with `len` and `[]`; with `shuffle` every epoch in another order.
+    """Reads a dataset with `len` and `[]`; with `shuffle`, every epoch in another order.
 
-    A dataset may grow from run to run, unless it is shuffled: another size is another order.
+    A dataset may grow from run to run, unless it is shuffled: another size gives another order.
     """
 
     def __init__(self, dataset: Sequence[Any], epochs: int | None, shuffle: int | None) -> None:
@@ -59,7 +59,7 @@ class Indexed:
             )
 
     def _index(self, place: bytes, size: int) -> int:
-        """How many items were read. With shuffle the place has the size and the seed too, which make the order."""
+        """Return how many items were read. A shuffled place also has size and seed, which give the order."""
         if not place:
             return 0
         found = unpack(place, _KIND)

@@ -1,4 +1,4 @@
-"""Any other iterable: the place is the epoch, and how many of its items were read."""
+"""Any other iterable: the place is the epoch, and the number of its items that were read."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _Place = tuple[int, int]
 
 
 class OneByOne:
-    """Iterates a dataset as far as it is asked to, and no further: the next item of a live stream may be hours away.
+    """Iterates a dataset only as far as needed: the next item of a live stream may be hours away.
 
-    Items that were read are kept until the next read: when the cursor was moved by another worker, or the caller was
-    cancelled, some of them are wanted again, and an iterator gives each of them once.
+    Items are kept until the next read: if another worker has moved the cursor, or the caller was cancelled, some of
+    them are wanted again, and an iterator gives each of them once.
     """
 
     def __init__(self, dataset: Iterable[Any], epochs: int | None) -> None:
         self._dataset, self._epochs = dataset, epochs
         self._once = hasattr(dataset, "__next__") and iter(dataset) is dataset
         self._items: Iterator[Any] | None = None
-        self._error: BaseException | None = None  # which ended an iterator that gives each item once
-        self._at: _Place = (0, 0)  # of the item that comes next
+        self._error: BaseException | None = None  # the error that ended an iterator
+        self._at: _Place = (0, 0)  # the place of the next item
         self._is_at_end = False
-        self._since: _Place | None = None  # every item from here to `_at` is kept; None: begin anew
+        self._since: _Place | None = None  # all items from here to `_at` are kept; None: begin anew
         self._kept: deque[tuple[_Place, Any]] = deque()
 
     def read(self, place: bytes, count: int) -> tuple[list[Any], bytes]:
@@ -71,7 +71,7 @@ class OneByOne:
                 )
 
     def _read_one(self) -> bool:
-        """Read one more item; False at the end, which is that of the last epoch."""
+        """Read one more item. Return False at the end of the last epoch."""
         while self._epochs is None or self._at[0] < self._epochs:
             place = self._at
             item = self._next()
@@ -83,12 +83,12 @@ class OneByOne:
                     return False
             except InputError:
                 if self._kept:
-                    return False  # first give these; the next call says it
+                    return False  # return these first; the next call raises
                 raise
         return False
 
     def _begin_next(self, epoch: int, size: int) -> bool:
-        """Begin the epoch after one that had `size` items; False when there is none."""
+        """Begin the epoch after one that had `size` items. Return False if there is none."""
         if epoch and not size:
             raise InputError(
                 f"the dataset gave no item when it was iterated for epoch {epoch} (from 0), as if it could be iterated "
@@ -100,7 +100,7 @@ class OneByOne:
         return True
 
     def _begin(self, epoch: int) -> None:
-        """Iterate from the start of an epoch. Iterators have one start."""
+        """Iterate from the start of an epoch. An iterator starts only once."""
         if self._once and (epoch or self._items is not None):
             raise self._only_once(epoch)
         if (set_epoch := getattr(self._dataset, "set_epoch", None)) is not None:
@@ -112,7 +112,7 @@ class OneByOne:
         self._items, self._at, self._is_at_end = items, (epoch, 0), False
 
     def _next(self) -> Any:
-        """The next item of the epoch, or _END."""
+        """Return the next item of the epoch, or _END."""
         if self._error is not None:
             raise InputError(
                 f"this {type(self._dataset).__name__} raised an error, and can't be iterated further: "
@@ -124,7 +124,7 @@ class OneByOne:
         try:
             item = next(self._items, _END)
         except BaseException as error:
-            # A generator that raised says from then on that it is at its end, and would end the epoch too early.
+            # A generator that raised reports its end from then on, which would end the epoch too early.
             if self._once:
                 self._error = error
             else:

@@ -2,8 +2,8 @@
 
 A prompt that is drawn becomes a group of the buffer, leased from the beginning, in the same transaction that moves the
 dataset's cursor. Finishing it stores the result and removes the prompt in one transaction. A prompt whose worker died
-comes back when its lease is over, and is handed out before new ones. So at any moment, and after any crash, a prompt is
-in the dataset, in flight, or finished: none is skipped, none is finished twice.
+comes back when its lease ends, and is handed out before new ones. So at any moment, and after any crash, a prompt is in
+the dataset, in flight, or finished: none is skipped, none is finished twice.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from replaybuf.rollouts.staleness import reset_response
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
 
-#: Prompts that are handed out again: those whose worker is gone, interrupted ones, and expired ones.
+#: Prompts that are handed out again: those of dead workers, interrupted ones, and expired ones.
 AGAIN = (Status.ABORTED, Status.EXPIRED, Status.INIT)
 
-#: Prompts of a status, maybe narrowed by a query.
+#: Prompts of a status, optionally narrowed by a query.
 Narrowed = tuple[Status, Query | None]
 Again = Status | str | Narrowed
 
@@ -45,8 +45,8 @@ _LONGEST_WAIT = 5.0
 class LedgerCounts:
     """Where the prompts are.
 
-    `drawn` from the dataset so far; of these `in_flight` with workers, `waiting` to be handed out again, and
-    `finished`, with those that were given up as FAILED.
+    `drawn` from the dataset so far; of these, `in_flight` with workers, `waiting` to be handed out again, and
+    `finished`, including those that were given up as FAILED.
     """
 
     drawn: int
@@ -56,10 +56,10 @@ class LedgerCounts:
 
 
 class Prompt:
-    """A prompt in flight: `group` are its rollouts, with what was generated of them, `attempt` counts from 1.
+    """A prompt in flight: `group` has its rollouts, with what was generated so far; `attempt` counts from 1.
 
-    `status` and `tags` are those that it waited with: INIT for a new one. It is finished or given back once. While this
-    process lives, its lease goes on.
+    `status` and `tags` are those with which it waited: INIT for a new one. It is finished or given back once. While
+    this process lives, its lease is extended.
     """
 
     def __init__(self, ledger: PromptLedger, lease: Lease, item: StorageItem) -> None:
@@ -78,9 +78,9 @@ class Prompt:
 
     @property
     def lost(self) -> bool:
-        """Whether it is known to be in other hands: its lease was lost, or the buffer restored. Stop generating then.
+        """Whether the lease is known to be lost, or the buffer restored: stop generating then.
 
-        Known within a third of the ledger's `seconds`; `finish` knows at once.
+        Known within a third of the ledger's `seconds`; `finish` finds out at once.
         """
         return self._lease.lost
 
@@ -91,11 +91,11 @@ class Prompt:
         timeout: float | Unset | None = UNSET,
         **options: Unpack[PutOptions],
     ) -> int | None:
-        """Store the result (default: `group` as it is now) in the place of the prompt, in one transaction.
+        """Store the result (default: `group` as it is now) in place of the prompt, in one transaction.
 
-        The options are those of `ReplayBuffer.put`, whose rules hold. Returns what it returns. Raises LeaseLostError
-        when the lease was over and the prompt was handed to another worker, FencedError after a restore; then nothing
-        is stored, and the prompt is in other hands; InputError when nothing was generated.
+        Options, rules and result are those of `ReplayBuffer.put`. Raises LeaseLostError if the lease had ended and the
+        prompt was handed to another worker, and FencedError after a restore; then nothing is stored, and the prompt
+        isn't ours any more. Raises InputError if nothing was generated.
         """
         rollouts = list(self.group if group is None else group)
         if rollouts and all(get_field(rollout, "status") == Status.INIT for rollout in rollouts):
@@ -110,7 +110,7 @@ class Prompt:
     async def save(self, group: Sequence[Any] | None = None) -> None:
         """Keep what was generated so far: if this worker dies, the next one goes on from there.
 
-        Who is cancelled meanwhile still has the prompt.
+        A caller that is cancelled meanwhile still has the prompt.
         """
         await to_its_end(self._save(group))
 
@@ -120,7 +120,7 @@ class Prompt:
         self.uid = self.uid if uid is None else uid
 
     async def give_back(self, group: Sequence[Any] | None = None, *, failed: str | None = None) -> None:
-        """Let it be handed out again, with what was generated if a `group` is given.
+        """Let the prompt be handed out again, with what was generated if a `group` is given.
 
         `failed` says why it could not be generated; a prompt that failed `max_deliveries` times is set aside as FAILED.
         """
@@ -132,16 +132,15 @@ class Prompt:
 class PromptLedger:
     """Hands out the prompts of a dataset to any number of workers, each until it is finished.
 
-    `dataset` is indexed, or has `state_dict`, `load_state_dict` and `iter`, or is any other iterable; every worker has
-    its own copy of it, and they all go by the cursor `name` in the store, which is part of checkpoints and snapshots.
-    It is read `epochs` times (None: for ever), with `shuffle` (a seed) in another order every time. `make_group(item,
+    `dataset` is indexed, or has `state_dict`, `load_state_dict` and `iter`, or is any other iterable. Every worker has
+    its own copy of it, and all follow the cursor `name` in the store, which is part of checkpoints and snapshots. It is
+    read `epochs` times (None: for ever), with `shuffle` (a seed) in another order every time. `make_group(item,
     number)` makes a group of an item of the dataset: a list of rollouts of the buffer's type, which become INIT
-    (default: the item is such a list, or one rollout). `number` counts the prompts that are drawn, over all epochs,
-    from 0.
+    (default: the item is such a list, or one rollout). `number` counts the drawn prompts from 0, over all epochs.
 
     Prompts that have come back are handed out first: groups of the task with one of the statuses `again`, or INIT. With
-    `partial_rollouts` they have what was generated of them, otherwise interrupted rollouts begin anew. `seconds` is the
-    time after which a dead worker's prompts come back.
+    `partial_rollouts` they keep what was generated; otherwise interrupted rollouts begin anew. `seconds` is the time
+    after which a dead worker's prompts come back.
     """
 
     def __init__(
@@ -178,14 +177,14 @@ class PromptLedger:
         again: Iterable[Again] | None = None,
         partial_rollouts: bool | None = None,
     ) -> list[Prompt]:
-        """Up to `count` prompts: first those that have come back, then new ones. An empty list: none is left.
+        """Return up to `count` prompts: first those that have come back, then new ones. An empty list: none is left.
 
-        With a timeout (seconds; None: for ever) it waits while none is there but some are in flight, which may come
-        back: then an empty list means that all are finished, and NotReadyError that the time was over.
+        With a timeout (seconds; None: for ever) the call waits if there are none but some in flight, which may come
+        back. Then an empty list means that all are finished; NotReadyError is raised at the timeout.
 
         `again` and `partial_rollouts` are those of the ledger unless given for this draw. In `again` a status may come
-        with a query that narrows its prompts: `(Status.ABORTED, {"tags.tries": {"$lt": 3}})`. Those with INIT always
-        are handed out.
+        with a query that narrows its prompts: `(Status.ABORTED, {"tags.tries": {"$lt": 3}})`. Prompts with INIT are
+        always handed out.
         """
         wanted = whole(count)
         if wanted is None or wanted < 1:
@@ -211,9 +210,9 @@ class PromptLedger:
             await self.buffer.waits.changed(seen, min(remaining, _LONGEST_WAIT))
 
     async def counts(self, waiting: Iterable[Status] | None = None) -> LedgerCounts:
-        """Where the prompts are. Counts of the task: other groups of these statuses count too.
+        """Return where the prompts are, by counts of the task: its other groups of these statuses count too.
 
-        `waiting` narrows those that wait to some statuses (default: all that the ledger hands out again).
+        `waiting` narrows the waiting ones to some statuses (default: all that the ledger hands out again).
         """
         drawn = (await self.buffer.cursors.read(self.name)).position
         tallies = await self.buffer.tallies()
@@ -245,7 +244,7 @@ class PromptLedger:
         return drawn
 
     async def _draw_new(self, count: int) -> list[Prompt]:
-        """Draw from the dataset; when another worker has moved the cursor meanwhile, from where it is then."""
+        """Draw new prompts from the dataset; if another worker moves the cursor meanwhile, from its new place."""
         cursors, attempt = self.buffer.cursors, 0
         while True:
             now = await cursors.read(self.name)
@@ -256,18 +255,18 @@ class PromptLedger:
             lease = await cursors.claim(groups, moved, self._seconds)
             if lease is not None:
                 return [Prompt(self, lease, item) for item in lease.items[self.task_name]]
-            attempt += 1  # somebody else got on by it
+            attempt += 1  # another worker made progress
             await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
 
     def _read(self, now: Cursor, count: int) -> tuple[list[NewGroup], bytes]:
-        """The next groups of the dataset, and the place after them; blocks."""
+        """Return the next groups of the dataset, and the place after them; blocks."""
         items, after = self._source.read(now.value, count)
         return [self._new_group(item, now.position + place) for place, item in enumerate(items)], after
 
     def _new_group(self, item: Any, number: int) -> NewGroup:
         try:
             made = as_group(self._make_group(item, number))
-            rollouts = [copy.copy(rollout) for rollout in made]  # the dataset keeps its own
+            rollouts = [copy.copy(rollout) for rollout in made]  # the dataset's own rollouts stay as they are
             for rollout in rollouts:
                 self.buffer.rollout_type.require_all(rollout, [("put", ("status",))])
         except RolloutError as error:
@@ -283,7 +282,7 @@ class PromptLedger:
 
 
 def _returning(again: Iterable[Again]) -> list[Narrowed]:
-    """What is handed out again, in this order; INIT is: prompts of dead workers would be stranded otherwise."""
+    """Return what is handed out again, in order. INIT is always included, for the prompts of dead workers."""
     chosen: list[Narrowed] = []
     for one in check_list(again, "again"):
         status, where = one if isinstance(one, tuple) and len(one) == 2 else (one, None)
@@ -295,7 +294,7 @@ def _returning(again: Iterable[Again]) -> list[Narrowed]:
 
 async def _give_back(prompts: Iterable[Prompt]) -> None:
     for prompt in prompts:
-        with contextlib.suppress(ReplayBufError, RuntimeError):  # then it comes back when its time is over
+        with contextlib.suppress(ReplayBufError, RuntimeError):  # otherwise it comes back when its lease ends
             await prompt.give_back()
 
 
@@ -304,7 +303,7 @@ def _as_group(item: Any, number: int) -> list[Any]:
 
 
 def begin_anew(rollouts: Iterable[Any]) -> None:
-    """Take away what interrupted rollouts have generated; expired ones have lost it already, others are done."""
+    """Remove what interrupted rollouts have generated; expired ones have lost it already, the others are done."""
     for rollout in rollouts:
         if get_field(rollout, "status") == Status.ABORTED:
             reset_response(rollout)

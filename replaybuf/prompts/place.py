@@ -8,15 +8,15 @@ import msgpack  # type: ignore[import-untyped]
 
 from replaybuf.errors import InputError
 
-#: Where to begin: the place of a cursor that was never moved.
+#: The place of a cursor that was never moved.
 START = b""
 
-#: No dataset is read so far.
+#: A place further than any dataset is read.
 FAR = 1 << 62
 
 
 def of_another(kind: str) -> InputError:
-    """The error for a place that no dataset of this kind has written."""
+    """Return the error for a place that no dataset of this kind has written."""
     return InputError(
         f"the cursor of the prompt ledger is not one of {kind}: the run began with another dataset; go on with that "
         "one, or give the ledger another name="
@@ -24,12 +24,12 @@ def of_another(kind: str) -> InputError:
 
 
 def pack(place: Any) -> bytes:
-    """A place of whole numbers, as bytes."""
+    """Pack a place of whole numbers into bytes."""
     return bytes(msgpack.packb(place))
 
 
 def unpack(place: bytes, kind: str) -> Any:
-    """What was packed. InputError when it is no such thing."""
+    """Unpack a place. Raises InputError for anything else."""
     try:
         return msgpack.unpackb(place)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -37,5 +37,5 @@ def unpack(place: bytes, kind: str) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is the number of an item or an epoch, or a size."""
+    """Return whether a value is the number of an item or an epoch, or a size."""
     return type(value) is int and 0 <= value < FAR

@@ -1,4 +1,4 @@
-"""Datasets as a prompt ledger reads them: from a place on, with the place after that."""
+"""Datasets as a prompt ledger reads them: items from a place on, and the place after them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class _Reader(Protocol):
 class Source:
     """A dataset, read `epochs` times (None: for ever), by one thread at a time.
 
-    It may have `state_dict`, `load_state_dict` and `iter`, which come first (unless it is to be shuffled); or `len` and
-    `[]`; or it is any other iterable, with the same items in the same order whenever it is iterated: whoever goes on in
-    another process iterates it from its start, and skips. Iterators, such as generators and files, can be read for one
-    epoch, and not be taken back. A dataset that isn't indexed and has `set_epoch` is told the epoch's number, from 0.
+    It may have `state_dict`, `load_state_dict` and `iter`, which are preferred (unless it is to be shuffled); or `len`
+    and `[]`; or it is any other iterable, with the same items in the same order on every iteration: another process
+    that goes on iterates it from its start, and skips. Iterators, such as generators and files, can be read for one
+    epoch only, and can't go back. A dataset that isn't indexed and has `set_epoch` is told the epoch's number, from 0.
 
-    `shuffle`, a seed, reads an indexed dataset in another order every epoch, which depends on the seed, the epoch and
-    the size of the dataset alone. Raises InputError for what can't be read, or not be shuffled.
+    `shuffle`, a seed, reads an indexed dataset in another order every epoch, which depends only on the seed, the epoch
+    and the size of the dataset. Raises InputError for datasets that can't be read, or not be shuffled.
     """
 
     def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None = None) -> None:
@@ -56,10 +56,10 @@ class Source:
             )
 
     def read(self, place: bytes, count: int) -> tuple[list[Any], bytes]:
-        """Up to `count` items from a place on, and the place after them; blocks. Fewer only at the end.
+        """Return up to `count` items from a place on, and the place after them; blocks. Fewer only at the end.
 
-        Raises InputError when it can't go on from this place: it is one of another dataset, or the dataset has become
-        shorter, or it is an iterator that is further already.
+        Raises InputError if the dataset can't go on from this place: it is a place of another dataset, or the dataset
+        has become shorter, or it is an iterator that is already past it.
         """
         with self._lock:
             return self._reader.read(place, count)
@@ -75,5 +75,5 @@ def _check_seed(shuffle: Any) -> int | None:
 def _is_indexed(dataset: Any) -> bool:
     torch = sys.modules.get("torch.utils.data")
     if torch is not None and isinstance(dataset, torch.IterableDataset):
-        return False  # those have a [] that raises NotImplementedError
+        return False  # their [] raises NotImplementedError
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")

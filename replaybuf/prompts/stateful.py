@@ -1,4 +1,4 @@
-"""Datasets and data loaders that can say where they are: the place is their state."""
+"""Datasets and data loaders with a state, which is the place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CODEC = Codec(RolloutType(dict))
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A dataset or data loader that can say where it is, and go on from there."""
+    """A dataset or data loader that gives its state, and can go on from it."""
 
     def state_dict(self) -> Any: ...
 
@@ -27,10 +27,10 @@ class Stateful(Protocol):
 
 
 def forgets(dataset: Any) -> bool:
-    """Whether the state of a streaming dataset of Hugging Face lacks what is in its shuffle buffer.
+    """Return whether the state of a streaming Hugging Face dataset lacks the content of its shuffle buffer.
 
-    Whoever loaded that state would skip those items, and get others twice. Iterated from its start it gives the same
-    order again, if it was shuffled with a seed.
+    Loading such a state would skip those items, and give others twice. Iterated from its start the dataset gives the
+    same order again, if it was shuffled with a seed.
     """
     steps = [getattr(dataset, "_ex_iterable", None)]
     while steps:
@@ -42,7 +42,7 @@ def forgets(dataset: Any) -> bool:
 
 
 class StatefulReader:
-    """Follows the store's cursor: wherever others have moved it, the dataset is set to that state first."""
+    """Follows the store's cursor: if others have moved it, the dataset is first set to that state."""
 
     def __init__(self, dataset: Stateful, epochs: int | None) -> None:
         self._dataset, self._epochs = dataset, epochs
@@ -50,12 +50,12 @@ class StatefulReader:
         self._first = self._state()
         self._place: bytes | None = START
         self._items: Iterator[Any] | None = None
-        self._ahead: list[Any] = []  # the next item, read already
+        self._ahead: list[Any] = []  # the next item, already read
 
     def read(self, place: bytes, count: int) -> tuple[list[Any], bytes]:
         if place != self._place:
             self._go_to(place)
-        self._place = None  # nowhere, until this has ended well
+        self._place = None  # unknown, until this has succeeded
         found: list[Any] = []
         empty = 0
         while len(found) < count and empty < 2 and not self._is_over():
@@ -78,16 +78,16 @@ class StatefulReader:
         return ahead + list(islice(self._items, count - len(ahead)))
 
     def _look_ahead(self) -> None:
-        """Let the place be in the next epoch where this one has no more: some datasets can't tell its end from that."""
+        """Move to the next epoch if this one has no more items: some datasets can't tell its end from that place."""
         self._ahead = self._take(1)
         if not self._ahead:
             self._begin_epoch(rewind=False)
             self._place = self._state()
 
     def _begin_epoch(self, *, rewind: bool) -> None:
-        """Let the next items be those of another epoch; some datasets begin anew by themselves, and shuffle anew.
+        """Begin another epoch; some datasets begin anew by themselves, and shuffle anew.
 
-        Their state is loaded, as it will be by whoever goes on from here: some begin otherwise then.
+        Their state is loaded, as it will be by a process that goes on from here: some begin differently then.
         """
         self._items = None
         if not rewind:
@@ -111,7 +111,7 @@ class StatefulReader:
         return _CODEC.encode([{"epoch": self._epoch, "state": with_arrays(self._dataset.state_dict())}])
 
     def _load(self, place: bytes) -> int:
-        """Set the dataset to a state; the number of its epoch."""
+        """Set the dataset to a state. Return the number of its epoch."""
         try:
             [record] = _CODEC.decode(place)
             epoch, state = int(record["epoch"]), with_tensors(record["state"])

@@ -1,6 +1,6 @@
-"""States of data loaders hold torch tensors (of random generators, mostly): as arrays they can be stored.
+"""Storing the torch tensors in states of data loaders (mostly of random generators) as arrays.
 
-torch is not needed for it, other than by those who have tensors.
+torch is needed only where there are tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _TENSOR = "__torch_tensor__"
 
 
 def with_arrays(state: Any) -> Any:
-    """The state with arrays in the place of tensors."""
+    """Return the state with arrays in place of tensors."""
     if isinstance(state, dict):
         return {name: with_arrays(value) for name, value in state.items()}
     if type(state) in (list, tuple):
@@ -24,7 +24,7 @@ def with_arrays(state: Any) -> Any:
 
 
 def with_tensors(state: Any) -> Any:
-    """The state as `with_arrays` got it."""
+    """Undo `with_arrays`."""
     if isinstance(state, dict):
         if state.keys() == {_TENSOR}:
             import torch  # type: ignore[import-not-found]

@@ -1,7 +1,7 @@
-"""The contract suite: what every storage backend of replaybuf keeps to, as tests that anyone can run.
+"""The contract suite: the laws that every storage backend of replaybuf keeps, as tests that anyone can run.
 
-Whoever writes a backend subclasses `StorageContract` in a test file of their own and says how a new, empty storage is
-made. pytest runs one test for each law (it needs pytest and pytest-asyncio, in any mode):
+The author of a backend subclasses `StorageContract` in a test file and says how a new, empty storage is made. pytest
+runs one test for each law (it needs pytest and pytest-asyncio, in any mode):
 
     from replaybuf.testing import StorageContract
 
@@ -11,10 +11,10 @@ made. pytest runs one test for each law (it needs pytest and pytest-asyncio, in 
             numbers = itertools.count()
             return lambda codec, rules: MyStorage(tmp_path / str(next(numbers)), codec, rules)
 
-`new_storage(codec, rules)` gives another empty storage at each call, not opened yet; the suite opens and closes it. A
-backend that outlives its process, or that several processes share, passes `DurableContract` too, which asks for a
-second fixture: `same_place(storage, codec)` gives a further storage over the same data, with the same rules, whether
-the first one is open or not.
+`new_storage(codec, rules)` returns another empty storage at each call, not opened yet; the suite opens and closes it. A
+backend that outlives its process, or that several processes share, passes `DurableContract` too, which needs a second
+fixture: `same_place(storage, codec)` returns a further storage over the same data, with the same rules, whether or not
+the first one is open.
 
     class TestMyStorageIsDurable(DurableContract):
         new_storage = ...
@@ -22,17 +22,17 @@ the first one is open or not.
         def same_place(self):
             return lambda storage, codec: MyStorage(storage.path, codec, storage.rules)
 
-A backend that can't do everything that a `StorageBackend` can (`replaybuf.storage.contract`) is certified for what it
-says that it can, by subclassing the contracts of these capabilities only:
+A backend with only some capabilities of a `StorageBackend` (`replaybuf.storage.contract`) is certified for these, by
+subclassing their contracts only:
 
     class TestMyStorage(GroupContract, LeaseContract): ...
 
 `GroupContract` (every backend), `LeaseContract`, `CheckpointContract`, `CursorContract` and `CopyContract` together are
-`StorageContract`. A law that needs another capability, too, is skipped where the backend doesn't have it.
+`StorageContract`. A law that also needs another capability is skipped if the backend doesn't have it.
 
 Laws about groups and metadata are tested on the backend itself, those about rules of the buffer (staleness, expiry,
-waiting) on a `ReplayBuffer` over it. What takes long is the laws of chance (`chances.py`); a backend whose draws are
-compared with those of the one in memory can do without them: `ExactContract` is the rest.
+waiting) on a `ReplayBuffer` over it. The laws of chance (`chances.py`) take long. A backend whose draws are compared
+with those of the one in memory can do without them: `ExactContract` is the rest.
 """
 
 import pytest

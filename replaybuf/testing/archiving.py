@@ -1,4 +1,4 @@
-"""Laws of the archive: completed groups that left by being drawn stay, for those who ask with a query."""
+"""Laws of the archive: completed groups that left by being drawn stay, for queries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MANY = 1000
 
 
 class ArchiveLaws(Harness):
-    """With `archive_groups` or `archive_seconds` in the limits."""
+    """Laws of `archive_groups` and `archive_seconds` in the limits."""
 
     async def test_without_an_archive_nothing_stays(self, open_buffer: OpenBuffer) -> None:
         """The default."""
@@ -115,7 +115,7 @@ class ArchiveLaws(Harness):
         assert await total(buffer, "pruned") == 3
 
     async def test_the_archive_is_pruned_by_age(self, open_buffer: OpenBuffer) -> None:
-        """What was archived so long ago leaves, as others come after it."""
+        """Groups archived longer ago leave, as others come after them."""
         buffer = await open_buffer(archive_seconds=0.3)
         uids = await fill(buffer, 2)
         await drawn(buffer, 2)

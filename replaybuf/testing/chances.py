@@ -23,7 +23,7 @@ RANDOM = pytest.mark.parametrize("policy", ["uniform", "prioritized"])
 
 
 async def tally(buffer: ReplayBuffer, uids: list[int], times: int, **options: Any) -> list[int]:
-    """How often each group comes when one is drawn so many times."""
+    """Return how often each group comes when one group is drawn this many times."""
     counts = Counter([uid for _ in range(times) for uid in await drawn(buffer, 1, **options)])
     assert set(counts) <= set(uids)
     return [counts[uid] for uid in uids]

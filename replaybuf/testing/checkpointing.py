@@ -22,14 +22,14 @@ from replaybuf.testing.waiting import waiting
 
 
 def state_of(buffer: ReplayBuffer) -> Any:
-    """All that a store knows: groups with their payloads, counts, races, cursors; not which uid comes next."""
+    """Return all that a store holds: groups with their payloads, counts, races, cursors; not the next uid."""
     state = deepcopy(buffer.state_dict())
     del state["storage"]["next_uid"]
     return state
 
 
 async def go_on(buffer: ReplayBuffer) -> None:
-    """What a trainer and its workers do next: it changes everything that can be changed."""
+    """Do what a trainer and its workers do next, to change everything that can be changed."""
     await buffer.put(group(21), "math", model_step=8, current_train_step=9)
     await buffer.put(group(22), "math", key="a")
     await buffer.put(group(23), "other")
@@ -42,7 +42,7 @@ async def go_on(buffer: ReplayBuffer) -> None:
 
 
 async def batches(buffer: ReplayBuffer, first: int, steps: int = 4) -> list[Any]:
-    """The batches of some more steps, each after puts, with what is known of their groups."""
+    """Return the batches of some more steps, each after puts, with the metadata of their groups."""
     drawn = []
     for step in range(steps):
         for number in range(3):
@@ -58,7 +58,7 @@ class CheckpointLaws(Harness):
 
     @needs(CopyStorage)
     async def test_a_restore_gives_back_exactly_what_was(self, buffer: ReplayBuffer) -> None:
-        """Groups, metadata, rollouts, counts: what was taken is back, what was put since is gone."""
+        """Groups, metadata, rollouts, counts: groups taken since are back, groups put since are gone."""
         await fill(buffer)
         before, seen = state_of(buffer), await everything(buffer)
         made = await buffer.checkpoint(8)
@@ -156,7 +156,7 @@ class CheckpointLaws(Harness):
 
     @needs(LeaseStorage)
     async def test_keep_new_counts_what_it_keeps(self, buffer: ReplayBuffer) -> None:
-        """put = what became of the groups, also after groups were kept over a restore, and one replaced another."""
+        """put = the sum of all outcomes, also after groups were kept over a restore, and one replaced another."""
         await buffer.put(group(1), "math", key="a")
         await buffer.put(group(2), "math")
         await buffer.checkpoint(2)
@@ -197,7 +197,7 @@ class CheckpointLaws(Harness):
         assert await storage.cursor("b") == Cursor("b")
 
     async def test_the_checkpoints_made_last_are_kept(self, open_buffer: OpenBuffer) -> None:
-        """As many as the buffer was told to; a checkpoint of the same step takes the place of the older one."""
+        """As many as the buffer's setting; a checkpoint of the same step replaces the older one."""
         storage = (await open_buffer()).storage
         buffer = ReplayBuffer(storage, storage.codec.rollout_type, keep_checkpoints=2)
         for number, step in enumerate([1, 2, 1, 3]):
@@ -240,7 +240,7 @@ class CheckpointLaws(Harness):
             buffer.load_state_dict(state)
 
     async def test_a_restore_wakes_those_who_wait(self, buffer: ReplayBuffer) -> None:
-        """Groups that are back are there for whoever waits in the same buffer."""
+        """Waits in the same buffer get groups that are back."""
         await buffer.put(group(1), "math")
         await buffer.checkpoint(1)
         await buffer.get(1, "math")
@@ -261,7 +261,7 @@ class CheckpointLaws(Harness):
 
     @needs(LeaseStorage)
     async def test_keep_new_keeps_a_result_in_the_place_of_its_prompt(self, buffer: ReplayBuffer) -> None:
-        """What a kept group has replaced since, also by way of others, doesn't come back beside it."""
+        """Groups that a kept group has replaced since, also through others, don't come back beside it."""
         for number in range(3):
             await buffer.put(group(number, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 3}, group_status="init", seconds=LONG, heartbeat=False)

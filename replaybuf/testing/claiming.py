@@ -22,7 +22,7 @@ class ClaimLaws(Harness):
     """Groups that are leased from the beginning, in the transaction that moves a cursor."""
 
     def prompt(self, number: int) -> NewGroup:
-        """A group of which nothing was generated yet."""
+        """Return a group without any generated rollouts yet."""
         return NewGroup("math", Status.INIT, 0, group(number, status=Status.INIT), 1.0)
 
     async def test_a_claim_moves_the_cursor_with_its_groups(self, buffer: ReplayBuffer) -> None:
@@ -40,7 +40,7 @@ class ClaimLaws(Harness):
 
     @needs(CheckpointStorage)
     async def test_a_claim_from_before_a_restore_does_nothing(self, buffer: ReplayBuffer) -> None:
-        """The cursor has the same version again, and another place: somebody was just reading the dataset."""
+        """The cursor has the same version again but another place: a worker was just reading the dataset."""
         storage = able(buffer.storage, CursorStorage)
         await storage.move_cursor(Cursor("data", 0, 1, b"one"))
         await buffer.checkpoint(1)
@@ -65,7 +65,7 @@ class ClaimLaws(Harness):
         assert tallies == {Tally.PUT: 1, Tally.SIZE: 1, Tally.RETURNED: 1}
 
     async def test_a_claim_evicts_nothing(self, open_buffer: OpenBuffer) -> None:
-        """What is leased is not in the buffer."""
+        """Leased groups are not in the buffer."""
         buffer = await open_buffer(capacity=1)
         await buffer.put(group(1), "math")
         await buffer.cursors.claim([self.prompt(2), self.prompt(3)], Cursor("data"), LONG)
@@ -143,7 +143,7 @@ class SettlingLaws(Harness):
         assert ids(await buffer.get(9, "math", "init")) == [2, 3]
 
     async def test_a_result_says_what_it_was_made_from(self, buffer: ReplayBuffer) -> None:
-        """InputError otherwise, and for what are no uids of the lease; nothing is stored."""
+        """InputError otherwise, and for uids that aren't of the lease; nothing is stored."""
         await buffer.put(group(1), "math")
         lease = await buffer.lease_batch({"math": 1}, seconds=LONG)
         wrong: list[Any] = [[], [-1], ["1"], "1", None, [7], [*lease.open, 7]]

@@ -53,36 +53,36 @@ class ExactGroupContract(
     WaitingLaws,
     ClosingLaws,
 ):
-    """What every backend keeps to, but for what is left to chance."""
+    """The laws of every backend, except those of chance."""
 
 
 class GroupContract(ExactGroupContract, ChanceLaws):
-    """What every backend keeps to: a `GroupStorage`. Needs the fixture `new_storage`, as all of these."""
+    """The laws of every backend: a `GroupStorage`. Needs the fixture `new_storage`, as all contracts do."""
 
 
 class LeaseContract(LeaseLaws, LeaseTimeLaws, SettlingLaws):
-    """What a `LeaseStorage` keeps to."""
+    """The laws of a `LeaseStorage`."""
 
 
 class CheckpointContract(CheckpointLaws):
-    """What a `CheckpointStorage` keeps to."""
+    """The laws of a `CheckpointStorage`."""
 
 
 class CursorContract(ClaimLaws):
-    """What a `CursorStorage` keeps to."""
+    """The laws of a `CursorStorage`."""
 
 
 class CopyContract(PersistenceLaws, DamageLaws):
-    """What a `CopyStorage` keeps to; damage is done to groups by way of a state dict."""
+    """The laws of a `CopyStorage`; groups are damaged through a state dict."""
 
 
 class ExactContract(ExactGroupContract, LeaseContract, CheckpointContract, CursorContract, CopyContract):
-    """`StorageContract`, but for what is left to chance."""
+    """`StorageContract` without the laws of chance."""
 
 
 class StorageContract(GroupContract, LeaseContract, CheckpointContract, CursorContract, CopyContract):
-    """What a `StorageBackend` keeps to, which can do everything."""
+    """The laws of a `StorageBackend`, which has all capabilities."""
 
 
 class DurableContract(DurableLaws, DurableRulesLaws, FenceLaws):
-    """What backends keep to that outlive their process. Needs the fixtures `new_storage` and `same_place`."""
+    """The laws of backends that outlive their process. Needs the fixtures `new_storage` and `same_place`."""

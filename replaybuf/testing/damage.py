@@ -31,11 +31,11 @@ class DamageLaws(Harness):
 
     @pytest.fixture(params=["bit rot", "other type"])
     def kind(self, request: pytest.FixtureRequest) -> str:
-        """What is wrong with the second of three groups."""
+        """The damage of the second of three groups."""
         return str(request.param)
 
     async def _damaged(self, kind: str, open_storage: Open) -> tuple[ReplayBuffer, list[int]]:
-        """A buffer with three groups, of which the second can't be decoded, and their uids."""
+        """Return a buffer with three groups, whose second can't be decoded, and their uids."""
         storage = await open_storage()
         uids = [await storage.put(_new(0))]
         if kind == "bit rot":
@@ -95,7 +95,7 @@ class DamageLaws(Harness):
         assert await buffer.count_where({"status": "failed"}) == len(buffer) == 1
 
     async def test_a_group_set_aside_can_be_asked_for_again(self, kind: str, open_storage: Open) -> None:
-        """It is set aside anew as often as it is taken, and can be deleted."""
+        """It is set aside again each time it is taken, and can be deleted."""
         buffer, _ = await self._damaged(kind, open_storage)
         await buffer.get(9, "math")
         assert await buffer.get(9, "math", "failed") == []

@@ -1,4 +1,4 @@
-"""Laws of what all draws share: the status, the query and the time to wait mean the same for each."""
+"""Laws that all draws share: the status, the query and the timeout mean the same for each."""
 
 from __future__ import annotations
 

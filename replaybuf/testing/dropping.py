@@ -1,4 +1,4 @@
-"""Laws of puts that are dropped: a group that expired and isn't retryable is counted; what it replaces leaves."""
+"""Laws of dropped puts: a group that expired and isn't retryable is counted; the groups that it replaces leave."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from replaybuf.testing.harness import SOON, Harness, OpenBuffer, able, fill, fou
 from replaybuf.testing.leasing import LONG
 from replaybuf.testing.waiting import waiting
 
-#: Options with which `stale()` is dropped.
+#: Options that drop `stale()`.
 DROPPING: dict[str, Any] = {"stale_threshold": 4, "expired_groups_retryable": False}
 
 
 def stale() -> list[RolloutState]:
-    """A group that is too old to be stored."""
+    """Return a group that is too old to be stored."""
     return group(9, seq_staleness=4)
 
 
 async def counted(buffer: ReplayBuffer) -> tuple[int, int, int]:
-    """What was put, dropped and replaced so far."""
+    """Return the numbers of groups put, dropped and replaced so far."""
     put, dropped, replaced = [await total(buffer, name) for name in ("put", "dropped", "replaced")]
     return put, dropped, replaced
 
 
 class DroppingLaws(Harness):
-    """What a put replaces leaves as well when the new group is dropped, or nothing happens."""
+    """The groups that a put replaces also leave if the new group is dropped, or nothing happens."""
 
     async def test_what_a_dropped_group_replaces_leaves(self, buffer: ReplayBuffer) -> None:
         """As if the group had been stored; it counts as put and dropped."""
@@ -51,7 +51,7 @@ class DroppingLaws(Harness):
 
     @needs(LeaseStorage)
     async def test_a_leased_group_of_the_key_leaves(self, buffer: ReplayBuffer) -> None:
-        """It doesn't come back to stand beside what comes under its key."""
+        """It doesn't come back beside a later group with its key."""
         await buffer.put(group(1), "math", key="a")
         lease = await buffer.lease_batch({"math": 1}, seconds=LONG)
         assert await buffer.put(stale(), "math", key="a", **DROPPING) is None
@@ -103,7 +103,7 @@ class DroppingLaws(Harness):
         assert (len(buffer), await counted(buffer)) == (1, (1, 0, 0))
 
     async def test_who_waits_for_room_hears_of_a_dropped_group(self, open_buffer: OpenBuffer) -> None:
-        """What it replaced has made room."""
+        """The groups that it replaced have made room."""
         buffer = await open_buffer(capacity=1, on_full="block")
         uids = await fill(buffer, 1)
         waits = await waiting(buffer, buffer.put(group(2), "math", timeout=SOON))

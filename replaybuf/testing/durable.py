@@ -31,11 +31,11 @@ SamePlace = Callable[[GroupStorage, Codec], GroupStorage]
 
 
 class DurableLaws(Harness):
-    """What was committed is there for whoever opens the same place."""
+    """Committed groups are there for all that open the same place."""
 
     @pytest.fixture
     def same_place(self) -> SamePlace:
-        """A function that gives a further storage over the data of the one given, with its rules, for a codec."""
+        """A function that returns a further storage over the data of the one given, with its rules, for a codec."""
         raise NotImplementedError("give a fixture same_place; replaybuf.testing says how")
 
     async def test_it_says_that_it_is_durable(self, storage: GroupStorage) -> None:
@@ -66,7 +66,7 @@ class DurableLaws(Harness):
     async def test_a_put_elsewhere_wakes_those_who_wait(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
-        """Whoever waits here sees what was put there."""
+        """A wait here sees a put there."""
         other = await open_buffer(storage=same_place(buffer.storage, CODEC))
         task = await waiting(buffer, buffer.take_batch({"math": 1}, timeout=SOON * 2))
         await other.put(group(1), "math")
@@ -96,7 +96,7 @@ class DurableLaws(Harness):
     async def test_a_refresh_holds_for_later_readers(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
-        """Whoever opens the place sees refreshed and expired groups as the refresher does."""
+        """Other storages over the place see refreshed and expired groups as the refresher does."""
         await fill(buffer)
         other = await open_buffer(storage=same_place(buffer.storage, CODEC))
         await buffer.refresh_staleness(task_stale_thresholds={"math": 3, "code": None}, current_train_step=11)

@@ -34,11 +34,11 @@ WHILE = 2.0
 
 
 class DurableRulesLaws(Harness):
-    """Whoever opens the same place goes on where the others are."""
+    """Storages over the same place go on where the others are."""
 
     @pytest.fixture
     def same_place(self) -> SamePlace:
-        """A function that gives a further storage over the data of the one given, with its rules, for a codec."""
+        """A function that returns a further storage over the data of the one given, with its rules, for a codec."""
         raise NotImplementedError("give a fixture same_place; replaybuf.testing says how")
 
     async def _reopened(self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace) -> ReplayBuffer:
@@ -64,7 +64,7 @@ class DurableRulesLaws(Harness):
         assert sequences[0] == sequences[1]
 
     async def test_several_storages_share_the_race(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
-        """Draws through either are what draws through one would be."""
+        """Draws through either are the same as draws through one."""
         one = await open_buffer("uniform", seed=2, max_times_sampled=0)
         first = await open_buffer("uniform", seed=2, max_times_sampled=0)
         second = await open_buffer(storage=same_place(first.storage, CODEC))
@@ -104,7 +104,7 @@ class DurableRulesLaws(Harness):
         assert await total(buffer, "evicted") == 12
 
     async def test_a_take_elsewhere_makes_room(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
-        """A put that waits here sees what was taken there."""
+        """A put that waits here sees a take there."""
         buffer = await open_buffer(capacity=1, on_full="block")
         other = await open_buffer(storage=same_place(buffer.storage, CODEC))
         await fill(buffer, 1)
@@ -114,7 +114,7 @@ class DurableRulesLaws(Harness):
         await asyncio.wait_for(task, SOON)
 
     async def test_tallies_are_those_of_the_place(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
-        """Whichever storage caused them, also after reopening."""
+        """Over all storages, also after reopening."""
         buffer = await open_buffer(max_times_sampled=2, capacity=3)
         other = await open_buffer(storage=same_place(buffer.storage, CODEC))
         await fill(buffer, 3)
@@ -126,7 +126,7 @@ class DurableRulesLaws(Harness):
 
     @needs(LeaseStorage)
     async def test_leases_survive_reopening(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
-        """Still hidden, whoever opens the place; then, when their time is over, they come back."""
+        """Groups stay hidden from every storage over the place; when their lease ends, they come back."""
         buffer = await open_buffer()
         uids = await fill(buffer, 3)
         lease = await lease_of(buffer, 2, WHILE)
@@ -142,7 +142,7 @@ class DurableRulesLaws(Harness):
 
     @needs(LeaseStorage)
     async def test_tokens_grow_for_all(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
-        """Also after reopening: a token fences off whoever had the groups before."""
+        """Also after reopening: a token fences off earlier consumers of the groups."""
         buffer = await open_buffer()
         await fill(buffer, 3)
         first = await lease_of(buffer)

@@ -13,10 +13,10 @@ from replaybuf.testing.harness import Harness, found, group, only, plain, rollou
 
 
 class ExpiryLaws(Harness):
-    """What put makes of model steps, train steps and thresholds."""
+    """The effects of model steps, train steps and thresholds on a put."""
 
     async def test_model_step_fills_up_what_is_missing(self, buffer: ReplayBuffer) -> None:
-        """It extends `response_model_steps` to the length of `response_ids`; what is there stays."""
+        """It extends `response_model_steps` to the length of `response_ids`; existing ones stay."""
         put = [rollout(1), rollout(2, response_model_steps=[3]), rollout(3, response_model_steps=[1, 1, 1, 1])]
         await buffer.put(put, "math", model_step=7)
         stored = (await only(buffer)).item
@@ -82,7 +82,7 @@ class ExpiryLaws(Harness):
         assert plain(item.item[1]) == plain(rollout(2, response_model_steps=[8], reward=0.25))
 
     async def test_not_retryable_groups_are_dropped_and_counted(self, buffer: ReplayBuffer) -> None:
-        """put gives None, nothing is stored, every rollout of the caller is EXPIRED, the task's count goes up."""
+        """put returns None, nothing is stored, every rollout of the caller is EXPIRED, the task's count goes up."""
         put = [rollout(1, response_model_steps=[0]), rollout(2)]
         uid = await buffer.put(put, "math", current_train_step=9, stale_threshold=5, expired_groups_retryable=False)
         assert (uid, len(buffer)) == (None, 0)
@@ -155,7 +155,7 @@ class ExpiryLaws(Harness):
                 await buffer.put(items, "math", current_train_step=1, **{name: value})  # type: ignore[arg-type]
 
     async def test_the_rollouts_given_are_normalised_in_place(self, buffer: ReplayBuffer) -> None:
-        """What the caller holds afterwards is what the store has."""
+        """The caller's rollouts are afterwards the same as the stored ones."""
         put = [rollout(1, response_model_steps=[0]), rollout(2)]
         await buffer.put(put, "math", model_step=8, current_train_step=10, stale_threshold=5)
         assert plain(put) == plain((await only(buffer)).item)

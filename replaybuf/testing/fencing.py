@@ -1,4 +1,4 @@
-"""Laws of restores that several storages over one place live through: who was there before is fenced off."""
+"""Laws of restores among several storages over one place: those opened before are fenced off."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ATTEMPTS: dict[str, Attempt] = {
 
 
 class FenceLaws(Harness):
-    """Restores, seen by others."""
+    """Restores, as other storages see them."""
 
     @pytest.fixture
     def same_place(self) -> SamePlace:
@@ -89,7 +89,7 @@ class FenceLaws(Harness):
     async def test_those_who_wait_are_told(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
-        """Waits of the run before end with FencedError, long before their time is over."""
+        """Waits of the run before end with FencedError, long before their timeout."""
         await buffer.checkpoint(1)
         task = await waiting(buffer, buffer.wait_ready({"math": 1}, timeout=None))
         trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))
@@ -113,7 +113,7 @@ class FenceLaws(Harness):
     async def test_a_new_buffer_joins_the_restored_run(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
-        """Whoever opens it after the restore, and the one who restored; also after a second restore."""
+        """Storages opened after the restore, and the one that restored; also after a second restore."""
         await buffer.checkpoint(1)
         for number in range(2):
             trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))

@@ -1,4 +1,4 @@
-"""Laws of capacity: what leaves, who waits and who is refused when a task is full."""
+"""Laws of capacity: which groups leave, and which puts wait or are refused, when a task is full."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from replaybuf.testing.harness import (
 
 
 async def numbers(buffer: ReplayBuffer, query: Any = None) -> list[int]:
-    """The numbers of the groups in the buffer, in insertion order."""
+    """Return the numbers of the groups in the buffer, in insertion order."""
     return ids([item.item for item in await found(buffer, query)])
 
 
 async def waits_for_room(buffer: ReplayBuffer, *puts: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
-    """Tasks of puts, each of which stands in line before the next one begins."""
+    """Start puts as tasks, each waiting in line before the next one begins."""
     tasks = []
     for put in puts:
         tasks.append(asyncio.create_task(put))
@@ -50,7 +50,7 @@ class EvictionLaws(Harness):
         [("fifo", [3, 4, 5]), ("lifo", [0, 1, 2]), ("staleness", [0, 2, 4])],
     )
     async def test_the_remover_says_what_leaves(self, open_buffer: OpenBuffer, remover: str, left: list[int]) -> None:
-        """What comes first in its order, the newcomer included."""
+        """The first groups in its order, the new one included."""
         buffer = await open_buffer(remover=remover, capacity=3)
         for number in range(6):
             assert await buffer.put(group(number, seq_staleness=number % 2), "math") is not None
@@ -59,7 +59,7 @@ class EvictionLaws(Harness):
         assert (await total(buffer, "evicted"), await total(buffer, "put")) == (3, 6)
 
     async def test_prioritized_eviction_spares_priority_zero(self, open_buffer: OpenBuffer) -> None:
-        """A remover draws as a sampler does: what has no weight leaves last."""
+        """A remover draws as a sampler does: groups without weight leave last."""
         buffer = await open_buffer(remover="prioritized", capacity=2, seed=1)
         for number, priority in enumerate((0, 1, 5, 0, 2)):
             await buffer.put(group(number), "math", priority=priority)
@@ -75,7 +75,7 @@ class EvictionLaws(Harness):
         assert await numbers(buffer, {"task_name": "code"}) == [0, 1]
 
     async def test_a_replaced_group_makes_room(self, open_buffer: OpenBuffer) -> None:
-        """A put of the same key, or one that says what it replaces, evicts no other."""
+        """A put of the same key, or with `replaces`, evicts no other."""
         buffer = await open_buffer(capacity=2)
         await buffer.put(group(0), "math", key="a")
         uids = await fill(buffer, 1, first=1)
@@ -112,7 +112,7 @@ class FullLaws(Harness):
         assert await buffer.put(group(9), "code") is not None
 
     async def test_what_expires_makes_room(self, open_buffer: OpenBuffer) -> None:
-        """Its workers would wait for ever otherwise, for groups to leave that only they take."""
+        """Workers would otherwise wait for ever for groups to leave that only they take."""
         buffer = await open_buffer("staleness", capacity=2, on_full="block")
         for number in range(2):
             await buffer.put(group(number), "math", model_step=1, current_train_step=2)
@@ -167,7 +167,7 @@ class FullLaws(Harness):
     @needs(LeaseStorage)
     @pytest.mark.parametrize("how", ["delete", "lease", "update"])
     async def test_other_changes_make_room_too(self, open_buffer: OpenBuffer, how: str) -> None:
-        """What is deleted, leased or archived isn't in the buffer."""
+        """Deleted, leased and archived groups aren't in the buffer."""
         buffer = await open_buffer(capacity=1, on_full="block")
         await fill(buffer, 1)
         [task] = await waits_for_room(buffer, buffer.put(group(1), "math"))

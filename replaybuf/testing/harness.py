@@ -1,4 +1,4 @@
-"""What the tests of the contract stand on: fixtures, and small groups to put."""
+"""The base of the contract's tests: fixtures, and small groups to put."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ Open = Callable[..., Awaitable[GroupStorage]]
 OpenBuffer = Callable[..., Awaitable[ReplayBuffer]]
 
 CODEC = Codec(RolloutType(RolloutState))
-#: A codec of other rollouts: what it writes, `CODEC` can't read.
+#: A codec of other rollouts: `CODEC` can't read its payloads.
 OTHER_CODEC = Codec(RolloutType(dict))
 
-#: Enough for anything that happens at all, in seconds.
+#: Long enough for anything that happens at all, in seconds.
 SOON = 20.0
 
 
 @pytest.mark.asyncio
 class Harness:
-    """The fixtures of the suite. Subclasses of it give `new_storage`."""
+    """The fixtures of the suite. Subclasses provide `new_storage`."""
 
     @pytest.fixture
     def new_storage(self) -> NewStorage:
-        """A function that gives a new, empty storage for a codec and rules at each call."""
+        """A function that returns a new, empty storage for a codec and rules at each call."""
         raise NotImplementedError("give a fixture new_storage; replaybuf.testing says how")
 
     @pytest_asyncio.fixture
@@ -94,9 +94,9 @@ class Harness:
         return await open_buffer()
 
     async def damaged(self, storage: GroupStorage, uid: int, open_storage: Open) -> GroupStorage:
-        """A storage with the groups of this one, where a bit of the payload of one of them has flipped.
+        """Return a storage with the groups of this one, with a flipped bit in the payload of one of them.
 
-        It goes through the state dict, so that it works with any backend.
+        It uses the state dict, so that it works with any backend.
         """
         state = deepcopy(able(storage, CopyStorage).state_dict())
         for record in state["groups"]:
@@ -110,7 +110,7 @@ class Harness:
 
 
 def needs(*capabilities: type) -> Callable[[F], F]:
-    """A law that needs more than its contract is about: skipped for backends that can't do one of these."""
+    """Mark a law that needs more capabilities than its contract: backends that lack one of these skip it."""
 
     def mark(law: F) -> F:
         law.needs = capabilities  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ def needs(*capabilities: type) -> Callable[[F], F]:
 
 
 def able(storage: GroupStorage, capability: type[C]) -> C:
-    """The storage as one that can do what the law needs."""
+    """Return the storage, typed as one with the capability that the law needs."""
     assert isinstance(storage, capability)
     return storage
 
@@ -128,12 +128,12 @@ def able(storage: GroupStorage, capability: type[C]) -> C:
 def rules_of(
     policy: str | ReplayPolicy = "fifo", *, remover: str | ReplayPolicy = "fifo", seed: int | None = 0, **limits: Any
 ) -> Rules:
-    """Rules: the policies by name or as they are, the seed of both, and the fields of `Limits`."""
+    """Return rules, given the policies by name or as they are, the seed of both, and the fields of `Limits`."""
     return Rules(resolve_policy(policy, seed), resolve_policy(remover, seed), Limits(**limits))
 
 
 def rollout(rollout_id: int = 0, **fields: Any) -> RolloutState:
-    """A completed rollout of three tokens."""
+    """Return a completed rollout of three tokens."""
     values: dict[str, Any] = {
         "rollout_id": rollout_id,
         "message": [{"role": "user", "content": f"prompt {rollout_id}"}],
@@ -152,65 +152,65 @@ def rollout(rollout_id: int = 0, **fields: Any) -> RolloutState:
 
 
 def group(*ids: int, **fields: Any) -> list[RolloutState]:
-    """A group of completed rollouts with these ids, and with these fields."""
+    """Return a group of completed rollouts with these ids, and with these fields."""
     return [rollout(rollout_id, **deepcopy(fields)) for rollout_id in ids or (0,)]
 
 
 def new_group(*ids: int, task: str = "math", status: Status = Status.COMPLETED, **metadata: Any) -> NewGroup:
-    """A group as the buffer would hand it to a storage."""
+    """Return a group as the buffer would hand it to a storage."""
     values: dict[str, Any] = {"staleness": 0, "created_at": 1000.0} | metadata
     return NewGroup(task_name=task, status=status, rollouts=group(*ids, status=status), **values)
 
 
 def ids(groups: list[list[Any]]) -> list[int]:
-    """The id of the first rollout of each group."""
+    """Return the id of the first rollout of each group."""
     return [rollouts[0].rollout_id for rollouts in groups]
 
 
 async def found(buffer: ReplayBuffer, query: Any = None, **options: Any) -> list[StorageItem]:
-    """What `find` gives, as a list; of all groups without a query."""
+    """Return the groups that match, or all without a query, as a list."""
     return [item async for item in buffer.find({} if query is None else query, **options)]
 
 
 async def fill(buffer: ReplayBuffer, count: int, task: str = "math", first: int = 0, **options: Any) -> list[int]:
-    """Put groups numbered from `first`, one after the other; their uids."""
+    """Put groups numbered from `first`, one after the other. Return their uids."""
     uids = [await buffer.put(group(number), task, **options) for number in range(first, first + count)]
     assert None not in uids
     return [uid for uid in uids if uid is not None]
 
 
 async def drawn(buffer: ReplayBuffer, size: int = 1, task: str = "math", **options: Any) -> list[int]:
-    """The uids of the groups that `sample` gives, in the order in which they were drawn."""
+    """Return the uids of the groups of a `sample`, in the order in which they were drawn."""
     items = await buffer.sample({task: size}, **options)
     return [item.uid for item in items[task]]
 
 
 async def total(buffer: ReplayBuffer, name: str, task: str = "math") -> int:
-    """What the metrics of a task say of something."""
+    """Return one of a task's metrics."""
     tasks = (await buffer.metrics(distributions=False))["tasks"]
     return int(tasks[task][name]) if task in tasks else 0
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something holds; TimeoutError when it doesn't come to pass."""
+    """Wait until something holds. Raises TimeoutError if it doesn't."""
     async with asyncio.timeout(SOON):
         while not await holds():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
 def chi_square(observed: Iterable[float], expected: Iterable[float]) -> float:
-    """Pearson's statistic: how far counts are from what was expected."""
+    """Return Pearson's statistic: how far counts are from the expected ones."""
     return sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
 
 
 async def only(buffer: ReplayBuffer) -> StorageItem:
-    """The only group of the buffer."""
+    """Return the only group of the buffer."""
     [item] = await found(buffer)
     return item
 
 
 async def matching(buffer: ReplayBuffer, query: Any) -> list[int]:
-    """The uids of the groups that match, by `find`, which have to be as many as `count_where` says."""
+    """Return the uids of the groups that match, by `find`; their number must be that of `count_where`."""
     uids = [item.uid for item in await found(buffer, query)]
     assert await buffer.count_where(query) == len(uids)
     assert await buffer.storage.count(parse(query)) == len(uids)
@@ -218,7 +218,7 @@ async def matching(buffer: ReplayBuffer, query: Any) -> list[int]:
 
 
 def plain(value: Any) -> Any:
-    """A value in a form in which equality means sameness: arrays with dtype and shape, models as dicts."""
+    """Return a value in a form that compares by ==: arrays with dtype and shape, models as dicts."""
     if isinstance(value, np.ndarray):
         return ("array", value.dtype.str, value.shape, value.tolist())
     if isinstance(value, RolloutState):
@@ -231,6 +231,6 @@ def plain(value: Any) -> Any:
 
 
 def payload_of(storage: GroupStorage, uid: int) -> bytes:
-    """The encoded rollouts of a group, by the state dict."""
+    """Return the encoded rollouts of a group, by the state dict."""
     groups = unpack_state(able(storage, CopyStorage).state_dict()).groups
     return next(group.payload for group in groups if group.item.uid == uid)

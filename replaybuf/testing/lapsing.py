@@ -1,4 +1,4 @@
-"""Laws of the time of leases: what becomes of groups whose consumer says nothing."""
+"""Laws of the time of leases: the groups of silent consumers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replaybuf.errors import LeaseLostError
 from replaybuf.testing.harness import SOON, Harness, OpenBuffer, drawn, eventually, fill, found, ids, only, total
 from replaybuf.testing.leasing import LONG, lease_of
 
-#: A lease that is over soon, in seconds.
+#: A lease that ends soon, in seconds.
 SHORT = 0.25
 
 
@@ -23,7 +23,7 @@ async def past(moment: float) -> None:
 
 
 class LeaseTimeLaws(Harness):
-    """What becomes of them when their consumer says nothing."""
+    """Groups whose consumer is silent."""
 
     async def test_groups_of_a_silent_consumer_come_back(self, buffer: ReplayBuffer) -> None:
         """After the lease's time, in their old place, with the delivery counted."""
@@ -43,7 +43,7 @@ class LeaseTimeLaws(Harness):
         assert ids(batch["math"]) == [0]
 
     async def test_those_who_wait_hear_of_what_a_draw_brings_back(self, buffer: ReplayBuffer) -> None:
-        """It ends leases when it finds too little, and may leave some of what comes back to others."""
+        """A draw that finds too few groups ends expired leases, and may leave some of their groups to others."""
         await fill(buffer, 2)
         lease = await lease_of(buffer, 2, SHORT)
         before = buffer.storage.version()
@@ -52,7 +52,7 @@ class LeaseTimeLaws(Harness):
         assert buffer.storage.version() != before
 
     async def test_a_late_acknowledgement_is_refused(self, buffer: ReplayBuffer) -> None:
-        """When another has the groups by then: LeaseLostError, and they stay with the other."""
+        """If another consumer has the groups by then: LeaseLostError, and they stay with it."""
         await fill(buffer, 2)
         late = await lease_of(buffer, 2, SHORT)
         other = await buffer.lease_batch({"math": 2}, timeout=SOON, seconds=LONG, heartbeat=False)
@@ -67,7 +67,7 @@ class LeaseTimeLaws(Harness):
         assert await total(buffer, "taken") == 2
 
     async def test_a_lost_lease_shows_at_the_end_of_the_block(self, buffer: ReplayBuffer) -> None:
-        """Unless there is an error already, which is the one to see."""
+        """Unless the block raised an error already, which is the one to see."""
         await fill(buffer, 1)
 
         async def outlast(error: Exception | None) -> None:
@@ -83,7 +83,7 @@ class LeaseTimeLaws(Harness):
             await outlast(ZeroDivisionError())
 
     async def test_an_acknowledgement_is_whole(self, buffer: ReplayBuffer) -> None:
-        """When one group of several is lost, none of them is acknowledged."""
+        """If one group of several is lost, none of them is acknowledged."""
         uids = await fill(buffer, 2)
         late = await lease_of(buffer, 2, SHORT)
         await buffer.wait_ready({"math": 2}, timeout=SOON)

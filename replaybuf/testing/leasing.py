@@ -1,4 +1,4 @@
-"""Laws of leases: groups that are hidden while somebody works on them."""
+"""Laws of leases: groups that are hidden while a consumer works on them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from replaybuf.testing.harness import (
 )
 from replaybuf.testing.waiting import waiting
 
-#: A lease that isn't over while a test runs, in seconds.
+#: A lease that doesn't end while a test runs, in seconds.
 LONG = 1000.0
 
 
 async def lease_of(buffer: ReplayBuffer, size: int = 1, seconds: float = LONG) -> Lease:
-    """A lease of so many groups, without a heartbeat, to be settled by hand."""
+    """Return a lease of this many groups, without a heartbeat, to be settled by hand."""
     lease = await buffer.lease_batch({"math": size}, seconds=seconds, heartbeat=False)
     assert lease.counts == {"math": size}
     return lease
@@ -121,7 +121,7 @@ class LeaseLaws(Harness):
         assert [item.uid for item in await found(buffer)] == uids[1:]
 
     async def test_a_settled_lease_has_nothing_left_to_do(self, buffer: ReplayBuffer) -> None:
-        """Settling what is open, when nothing is, is no error; nor is a lease of nothing."""
+        """Settling all open groups when none is open is no error; nor is an empty lease."""
         await fill(buffer, 1)
         async with buffer.lease_batch({"math": 1, "code": 2}, seconds=LONG) as lease:
             assert lease.counts == {"math": 1, "code": 0}
@@ -133,7 +133,7 @@ class LeaseLaws(Harness):
             assert lease.counts == {"math": 0}
 
     async def test_tokens_grow(self, buffer: ReplayBuffer) -> None:
-        """A later lease has a higher token: what it writes elsewhere can be told from an earlier one's."""
+        """A later lease has a higher token, which marks its writes elsewhere as later."""
         await fill(buffer, 3)
         tokens = [(await lease_of(buffer)).token for _ in range(3)]
         assert tokens == sorted(set(tokens))
@@ -148,7 +148,7 @@ class LeaseLaws(Harness):
         assert sorted(number for batch in batches for number in batch) == list(range(20))
 
     async def test_a_lease_waits_for_a_whole_batch(self, buffer: ReplayBuffer) -> None:
-        """As take_batch does; on expiry nothing is leased, and the error says what others hold."""
+        """As take_batch does; at the timeout nothing is leased, and the error says what others hold."""
         await fill(buffer, 2)
         held = await lease_of(buffer)
         with pytest.raises(NotReadyError, match=r"task math: 1 of 2 completed groups \(1 leased\)"):
@@ -186,7 +186,7 @@ class LeaseLaws(Harness):
         assert (item.status, item.deliveries) == (Status.COMPLETED, 12)
 
     async def test_each_acknowledgement_is_one_draw(self, open_buffer: OpenBuffer) -> None:
-        """With reuse: what is given back was not drawn; an acknowledgement clears the deliveries."""
+        """With reuse: a group given back was not drawn; an acknowledgement clears the deliveries."""
         buffer = await open_buffer(max_times_sampled=2)
         await fill(buffer, 1)
         await (await lease_of(buffer)).give_back(failed="?")
@@ -212,7 +212,7 @@ class LeaseLaws(Harness):
         assert (await total(buffer, "replaced"), await total(buffer, "leased")) == (2, 0)
 
     async def test_priorities_of_leased_groups_can_be_updated(self, open_buffer: OpenBuffer) -> None:
-        """That is when a trainer knows them; they count when the groups are back."""
+        """A trainer knows priorities at that time; they count when the groups are back."""
         buffer = await open_buffer("prioritized", max_times_sampled=0, seed=1)
         uids = await fill(buffer, 3)
         lease = await lease_of(buffer, 3)
@@ -222,7 +222,7 @@ class LeaseLaws(Harness):
         assert [await drawn(buffer) for _ in range(3)] == [uids[2:]] * 3
 
     async def test_leased_items_belong_to_their_consumer(self, buffer: ReplayBuffer) -> None:
-        """What it does to them, changes nothing in the store."""
+        """Its changes to them change nothing in the store."""
         await buffer.put(group(1), "math", tags={"a": 1})
         lease = await lease_of(buffer)
         [item] = lease.items["math"]

@@ -15,7 +15,7 @@ from replaybuf.testing.harness import SOON, Harness, OpenBuffer, drawn, fill, fo
 
 
 async def put_all(buffer: ReplayBuffer, task: str = "math") -> int:
-    """Put groups until one is refused; how many went in."""
+    """Put groups until one is refused. Return the number stored."""
     for number in range(1000):
         try:
             await buffer.put(group(number, response_model_steps=[1, 1, 1]), task, timeout=0)
@@ -28,7 +28,7 @@ class RateLaws(Harness):
     """Draws wait for puts, and puts for draws."""
 
     async def test_nothing_is_drawn_below_min_size(self, open_buffer: OpenBuffer) -> None:
-        """And as much as is asked for from then on; other statuses are not held back."""
+        """From then on, all that is asked for; other statuses are not held back."""
         buffer = await open_buffer(min_size=3)
         await fill(buffer, 2)
         await buffer.put(group(9, status=Status.ABORTED), "math")
@@ -51,7 +51,7 @@ class RateLaws(Harness):
         await asyncio.wait_for(waits, SOON)
 
     async def test_draws_wait_for_puts(self, open_buffer: OpenBuffer) -> None:
-        """There are at most samples_per_insert draws for each put, and the error buffer."""
+        """There are at most samples_per_insert draws for each put, plus the error buffer."""
         buffer = await open_buffer(max_times_sampled=0, samples_per_insert=2, error_buffer=3)
         await fill(buffer, 1)
         assert [len(await drawn(buffer)) for _ in range(7)] == [1, 1, 1, 1, 1, 0, 0]
@@ -63,7 +63,7 @@ class RateLaws(Harness):
         assert [len(await drawn(buffer)) for _ in range(2)] == [1, 0]
 
     async def test_puts_wait_for_draws(self, open_buffer: OpenBuffer) -> None:
-        """Producers are as far ahead of the draws as the error buffer lets them be."""
+        """Producers get as far ahead of the draws as the error buffer allows."""
         buffer = await open_buffer(max_times_sampled=0, samples_per_insert=2, error_buffer=4)
         assert await put_all(buffer) == 2
         with pytest.raises(
@@ -91,7 +91,7 @@ class RateLaws(Harness):
         ("how", "times"), [("delete", 1), ("expire", 2), ("drop", 0), ("update", 2), ("replace", 1), ("replace", 0)]
     )
     async def test_lost_groups_bring_nothing_to_a_stop(self, open_buffer: OpenBuffer, how: str, times: int) -> None:
-        """What is lost, before or after it was drawn, is put again, and batches go on coming."""
+        """Groups lost before or after they were drawn are put again, and batches go on coming."""
         buffer = await open_buffer(
             max_times_sampled=times, samples_per_insert=times or 4, min_size=2, put_timeout=0, error_buffer=8
         )
@@ -132,7 +132,7 @@ class RateLaws(Harness):
                 assert len(await drawn(buffer, 2)) == 2, (times, ratio)
 
     async def test_batches_that_could_never_be_ready_are_refused(self, open_buffer: OpenBuffer) -> None:
-        """InputError at once, not a wait for ever; without waiting, what is there is taken."""
+        """InputError at once, not a wait for ever; without waiting, the groups that are there are taken."""
         buffer = await open_buffer(max_times_sampled=0, samples_per_insert=4, error_buffer=8)
         assert await put_all(buffer) == 2
         for call in (

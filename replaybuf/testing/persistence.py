@@ -1,4 +1,4 @@
-"""Laws of snapshots and state dicts: what leaves a storage comes back whole, in any other."""
+"""Laws of snapshots and state dicts: a saved storage comes back whole, in any other."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from replaybuf.testing.harness import CODEC, Harness, Open, OpenBuffer, found, g
 
 
 async def fill(buffer: ReplayBuffer) -> None:
-    """Groups that have been through everything."""
+    """Put groups and change them in every way."""
     await buffer.put([rollout(1, response_model_steps=[1]), rollout(2, response_model_steps=[6])], "math", key="a")
     await buffer.put(group(3), "math", model_step=5, current_train_step=7, priority=2, tags={"a": 1, "b": None})
     await buffer.put(group(4, seq_staleness=3, reward=None), "math")
-    # It expires in the refresh, and what it leaves out, because it is None, is reset all the same.
+    # It expires in the refresh; fields that it leaves out because they are None are reset all the same.
     await buffer.put(group(8, response=None, logprobs=None, response_model_steps=[0]), "math")
     await buffer.put(group(5, status=Status.FAILED), "code", model_step=2, current_train_step=7)
     await buffer.put(group(6), "code", model_step=2)
@@ -34,7 +34,7 @@ async def fill(buffer: ReplayBuffer) -> None:
 
 
 async def everything(buffer: ReplayBuffer) -> list[Any]:
-    """All that can be seen of a buffer."""
+    """Return everything that a buffer shows."""
     items = await found(buffer)
     seen = [plain({name: getattr(item, name) for name in type(item).__slots__}) for item in items]
     return [*seen, len(buffer), await buffer.dropped("math"), await buffer.dropped("code")]
@@ -213,7 +213,7 @@ class PersistenceLaws(Harness):
         assert len(buffer) == 0
 
     async def test_a_damaged_state_is_refused_whole(self, open_buffer: OpenBuffer, open_storage: Open) -> None:
-        """When one group of a state dict is incomplete, none is loaded, and the right one still can be."""
+        """If one group of a state dict is incomplete, none is loaded, and the right state still can be."""
         buffer, fresh = await open_buffer(), await open_buffer()
         await fill(buffer)
         state = buffer.state_dict()
@@ -226,7 +226,7 @@ class PersistenceLaws(Harness):
         assert await everything(fresh) == await everything(buffer)
 
     async def test_a_load_gives_no_uid_again(self, open_buffer: OpenBuffer) -> None:
-        """A buffer that has given higher uids than the state that it loads goes on from its own."""
+        """A buffer that has given higher uids than those of the state goes on from its own."""
         buffer, fresh = await open_buffer(), await open_buffer()
         await buffer.put(group(1), "math")
         given = [await fresh.put(group(i), "math") for i in range(5)]

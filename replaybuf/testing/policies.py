@@ -1,4 +1,4 @@
-"""Laws of policies: in what order groups are drawn. With what probability is a matter of `chances.py`."""
+"""Laws of policies: the order in which groups are drawn. Probabilities are tested in `chances.py`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PolicyLaws(Harness):
 
     @RANDOM
     async def test_the_same_seed_draws_the_same(self, open_buffer: OpenBuffer, policy: str) -> None:
-        """With the same calls in the same order; another seed draws otherwise."""
+        """With the same calls in the same order; another seed draws differently."""
         draws = []
         for seed in (1, 1, 2):
             buffer = await open_buffer(policy, seed=seed, max_times_sampled=2)

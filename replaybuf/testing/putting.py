@@ -1,4 +1,4 @@
-"""Laws of putting: what is stored, in what order, and what is refused."""
+"""Laws of putting: what is stored, in which order, and what is refused."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from replaybuf.testing.harness import (
 
 
 class PuttingLaws(Harness):
-    """Putting without staleness and expiry, which are in `ExpiryLaws`."""
+    """Laws of putting, except staleness and expiry, which are in `ExpiryLaws`."""
 
     async def test_an_empty_group_is_a_no_op(self, buffer: ReplayBuffer) -> None:
-        """An empty list gives None and stores nothing."""
+        """An empty list returns None and stores nothing."""
         assert await buffer.put([], "math") is None
         assert len(buffer) == 0
 
@@ -55,7 +55,7 @@ class PuttingLaws(Harness):
         assert [type(stored) for stored in item.item] == [RolloutState, RolloutState]
 
     async def test_the_stored_group_is_independent(self, buffer: ReplayBuffer) -> None:
-        """Neither the caller's rollouts and tags, nor a reader's, are those in the store."""
+        """The store's rollouts and tags are neither the caller's nor a reader's."""
         put = group(1)
         tags: Tags = {"run": "a"}
         await buffer.put(put, "math", tags=tags)

@@ -42,7 +42,7 @@ QUERIES: list[tuple[dict[str, Any], list[int]]] = [
 
 
 async def four(buffer: ReplayBuffer) -> list[int]:
-    """Four groups that differ in everything; their uids."""
+    """Put four groups that differ in everything. Return their uids."""
     options: list[dict[str, Any]] = [
         {"reward": 1.0, "seq_staleness": 9},
         {"reward": 0.5, "seq_staleness": 5},
@@ -156,11 +156,11 @@ class QueryingLaws(Harness):
         assert seen == sorted(set(seen))
         assert seen[0] == uids[0]
         assert set(uids[5:30]) <= set(seen)
-        # What was read ahead may still come, but not everything.
+        # Groups read ahead may still come, but not all of them.
         assert len(seen) < 61
 
     async def test_find_can_be_left_early(self, buffer: ReplayBuffer) -> None:
-        """An iteration that is broken off leaves nothing behind that others would wait for."""
+        """An iteration that is broken off leaves nothing behind that blocks others."""
         await four(buffer)
         stream = buffer.find({})
         await anext(stream)
@@ -193,7 +193,7 @@ class ChangingLaws(Harness):
         assert len(buffer) == 0
 
     async def test_update_sets_metadata(self, buffer: ReplayBuffer) -> None:
-        """Status, priority and tags; what isn't given stays; how many matched."""
+        """Status, priority and tags; the rest stays; it returns the number that matched."""
         uids = await four(buffer)
         assert await buffer.update({"uid": uids[0]}, status="filtered", priority=9, tags={"new": 1}) == 1
         assert await buffer.update({"uid": {"$in": uids[1:3]}}, priority=8) == 2

@@ -1,4 +1,4 @@
-"""Laws of refresh_staleness. The last word is `OneByOne`: a group rewritten rollout by rollout."""
+"""Laws of refresh_staleness. The reference is `OneByOne`: a group rewritten rollout by rollout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def refresh(buffer: ReplayBuffer, step: int, threshold: int | None = None,
 
 
 async def staleness(buffer: ReplayBuffer) -> list[int]:
-    """The staleness of all groups, which has to be that of their most stale rollout."""
+    """Return the staleness of all groups, and check that it is that of their most stale rollout."""
     items = await found(buffer)
     for item in items:
         assert item.staleness == max(rollout.seq_staleness for rollout in item.item)
@@ -28,7 +28,7 @@ async def staleness(buffer: ReplayBuffer) -> list[int]:
 
 
 class RefreshingLaws(Harness):
-    """What a refresh does to staleness, status and what readers get."""
+    """The effects of a refresh on staleness, status and reads."""
 
     async def test_groups_get_the_staleness_of_the_step(self, buffer: ReplayBuffer) -> None:
         """With or without an earlier train step; groups without model steps have 0."""
@@ -55,7 +55,7 @@ class RefreshingLaws(Harness):
         assert await staleness(buffer) == [-4]
 
     async def test_steps_may_come_again_and_go_back(self, buffer: ReplayBuffer) -> None:
-        """Every refresh says what its own step says, whatever came before."""
+        """The result of a refresh depends only on its own step, not on earlier ones."""
         for step in (1, 4, 7):
             await buffer.put(group(step), "math", model_step=step, current_train_step=5)
         for step in (8, 8, 3, 20, 0, 6):
@@ -81,7 +81,7 @@ class RefreshingLaws(Harness):
         assert await buffer.count("math", "expired") == 2
 
     async def test_an_expired_rollout_has_lost_its_response(self, buffer: ReplayBuffer) -> None:
-        """For whoever reads or takes it: as an expired put, with the staleness at which it expired."""
+        """For reads and takes: as an expired put, with the staleness at which it expired."""
         put = [rollout(1, response_model_steps=[0], reward=1.0), rollout(2, response_model_steps=[8], reward=0.25)]
         kept = deepcopy(put[1])
         await buffer.put(put, "math", current_train_step=9)
@@ -162,7 +162,7 @@ class RefreshingLaws(Harness):
             await refresh(buffer, 9, statuses=["done"])
 
     async def test_an_updated_status_decides(self, buffer: ReplayBuffer) -> None:
-        """A group is refreshed as what it is now, and keeps its staleness where it isn't."""
+        """A group is refreshed if its new status is, and otherwise keeps its staleness."""
         await buffer.put(group(1), "math", model_step=1, current_train_step=4)
         await refresh(buffer, 5)
         await buffer.update({}, status="filtered")
@@ -211,7 +211,7 @@ class RefreshingLaws(Harness):
         assert len(await buffer.get(9, "math", "expired")) == 1
 
     async def test_a_refresh_is_as_if_every_rollout_were_rewritten(self, buffer: ReplayBuffer) -> None:
-        """Readers get what they would have got had each group been rewritten, over many refreshes."""
+        """Over many refreshes, readers get the same as if each group had been rewritten."""
         expected = OneByOne()
         for i in range(12):
             put = [
@@ -234,7 +234,7 @@ class OneByOne:
         self.groups: list[list[RolloutState]] = []
 
     def refresh(self, step: int, rule: ExpiryRule) -> int:
-        """The number of groups that expired."""
+        """Refresh the groups. Return the number that expired."""
         expired = 0
         for rollouts in self.groups:
             refresh_group(rollouts, step)

@@ -14,7 +14,7 @@ from replaybuf.testing.harness import Harness, fill, found, group, ids, total
 
 
 class ReplacingLaws(Harness):
-    """What a put replaces leaves, or the put doesn't happen."""
+    """The groups that a put replaces leave, or the put doesn't happen."""
 
     async def test_a_put_replaces_what_it_names(self, buffer: ReplayBuffer) -> None:
         """Groups of any task and status; the new one comes last."""
@@ -43,7 +43,7 @@ class ReplacingLaws(Harness):
         assert [item.uid for item in await found(buffer)] == [uid for uid in results if isinstance(uid, int)]
 
     async def test_puts_at_once_replace_each_their_own(self, buffer: ReplayBuffer) -> None:
-        """One that can't be stored leaves the others alone; what it names stays."""
+        """One that can't be stored leaves the others alone; the groups that it names stay."""
         uids = await fill(buffer, 8)
         await buffer.delete({"uid": uids[3]})
         puts = [buffer.put(group(10 + n), "math", replaces=uids[2 * n : 2 * n + 2]) for n in range(4)]
@@ -53,7 +53,7 @@ class ReplacingLaws(Harness):
         assert await total(buffer, "replaced") == 6
 
     async def test_a_group_goes_to_a_taker_or_is_replaced(self, buffer: ReplayBuffer) -> None:
-        """Never both, whoever is first."""
+        """Never both, in whichever order."""
         for number in range(10):
             uids = await fill(buffer, 1, first=number)
             taken, put = await asyncio.gather(
@@ -65,7 +65,7 @@ class ReplacingLaws(Harness):
             assert isinstance(put, ConflictError) == (len(taken) == 1)
 
     async def test_a_put_that_fails_replaces_nothing(self, buffer: ReplayBuffer) -> None:
-        """Values that can't be stored, and uids that are none."""
+        """Values that can't be stored, and invalid uids."""
         uids = await fill(buffer, 1)
         with pytest.raises(EncodeError):
             await buffer.put(group(9, extra_fields={"x": object()}), "math", replaces=uids)

@@ -79,7 +79,7 @@ class ReuseLaws(Harness):
     @needs(CopyStorage)
     @pytest.mark.parametrize("how", ["snapshot", "state"])
     async def test_the_count_outlives_the_buffer(self, open_buffer: OpenBuffer, how: str, tmp_path: Path) -> None:
-        """After a resume only the draws that are left are left."""
+        """After a resume only the remaining draws are left."""
         buffer, fresh = await open_buffer(max_times_sampled=3), await open_buffer(max_times_sampled=3)
         [uid] = await fill(buffer, 1)
         await drawn(buffer)

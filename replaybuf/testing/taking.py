@@ -1,4 +1,4 @@
-"""Laws of taking: get and take_batch, counting, and who gets what."""
+"""Laws of taking: get and take_batch, counting, and concurrent takers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BestFirst(ReplayPolicy):
 
 
 async def put_steps(buffer: ReplayBuffer, *steps: int | None, train_step: int = 20) -> None:
-    """Groups 0, 1, ... whose model steps are these."""
+    """Put groups 0, 1, ... with these model steps."""
     for i, step in enumerate(steps):
         await buffer.put(group(i), "math", model_step=step, current_train_step=train_step)
 
@@ -87,7 +87,7 @@ class TakingLaws(Harness):
 
     @pytest.mark.parametrize("size", [0, -3])
     async def test_a_size_of_nothing_gives_nothing(self, buffer: ReplayBuffer, size: int) -> None:
-        """0 or less is an empty batch, whatever is there."""
+        """0 or less is an empty batch, whatever the buffer holds."""
         await buffer.put(group(1), "math")
         assert await buffer.get(size, "math") == []
         assert await buffer.take_batch({"math": size}) == ({"math": []}, {"math": 0})
@@ -111,7 +111,7 @@ class TakingLaws(Harness):
         assert len(buffer) == 1
 
     async def test_take_batch_with_timeout_takes_all_or_nothing(self, buffer: ReplayBuffer) -> None:
-        """On expiry nothing was taken, and the error says what was missing."""
+        """At the timeout nothing was taken, and the error says what was missing."""
         for i in range(12):
             await buffer.put(group(i), "math")
         await buffer.put(group(20), "code")
@@ -189,7 +189,7 @@ class TakingLaws(Harness):
         assert left == sorted(left)
 
     async def test_a_cancelled_put_is_whole_or_not_at_all(self, buffer: ReplayBuffer) -> None:
-        """A put that was cancelled has stored its group or nothing, and the next one works."""
+        """A cancelled put has stored its group or nothing, and the next one works."""
         for turns in range(20):
             task = asyncio.create_task(buffer.put(group(turns, turns), "math"))
             for _ in range(turns):

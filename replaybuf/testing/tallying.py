@@ -1,4 +1,4 @@
-"""Laws of tallies and metrics: what was counted adds up, and what is replayed is kept apart from what is new."""
+"""Laws of tallies and metrics: counts add up, and replayed groups are kept apart from new ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GONE = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACE
 
 
 async def conserved(storage: GroupStorage) -> None:
-    """Every group that was put is somewhere, or is counted as what became of it; and levels are what there is."""
+    """Check that every group put is in the buffer or counted by its outcome, and that levels match the groups."""
     tallies = {key: n for key, n in (await storage.tallies()).items() if n}
     assert all(n > 0 for n in tallies.values()), tallies
     for task in TASKS:
@@ -33,14 +33,14 @@ async def conserved(storage: GroupStorage) -> None:
 
 
 async def sized(buffer: ReplayBuffer) -> None:
-    """The sizes are those of the groups that can be found."""
+    """Check that the sizes match the groups that can be found."""
     tallies = await buffer.storage.tallies()
     sizes = {(task, status): n for (task, status, name), n in tallies.items() if name == Tally.SIZE and n}
     assert sizes == Counter((item.task_name, item.status) for item in await found(buffer))
 
 
 class TallyLaws(Harness):
-    """What a store counts, in the transactions that it happens in."""
+    """A store counts in the same transactions that change groups."""
 
     @needs(LeaseStorage)
     @pytest.mark.parametrize(("seed", "times"), [(0, 1), (1, 2)])
@@ -100,7 +100,7 @@ class TallyLaws(Harness):
         }
 
     async def test_a_refresh_counts_what_expired(self, buffer: ReplayBuffer) -> None:
-        """As EXPIRED where it stays, as DROPPED where it doesn't."""
+        """As EXPIRED if the group stays, as DROPPED if it doesn't."""
         for task in TASKS:
             await buffer.put(group(1, response_model_steps=[1, 1, 1]), task)
         await buffer.refresh_staleness(
@@ -188,7 +188,7 @@ class MetricsLaws(Harness):
         assert all(isinstance(value, (int, float)) for value in flat.values())
 
     async def test_waits_are_counted(self, buffer: ReplayBuffer) -> None:
-        """How often, how long, and how often in vain."""
+        """How often, how long, and how often until the timeout."""
         await fill(buffer, 1)
         await buffer.take_batch({"math": 1}, timeout=1)
         for _ in range(2):

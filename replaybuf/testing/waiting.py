@@ -1,4 +1,4 @@
-"""Laws of waiting, and of the end: close."""
+"""Laws of waiting, and of close."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replaybuf.testing.harness import CODEC, SOON, Harness, Open, group, ids, ne
 
 
 async def waiting(buffer: ReplayBuffer, wait: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """A task that runs `wait`, once it waits for a change of the storage."""
+    """Return a task that runs `wait`, as soon as it waits for a change of the storage."""
     begun = asyncio.Event()
     original = buffer.storage.changed
 
@@ -132,7 +132,7 @@ class WaitingLaws(Harness):
         assert ids(batch["math"]) == [1]
 
     async def test_changed_returns_by_its_timeout(self, storage: GroupStorage) -> None:
-        """On the backend itself: without a change, `changed` returns when the time is over, without an error."""
+        """On the backend itself: without a change, `changed` returns at the timeout, without an error."""
         async with asyncio.timeout(SOON):
             await storage.changed(0.01, storage.version())
             waits = asyncio.create_task(storage.changed(SOON * 2, storage.version()))

@@ -1,4 +1,4 @@
-"""Laws of what `sample` tells of each draw: probabilities and importance weights."""
+"""Laws of the metadata of a `sample`: probabilities and importance weights."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from replaybuf.testing.harness import Harness, OpenBuffer, fill, ids
 
 
 def odds(item: StorageItem) -> list[float]:
-    """The probability and the weight of a draw."""
+    """Return the probability and the weight of a draw."""
     assert item.probability is not None
     assert item.weight is not None
     return [item.probability, item.weight]
 
 
 class WeightLaws(Harness):
-    """What `sample` tells of each draw, with `beta`."""
+    """The metadata of a `sample`, with `beta`."""
 
     async def test_sample_gives_what_is_known_of_each_group(self, buffer: ReplayBuffer) -> None:
         """uid, priority, draws, tags and the group itself; probability and weight only with a beta."""
@@ -59,7 +59,7 @@ class WeightLaws(Harness):
             assert odds(item) == pytest.approx([1 / 4, 4 / 5])
 
     async def test_extreme_priorities_lose_no_batch(self, open_buffer: OpenBuffer) -> None:
-        """A weight that is beyond all numbers is infinite."""
+        """A weight beyond all floats is infinite."""
         buffer = await open_buffer("prioritized", seed=1)
         for priority in (1.7e308, 1.7e308, 1e-308):
             await fill(buffer, 1, priority=priority)

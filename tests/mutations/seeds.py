@@ -138,7 +138,7 @@ _SQL = [
     ("tickets-not-shifted", f"{_STATEMENTS}/fence.py", "tx.scope = replace(tx.scope, ticket_shift=shift, checkpoint=newest)", "tx.scope = replace(tx.scope, checkpoint=newest)", "tickets go on where the restore has put them"),
     ("checkpoint-without-cursors", f"{_STATEMENTS}/checkpoints.py", "    _copy_cursors(tx, new)\n    if keep", "    if keep", "cursors are part of checkpoints"),
     ("checkpoint-keeps-one-less", f"{_STATEMENTS}/checkpoints.py", "forget(tx, ids[:-keep])", "forget(tx, ids[: 1 - keep])", "the last n checkpoints stay"),
-    ("checkpoint-next-ticket", f"{_STATEMENTS}/checkpoints.py", "+ 1 - tx.scope.ticket_shift", "+ 2 - tx.scope.ticket_shift", "random draws go on as they would have"),
+    ("checkpoint-next-ticket", f"{_STATEMENTS}/tickets.py", "last_uid(tx.connection) + 1)", "last_uid(tx.connection) + 2)", "random draws go on as they would have"),
     ("sweep-what-checkpoints-need", f"{_STATEMENTS}/sweep.py", "needed.update(tx.execute(in_checkpoints).scalars())", "pass", "payloads of checkpoints are not swept"),
     ("sweep-no-grace", f"{_STATEMENTS}/sweep.py", "garbage.c.removed_at <= removed_before).order_by", "garbage.c.removed_at <= removed_before + 3600).order_by", "payloads stay for a while after a take"),
     ("claim-moved-cursor", f"{_STATEMENTS}/cursors.py", "cursor.c.version == moved.version,\n", "", "a cursor that was moved isn't moved again"),
