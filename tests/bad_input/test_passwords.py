@@ -53,7 +53,7 @@ def test_the_known_options_of_libpq_reach_the_server(postgres_database: str) -> 
         async with build(url) as buffer:
             assert await buffer.put(group(1), TASK) == 1
             seen = await buffer.storage._read(  # type: ignore[attr-defined]
-                lambda connection: connection.exec_driver_sql("SHOW application_name").scalar_one()
+                lambda tx: tx.connection.exec_driver_sql("SHOW application_name").scalar_one()
             )
             assert seen == "a&b"
 

@@ -47,7 +47,7 @@ async def all_told(buffer: ReplayBuffer) -> None:
     """Wait until nothing is announced any more, so that the next COMMIT is that of the next call."""
 
     async def quiet() -> bool:
-        return storage_of(buffer)._state().watch._notifying is None
+        return storage_of(buffer)._state().watch._announcing is None
 
     await until(quiet)
 
@@ -321,7 +321,7 @@ async def test_outcomes_that_nobody_asks_for_any_more_are_forgotten(postgres_dat
     async with build(postgres_database) as buffer:
         await fill(buffer, 1)
         execute(postgres_database, "INSERT INTO rb_counter VALUES ('connection of last month', 1)")
-        storage_of(buffer)._state().sweeper._merge_at = 0
+        storage_of(buffer)._state().sweeper._tidy_at = 0
 
         async def forgotten() -> bool:
             connection = await asyncpg.connect(postgres_database)
