@@ -33,12 +33,14 @@ _KILLED = ("put", "take", "lease", "acknowledge", "finish", "refresh", "restore"
 
 #: Patterns of node ids, of which the first that fits holds.
 _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
-    ("bad_input/test_arguments.py::*", _LAYER),
+    ("bad_input/test_arguments.py::*", _STRATEGY),
     ("chunks/test_drawing.py::test_fetch__is_uniform*", _STRATEGY),
-    ("chunks/test_model.py::*", ("memory", *_DATABASES)),
-    ("chunks/test_races.py::*", _SHARED),
-    ("chunks/test_restarts.py::*", _SHARED),
-    ("chunks/*", _LAYER),
+    ("chunks/test_model.py::*", ("memory", "sqlite")),
+    ("chunks/test_races.py::*chunk_is_made_once*", ("postgresql",)),
+    ("chunks/test_races.py::*senders*-3*", ("postgresql",)),
+    ("chunks/test_races.py::*", _STRATEGY),
+    ("chunks/test_restarts.py::*", ("sqlite",)),
+    ("chunks/*", _STRATEGY),
     ("produce/test_hooks.py::*", _STRATEGY),
     ("produce/test_odd_loops.py::*", _STRATEGY),
     ("produce/test_pauses.py::*", _STRATEGY),
@@ -47,26 +49,46 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_worker_ends.py::*", _LAYER),
     ("produce/test_async.py::*", _LAYER),
     ("produce/test_sync.py::*", _STRATEGY),
-    ("produce/test_records.py::*", _SHARED),
-    ("produce/test_sampler_state.py::*", _SHARED),
-    ("produce/test_cancelled_production.py::*", _SHARED),
-    ("produce/test_limits_in_production.py::*", _SHARED),
+    ("produce/test_records.py::*", _STRATEGY),
+    ("produce/test_sampler_state.py::*", ("postgresql",)),
+    ("produce/test_cancelled_production.py::*", ("sqlite",)),
+    ("produce/test_limits_in_production.py::*", ("sqlite",)),
+    ("produce/test_workers.py::*", _LAYER),
     *((f"faults/test_kills.py::*postgresql-{name}-*", _DATABASES) for name in _KILLED),
     ("faults/test_kills.py::*", ("sqlite",)),
+    ("test_cancellation.py::*postgresql-by_wait_for*", ("sqlite",)),
+    ("test_cancellation.py::*postgresql-by_timeout*", ("sqlite",)),
+    ("test_cancellation.py::test_whatever_is_cancelled*", ("sqlite",)),
+    ("test_cancellation.py::test_a_process_that_ends*", ("sqlite",)),
+    ("test_cancellation.py::test_a_loop_that_is_closed*", ("sqlite",)),
     ("test_cancellation.py::*", _DATABASES),
     ("test_loops_and_forks.py::test_a_program_that_ends*", ("sqlite",)),
     ("test_loops_and_forks.py::test_spawned*", ("sqlite",)),
     ("test_loops_and_forks.py::test_a_dropped_buffer*", ("sqlite",)),
-    ("test_loops_and_forks.py::*", ("memory", *_DATABASES)),
-    ("test_prompts.py::*", _SHARED),
+    ("test_loops_and_forks.py::test_a_buffer_that_is_dropped*", ("sqlite",)),
+    ("test_loops_and_forks.py::test_a_fork*postgresql-pass-os*", _DATABASES),
+    ("test_loops_and_forks.py::test_a_fork*", ("sqlite",)),
+    ("test_loops_and_forks.py::*", ("sqlite",)),
+    ("test_prompts.py::*", _STRATEGY),
+    ("processes/test_processes.py::test_what_put_acknowledged*", ("sqlite",)),
+    ("processes/test_processes.py::test_a_consumer_that_dies*", ("postgresql",)),
+    ("processes/test_processes.py::test_others_go_on*", ("postgresql",)),
+    ("processes/test_processes.py::test_a_save_that_is_killed*", ("sqlite",)),
+    ("processes/test_processes.py::test_a_database_of_a_dead*", ("sqlite",)),
+    ("processes/test_leases.py::*", ("postgresql",)),
+    ("faults/test_steady.py::*", ("sqlite",)),
+    ("faults/test_storm.py::test_every_group*", ("sqlite",)),
+    ("faults/test_storm.py::*", ("postgresql",)),
     ("cli/test_doctor.py::test_what_is_wrong*index*", _DATABASES),
     ("cli/test_doctor.py::test_what_is_wrong*view*", _DATABASES),
     ("cli/test_doctor.py::test_what_is_wrong*lease*", _DATABASES),
     ("cli/test_doctor.py::test_what_is_wrong*", ("sqlite",)),
-    ("cli/test_doctor.py::test_a_checkpoint_that*", ("sqlite",)),
+    ("cli/test_doctor.py::*sound*", _DATABASES),
+    ("cli/test_doctor.py::*looking*", _DATABASES),
+    ("cli/test_doctor.py::*all_at_once*", _DATABASES),
+    ("cli/test_doctor.py::*", ("sqlite",)),
     ("demo/test_demo_run.py::test_fresh*", ("sqlite",)),
     ("demo/test_demo_run.py::test_a_run_goes_on*", ("sqlite",)),
-    ("demo/test_demo_run.py::test_a_run_may_be_cut*", ("postgresql",)),
     ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
     ("demo/test_worker.py::*", ("sqlite",)),
@@ -77,11 +99,27 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 
+#: Whole runs of seconds whose laws are tested by default on something smaller, which is named here.
+_LONG = (
+    "contract/test_groups_only.py::TestGroupsOnly::*",  # the laws: by memory; what it can't do: in the same module
+    "demo/test_demo_kills.py::test_killed_at_random*",  # at each point of a step
+    "demo/test_demo_kills.py::test_workers_killed*",  # examples: trainer and workers
+    "demo/test_demo_run.py::test_a_run_may_be_cut*",  # in another mode
+    "demo/test_demo_run.py::test_ctrl_c*disaggregated*",  # async
+    "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_grpo.py
+    "examples/test_killed.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
+    "faults/test_postgres_network.py::*2-6*",  # a shorter cut
+    "query/test_sql.py::test_the_largest_queries_run*many ranges*",  # the other large ones
+)
+
+
 def mark_long(items: list[pytest.Item]) -> None:
     """Mark what isn't run by default."""
     for item in items:
         stores = _stores(item)
         name = item.nodeid.removeprefix("tests/")
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _LONG):
+            item.add_marker(pytest.mark.long)
         kinds = next((kinds for pattern, kinds in _BY_DEFAULT if fnmatch.fnmatchcase(name, pattern)), None)
         if kinds is not None and not stores <= set(kinds):
             item.add_marker(pytest.mark.long)

@@ -32,15 +32,15 @@ def run(place: Place, examples: int, steps: int) -> None:
 
 
 def test_pandas_is_like_memory() -> None:
-    run(Pandas(), 15, 20)
+    run(Pandas(), 6, 20)
 
 
 def test_sqlite_is_like_memory() -> None:
-    run(SqliteFiles(), 20, 20)
+    run(SqliteFiles(), 12, 20)
 
 
 def test_postgres_is_like_memory(postgres_databases: Databases) -> None:
-    run(PostgresDatabases(postgres_databases), 10, 20)
+    run(PostgresDatabases(postgres_databases), 6, 20)
 
 
 @pytest.mark.long
