@@ -29,7 +29,7 @@ _DATABASES = ("sqlite", "postgresql")
 _SHARED = ("memory", "postgresql")  # several users at once
 
 # Operations of which a kill on PostgreSQL is tested by default: its rollback is the same for all.
-_KILLED = ("put", "take", "lease", "acknowledge", "finish", "refresh", "restore", "resume", "checkpoint")
+_KILLED = ("put", "take", "finish", "restore", "checkpoint")
 
 #: Patterns of node ids, of which the first that fits holds.
 _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
@@ -46,14 +46,25 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_pauses.py::*", _STRATEGY),
     ("produce/test_staleness_in_production.py::*", _STRATEGY),
     ("produce/test_tail_batches.py::*", _STRATEGY),
-    ("produce/test_worker_ends.py::*", _LAYER),
     ("produce/test_async.py::*", _LAYER),
     ("produce/test_sync.py::*", _STRATEGY),
     ("produce/test_records.py::*", _STRATEGY),
     ("produce/test_sampler_state.py::*", ("postgresql",)),
     ("produce/test_cancelled_production.py::*", ("sqlite",)),
     ("produce/test_limits_in_production.py::*", ("sqlite",)),
-    ("produce/test_workers.py::*", _LAYER),
+    ("produce/test_workers.py::test_workers_together*", ("postgresql",)),
+    ("produce/test_workers.py::*", _STRATEGY),
+    ("produce/test_worker_ends.py::*", _STRATEGY),
+    ("produce/test_repeatable.py::*every_store*", _DATABASES),
+    ("produce/test_repeatable.py::*", _STRATEGY),
+    ("produce/test_produce_processes.py::*sqlite-*-partial*", ("sqlite",)),
+    ("produce/test_produce_processes.py::*postgresql-produce-sync*", ("postgresql",)),
+    ("produce/test_produce_processes.py::*once_though*", ()),
+    ("produce/test_produce_processes.py::*", ("postgresql",)),
+    ("produce/test_sampler.py::*", _STRATEGY),
+    ("produce/test_train_state.py::*restore*", ("postgresql",)),
+    ("produce/test_train_state.py::*another_process*", ("sqlite",)),
+    ("produce/test_train_state.py::*", _STRATEGY),
     *((f"faults/test_kills.py::*postgresql-{name}-*", _DATABASES) for name in _KILLED),
     ("faults/test_kills.py::*", ("sqlite",)),
     ("test_cancellation.py::*postgresql-by_wait_for*", ("sqlite",)),
@@ -77,6 +88,13 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("processes/test_processes.py::test_a_database_of_a_dead*", ("sqlite",)),
     ("processes/test_leases.py::*", ("postgresql",)),
     ("faults/test_steady.py::*", ("sqlite",)),
+    ("faults/test_restored.py::*postgresql-staleness*", _DATABASES),
+    ("faults/test_restored.py::*postgresql-prioritized-*", _DATABASES),
+    ("faults/test_restored.py::*left*", _DATABASES),
+    ("faults/test_restored.py::*sqlite-prompts*", _DATABASES),
+    ("faults/test_restored.py::*sqlite-uniform*", _DATABASES),
+    ("faults/test_restored.py::*sqlite-prioritized, drawn*", _DATABASES),
+    ("faults/test_restored.py::*", ()),
     ("faults/test_storm.py::test_every_group*", ("sqlite",)),
     ("faults/test_storm.py::*", ("postgresql",)),
     ("cli/test_doctor.py::test_what_is_wrong*index*", _DATABASES),
@@ -94,7 +112,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("demo/test_worker.py::*", ("sqlite",)),
     ("examples/test_killed.py::test_trainer_and_workers*", ("postgresql",)),
     ("examples/test_killed.py::*", ("sqlite",)),
-    ("examples/test_endpoint_run.py::test_it_trains*", _DATABASES),
+    ("examples/test_endpoint_run.py::test_it_trains*", ("postgresql",)),
     ("examples/test_endpoint_run.py::*", ("sqlite",)),
 ]
 
@@ -108,6 +126,9 @@ _LONG = (
     "demo/test_demo_run.py::test_ctrl_c*disaggregated*",  # async
     "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_grpo.py
     "examples/test_killed.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
+    "examples/test_endpoint_run.py::test_a_finished*",  # a run that is killed goes on
+    "examples/test_endpoint_run.py::test_slow_answers*",  # examples/test_endpoint_engine.py
+    "examples/test_endpoint_run.py::test_a_server_that_can_not*",  # the same
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut
     "query/test_sql.py::test_the_largest_queries_run*many ranges*",  # the other large ones
 )
