@@ -36,14 +36,15 @@ ROUNDS = 20
 @pytest.fixture
 async def buffer(sql_url: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[ReplayBuffer]:
     """A buffer that has to leave nothing behind: no thread, no connection, no complaint of asyncio's."""
+    before = set(threading.enumerate())
     async with build(sql_url) as buffer:
         yield buffer
         await no_connection_out(buffer)
     gc.collect()
     await asyncio.sleep(0)
     assert [record for record in caplog.records if record.name in ("asyncio", "concurrent.futures")] == []
-    names = [thread.name for thread in threading.enumerate() if thread.name.startswith(("replaybuf", "Connection"))]
-    assert names == []
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert [name for name in left if name.startswith(("replaybuf", "Connection"))] == []
 
 
 def storage_of(buffer: ReplayBuffer) -> SQLStorage:

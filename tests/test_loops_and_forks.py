@@ -354,10 +354,11 @@ def test_a_buffer_that_is_dropped_lets_go_of_its_thread(shared_url: str) -> None
         buffer = build(shared_url)
         asyncio.run(fill(buffer, 1))
 
+    before = set(threading.enumerate())
     for _ in range(3):
         use()
     deadline = time.monotonic() + 10
-    while names := [t.name for t in threading.enumerate() if t.name.startswith("replaybuf")]:
+    while names := [t.name for t in threading.enumerate() if t not in before and t.name.startswith("replaybuf")]:
         gc.collect()
         assert time.monotonic() < deadline, names
         time.sleep(0.01)
