@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pydantic import BaseModel
 
-from replaybuf.codec import pack as marks
+from replaybuf.codec import marks
 from replaybuf.codec import payload as codec_module
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, DecodeError, EncodeError, MissingDriverError

@@ -9,10 +9,9 @@ extension objects that hold their content. `codec.unpack` reverses it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
-from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -22,27 +21,35 @@ import numpy as np
 from pydantic import BaseModel
 
 from replaybuf.codec import arrays
+from replaybuf.codec.marks import (
+    ARRAY,
+    BYTEARRAY,
+    COMPLEX,
+    DATE,
+    DATETIME,
+    DECIMAL,
+    FROZENSET,
+    INT,
+    NUMPY_BYTES,
+    NUMPY_STR,
+    PLAIN_ARRAY,
+    SCALAR,
+    SET,
+    TIME,
+    TIMEDELTA,
+    TUPLE,
+    UUID_,
+    Family,
+    Form,
+    mark,
+)
 from replaybuf.errors import EncodeError
-from replaybuf.rollouts.rollout import Status
-
-# The types of the marks are part of the format: never change the meaning of one.
-TUPLE, SET, FROZENSET, BYTEARRAY, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIME, TIMEDELTA = range(1, 13)
-ENUM, ARRAY, SCALAR, NUMPY_STR, NUMPY_BYTES, PLAIN_ARRAY = range(20, 26)
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _NUMBERS: Final = frozenset({int, float})
 _CONTAINERS: Final = frozenset({list, tuple, set, frozenset})
 _LONG: Final = 32
 _FOREIGN: Final = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
-
-
-#: Part of the format: payloads call this class so, wherever its module is.
-_OWN_ENUMS: Final[dict[type[Enum], str]] = {Status: "replaybuf.rollout.Status"}
-
-
-def enum_name(cls: type[Enum]) -> str:
-    """Return the name under which members of an enum are stored."""
-    return _OWN_ENUMS.get(cls) or f"{cls.__module__}.{cls.__qualname__}"
 
 
 class _Foreign:
@@ -54,13 +61,6 @@ class _Foreign:
 
 class _Bytearray(_Foreign):
     """Stands for a bytearray."""
-
-
-def _mark(number: int) -> Any:
-    return msgpack.ExtType(number, b"")
-
-
-_ENUM_MARK, _SCALAR_MARK = _mark(ENUM), _mark(SCALAR)
 
 
 def _pack_int(value: int) -> bytes:
@@ -82,8 +82,8 @@ def _pack_time(value: datetime | time) -> list[Any]:
     return [value.hour, value.minute, value.second, value.microsecond, value.fold, _pack_tz(value.tzinfo)]
 
 
-_FORMS: Final[dict[type, tuple[Any, Callable[[Any], Any]]]] = {
-    cls: (_mark(number), form)
+_FORMS: Final[dict[type, Form]] = {
+    cls: (mark(number), form)
     for cls, number, form in (
         (tuple, TUPLE, list),
         (set, SET, list),
@@ -102,44 +102,78 @@ _FORMS: Final[dict[type, tuple[Any, Callable[[Any], Any]]]] = {
         (timedelta, TIMEDELTA, lambda value: [value.days, value.seconds, value.microseconds]),
     )
 }
+_SCALAR: Final[Form] = (mark(SCALAR), arrays.take_scalar_apart)
 
 
-def pack(values: Sequence[Any]) -> tuple[list[int], memoryview]:
-    """Return the length of each value's msgpack, and all of it, one after the other.
+class Packing:
+    """How one codec packs values; `families` know the forms of values that this module doesn't."""
 
-    Raises TypeError, ValueError, RecursionError or the like for what can't be stored; `explain` then says where it is.
-    """
-    packed = _pack(values)
-    if any(map(_holds_foreign, values)):  # after packing, which made sure that no value contains itself
-        packed = _pack([_wrap_foreign(value) for value in values])
-    return packed
+    def __init__(self, families: Sequence[Family]) -> None:
+        self._families = families
+        self._forms = dict(_FORMS)  # and those that the families have found
 
+    def pack(self, values: Sequence[Any]) -> tuple[list[int], memoryview]:
+        """Return the length of each value's msgpack, and all of it, one after the other.
 
-def _pack(values: Sequence[Any]) -> tuple[list[int], memoryview]:
-    # One growing buffer, read in place, halves the copies that packing value by value would make.
-    packer = msgpack.Packer(
-        default=_stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
-    )
-    lengths, end = [], 0
-    for value in values:
-        packer.pack(value)
-        start, end = end, len(packer.getbuffer())
-        lengths.append(end - start)
-    return lengths, packer.getbuffer()
+        Raises TypeError, ValueError, RecursionError or the like for what can't be stored; `explain` then says where it
+        is.
+        """
+        packed = self._pack(values)
+        if any(map(_holds_foreign, values)):  # after packing, which made sure that no value contains itself
+            packed = self._pack([_wrap_foreign(value) for value in values])
+        return packed
 
+    def explain(self, value: Any, path: str) -> EncodeError | None:
+        """Return the EncodeError that names the innermost culprit in the value at `path`; None when it packs well."""
+        error = self._packing_error(value)
+        if error is None:
+            return None
+        while not (isinstance(error, RecursionError) or "recursion limit" in str(error)):
+            for step, child in _children(value):
+                if (child_error := self._packing_error(child)) is not None:
+                    value, path, error = child, path + step, child_error
+                    break
+            else:
+                return EncodeError(f"{path}: {error}")
+        return EncodeError(f"{path}: nested too deeply, or holds itself")
 
-def _stand_in(value: Any) -> Any:
-    """Return what msgpack packs in place of a value that it has no form for."""
-    kind = type(value)
-    if kind is np.ndarray and (content := arrays.flatten(value)) is not None:
-        return msgpack.ExtType(PLAIN_ARRAY, content)
-    if (form := _FORMS.get(kind)) is not None:
+    def _packing_error(self, value: Any) -> Exception | None:
+        try:
+            self.pack([value])
+        except Exception as error:
+            return error
+        return None
+
+    def _pack(self, values: Sequence[Any]) -> tuple[list[int], memoryview]:
+        # One growing buffer, read in place, halves the copies that packing value by value would make.
+        packer = msgpack.Packer(
+            default=self._stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
+        )
+        lengths, end = [], 0
+        for value in values:
+            packer.pack(value)
+            start, end = end, len(packer.getbuffer())
+            lengths.append(end - start)
+        return lengths, packer.getbuffer()
+
+    def _stand_in(self, value: Any) -> Any:
+        """Return what msgpack packs in place of a value that it has no form for."""
+        kind = type(value)
+        if kind is np.ndarray and (content := arrays.flatten(value)) is not None:
+            return msgpack.ExtType(PLAIN_ARRAY, content)
+        form = self._forms.get(kind) or self._find(kind)
+        if form is None:
+            raise TypeError(_refusal(value.value if kind is _Foreign else value))
         return {form[0]: form[1](value)}
-    if isinstance(value, Enum):
-        return {_ENUM_MARK: [enum_name(kind), value.value]}
-    if isinstance(value, np.generic):
-        return {_SCALAR_MARK: arrays.take_scalar_apart(value)}
-    raise TypeError(_refusal(value.value if kind is _Foreign else value))
+
+    def _find(self, kind: type) -> Form | None:
+        forms = (family.form(kind) for family in self._families)
+        form = next((form for form in forms if form is not None), None)
+        if form is None and issubclass(kind, np.generic):
+            form = _SCALAR
+        if form is not None:
+            self._forms[kind] = form
+        return form
 
 
 def _holds_foreign(value: Any) -> bool:
@@ -198,21 +232,6 @@ def _refusal(value: Any) -> str:
     return f"{name} can't be stored"
 
 
-def explain(value: Any, path: str) -> EncodeError | None:
-    """Return the EncodeError that names the innermost culprit in the value at `path`; None when it packs well."""
-    error = _packing_error(value)
-    if error is None:
-        return None
-    while not (isinstance(error, RecursionError) or "recursion limit" in str(error)):
-        for step, child in _children(value):
-            if (child_error := _packing_error(child)) is not None:
-                value, path, error = child, path + step, child_error
-                break
-        else:
-            return EncodeError(f"{path}: {error}")
-    return EncodeError(f"{path}: nested too deeply, or holds itself")
-
-
 def _children(value: Any) -> Iterable[tuple[str, Any]]:
     if type(value) is dict:
         for key, item in value.items():
@@ -221,11 +240,3 @@ def _children(value: Any) -> Iterable[tuple[str, Any]]:
     elif type(value) in (list, tuple, set, frozenset):
         for index, item in enumerate(value):
             yield f"[{index}]", item
-
-
-def _packing_error(value: Any) -> Exception | None:
-    try:
-        pack([value])
-    except Exception as error:
-        return error
-    return None

@@ -7,8 +7,8 @@ A payload is a header of 24 bytes and a body:
 
 All numbers are little-endian; the size is the one before compression, the checksum is over the rest of the header and
 the body as stored. Each rollout is unpacked by its own call, so that other threads run in between. Types that msgpack
-doesn't know are described in `codec.pack` and `codec.arrays`. Nothing is pickled, and nothing that a payload names is
-imported or called.
+doesn't know are described in `codec.pack`, `codec.arrays` and the families (`codec.marks`). Nothing is pickled, and
+nothing that a payload names is imported or called.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Literal
 
-from replaybuf.codec.pack import enum_name, explain, pack
-from replaybuf.codec.unpack import Unpacking
+from replaybuf.codec.enums import Enums
+from replaybuf.codec.marks import Family
+from replaybuf.codec.pack import Packing
+from replaybuf.codec.unpack import Unpacking, restores
 from replaybuf.errors import ConfigError, DecodeError, EncodeError, MissingDriverError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -68,8 +70,9 @@ class Codec:
             _zstandard()
         self.rollout_type = rollout_type
         self.compression = compression
-        known: set[type[Enum]] = {*rollout_type.enums(), *enums, Status}
-        self._enums = {enum_name(cls): cls for cls in known}
+        families: tuple[Family, ...] = (Enums({*rollout_type.enums(), *enums, Status}),)
+        self._packing = Packing(families)
+        self._marks = restores(families)
 
     def encode(self, rollouts: Sequence[Any]) -> bytes:
         """Return the payload of a group; it shares nothing with the rollouts, which are left unchanged.
@@ -79,7 +82,7 @@ class Codec:
         """
         fields = [self.rollout_type.to_fields(rollout) for rollout in rollouts]
         try:
-            lengths, packed = pack(fields)
+            lengths, packed = self._packing.pack(fields)
         except Exception as error:
             raise self._explain(fields, error) from error
         body = (struct.pack(f"<{len(lengths)}Q", *lengths), packed)
@@ -116,7 +119,7 @@ class Codec:
             for name, value in fields.items():
                 step = f"[{name!r}]" if self.rollout_type.cls is dict else f".{name}"
                 path = f"rollouts[{index}]{step}"
-                if (problem := explain(name, path) or explain(value, path)) is not None:
+                if (problem := self._packing.explain(name, path) or self._packing.explain(value, path)) is not None:
                     return problem
         return EncodeError(f"the rollouts can't be stored: {error}")
 
@@ -125,7 +128,7 @@ class Codec:
         start = 8 * count
         if start + sum(lengths) != len(body):
             raise ValueError("its lengths don't add up")
-        unpacking = Unpacking(self._enums)
+        unpacking = Unpacking(self._marks)
         rollouts = []
         for length in lengths:
             fields = unpacking.unpack(body[start : start + length])

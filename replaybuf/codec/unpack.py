@@ -1,16 +1,14 @@
 """Unpacking payloads: the reverse of `codec.pack`.
 
 The bytes may be damaged or hostile: content is checked before it reaches a constructor that could allocate more memory
-than the payload, and nothing that the payload names is imported or called. An enum is restored only when the reader
-knows its class.
+than the payload, and nothing that the payload names is imported or called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
-from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -18,21 +16,20 @@ from zoneinfo import ZoneInfo
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from replaybuf.codec import arrays
-from replaybuf.codec import pack as marks
+from replaybuf.codec import arrays, marks
+from replaybuf.codec.marks import Family, Restore
 
 
 class _Mark:
     """A mark met while unpacking; `restore(content)` returns the value that it stands for."""
 
-    __slots__ = ("number", "restore")
+    __slots__ = ("restore",)
 
-    def __init__(self, number: int, restore: Callable[[Any], Any]) -> None:
-        self.number = number
+    def __init__(self, restore: Restore) -> None:
         self.restore = restore
 
 
-def _typed(kind: type, restore: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _typed(kind: type, restore: Restore) -> Restore:
     """Return `restore`, limited to content of this type: `bytearray(10**12)` would not be a conversion."""
 
     def checked(content: Any) -> Any:
@@ -62,8 +59,8 @@ def _restore_time(content: list[Any]) -> time:
     return time(hour, minute, second, microsecond, _restore_tz(tz), fold=fold)
 
 
-_RESTORE: Final = {
-    number: _Mark(number, _typed(kind, restore))
+_RESTORE: Final[dict[int, Restore]] = {
+    number: _typed(kind, restore)
     for number, kind, restore in (
         (marks.TUPLE, list, tuple),
         (marks.SET, list, set),
@@ -81,7 +78,6 @@ _RESTORE: Final = {
         (marks.NUMPY_STR, str, np.str_),
         (marks.NUMPY_BYTES, bytes, np.bytes_),
         (marks.ARRAY, list, arrays.build),
-        (marks.ENUM, list, list),  # Unpacking knows how
     )
 }
 
@@ -89,17 +85,21 @@ _RESTORE: Final = {
 _PLAIN_ARRAY: Final = marks.PLAIN_ARRAY
 
 
+def restores(families: Iterable[Family]) -> Mapping[int, _Mark]:
+    """Return the marks that payloads may hold, those of these families included."""
+    known = dict(_RESTORE)
+    for family in families:
+        known.update(family.restores)
+    return {number: _Mark(restore) for number, restore in known.items()}
+
+
 class Unpacking:
-    """The reading of one payload: `unpack` the fields of each rollout, then `finish`.
+    """The reading of one payload: `unpack` the fields of each rollout, then `finish`. Anything wrong raises."""
 
-    `enums` are the enum classes by their stored names; members of others are restored as their bare values. Anything
-    wrong raises some exception.
-    """
+    __slots__ = ("_marks", "_open_marks")
 
-    __slots__ = ("_enums", "_open_marks")
-
-    def __init__(self, enums: Mapping[str, type[Enum]]) -> None:
-        self._enums = enums
+    def __init__(self, known: Mapping[int, _Mark]) -> None:
+        self._marks = known
         self._open_marks = 0
 
     def unpack(self, packed: memoryview) -> Any:
@@ -120,7 +120,7 @@ class Unpacking:
     def _extension(self, number: int, content: bytes) -> Any:
         if number == _PLAIN_ARRAY:
             return arrays.unflatten(content)
-        mark = _RESTORE.get(number)
+        mark = self._marks.get(number)
         if mark is None or content:
             raise ValueError(f"unknown kind of value ({number}); was it written by a newer replaybuf?")
         self._open_marks += 1
@@ -131,11 +131,5 @@ class Unpacking:
             for mark in fields:
                 if type(mark) is _Mark:
                     self._open_marks -= 1
-                    content = fields[mark]
-                    return self._enum(content) if mark.number == marks.ENUM else mark.restore(content)
+                    return mark.restore(fields[mark])
         return fields
-
-    def _enum(self, content: Any) -> Any:
-        name, value = content
-        cls = self._enums.get(name)
-        return value if cls is None else cls(value)
