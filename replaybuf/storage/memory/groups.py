@@ -113,14 +113,14 @@ class Groups:
         if limits.insertable(level, group.status) == 0:
             raise FullError(f"task {group.task_name}: {limits.why_full(level, group.status)}")
 
-    def evict(self, task_name: str) -> None:
-        """Remove the groups beyond the capacity."""
+    def excess(self, task_name: str) -> list[int]:
+        """Return the groups beyond the capacity, which are to be evicted; the remover's race has gone on then."""
         limits, remover = self.rules.limits, self.rules.remover
         if limits.capacity is None or limits.on_full != "evict":
-            return
+            return []
         excess = self.level(task_name).buffered - limits.capacity
         if excess <= 0:
-            return
+            return []
         kept = [
             status
             for status in Status
@@ -134,7 +134,7 @@ class Groups:
         if remover.race is not None:
             waits = [self.races.remaining(self.item(uid), remover.race) for uid in gone]
             self.races.pass_time(task_name, kept, remover.race, waits, [self.item(uid).priority for uid in gone])
-        self.remove(gone, Tally.EVICTED)
+        return gone
 
     # The archive
 

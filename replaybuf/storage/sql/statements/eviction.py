@@ -17,6 +17,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import lane, tally
 from replaybuf.storage.sql.statements.counts import Counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane
+from replaybuf.storage.sql.statements.leaving import Leaving, note
 from replaybuf.storage.sql.statements.ordering import Source
 from replaybuf.storage.sql.statements.race_keys import check_races, pass_time
 from replaybuf.storage.sql.statements.steps import remove
@@ -30,7 +31,7 @@ class _Candidate:
     priority: float
 
 
-def evict(tx: Transaction, tasks: Iterable[str], counts: Counts) -> None:
+def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leaving = None) -> None:
     """Remove the groups beyond the capacity of these tasks; `counts` is what this transaction has yet to count."""
     limits = tx.scope.rules.limits
     if limits.capacity is None or limits.on_full != "evict":
@@ -45,6 +46,7 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts) -> None:
             gone.append(candidate.uid)
             step = removed(Place(candidate.home.status), Tally.EVICTED)
             add_step(counts, {candidate.home.name: candidate.home}, task, step)
+    note(tx, gone, leaving)
     remove(tx, gone)
 
 
