@@ -20,6 +20,7 @@ from replaybuf.checks import (
 )
 from replaybuf.errors import InputError
 from replaybuf.rollouts.normalise import as_group, normalise
+from replaybuf.rollouts.rollout import UNFIT
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.storage.contract import GroupStorage
@@ -41,6 +42,7 @@ class PutOptions(TypedDict, total=False):
     tags: Tags | None
     key: str | None
     dropped: list[StorageItem] | None
+    keep_unfit: bool
 
 
 class Putting:
@@ -72,6 +74,7 @@ class Putting:
         tags: Tags | None = None,
         key: str | None = None,
         dropped: list[StorageItem] | None = None,
+        keep_unfit: bool = True,
     ) -> int | None:
         """Store a group and return its uid, or None for an empty list or a dropped group.
 
@@ -109,7 +112,7 @@ class Putting:
             stays_leased=stays_leased,
             dropped=dropped,
         )
-        if normal.dropped:
+        if normal.dropped or (normal.status in UNFIT and not keep_unfit):
             await (self._drop(new) if dropped is None else to_its_end(self._drop(new)))
             return None
         if self.storage.rules.limits.slows_puts and not stays_leased:

@@ -69,6 +69,7 @@ class ReplayBuffer(BufferReader):
         replaces: Iterable[int] = (),
         timeout: float | Unset | None = UNSET,
         dropped: list[StorageItem] | None = None,
+        keep_unfit: bool = True,
     ) -> int | None:
         """Store a group of rollouts and return its uid; when it returns, the group is committed.
 
@@ -83,7 +84,7 @@ class ReplayBuffer(BufferReader):
         A group with the same `key` in the same task is replaced. `replaces` are the uids of groups that leave the
         buffer in the same transaction, also if the new one is dropped; results of leased groups are stored by the lease
         (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). Returns None for an empty list and for a
-        dropped group.
+        dropped group. With `keep_unfit=False` a FILTERED or FAILED group isn't stored, either, but counted (`pruned`).
 
         All groups that leave in this call are added to the list `dropped`, once that is certain, for a caller who has
         to release what they hold elsewhere: this one (with the uid 0) if it is dropped, those that it replaces, and
@@ -112,6 +113,7 @@ class ReplayBuffer(BufferReader):
             replaces=replaces,
             timeout=timeout,
             dropped=dropped,
+            keep_unfit=keep_unfit,
         )
 
     # Taking

@@ -274,6 +274,7 @@ class Generations:
                     token_stale_threshold=rule.token_stale_threshold,
                     expired_groups_retryable=rule.retryable,
                     tags=tags,
+                    keep_unfit=self._sampler.buffer.limits.keeps_unfit,
                 )
             except FullError as error:  # the group is kept, and its lease goes on, until there is room
                 _logger.warning("task %s: %s", self._sampler.task_name, error)

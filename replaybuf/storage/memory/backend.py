@@ -161,7 +161,6 @@ class MemoryStorage(StateCopies, StorageBackend):
                     step = transitions.drawn(item, self.rules.limits)
                     self._groups.apply(step, item)
                     item.times_sampled += step.draws
-                self._groups.prune(drawn)
                 self._notify()
             return drawn
 
@@ -233,8 +232,9 @@ class MemoryStorage(StateCopies, StorageBackend):
 
     async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
         with self._lock:
+            given_back = self._loans.give_back(lease, uids, reason if counts else None)
             self._notify()
-            return self._loans.give_back(lease, uids, reason if counts else None)
+            return given_back
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
         with self._lock:
@@ -442,6 +442,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         await self._wakes.wait(min(timeout, max(0.0, lease_ends)), since)
 
     def _notify(self) -> None:
+        self._groups.prune()
         self._wakes.wake()
 
     # Persistence
@@ -458,7 +459,7 @@ class MemoryStorage(StateCopies, StorageBackend):
             self._next_uid = max(self._next_uid, loaded.next_uid)
             self._ticket_shift = self._next_uid - loaded.next_ticket
             self._cursors = {one.name: one for one in loaded.cursors}
-            self._notify()
+            self._wakes.wake()
 
     def _new_uid(self) -> int:
         uid = self._next_uid

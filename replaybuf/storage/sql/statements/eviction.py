@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import and_, func, select
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rules.policies import in_order
 from replaybuf.rules.race import IDLE, KEYS
 from replaybuf.rules.tallies import Tally
@@ -56,7 +56,7 @@ def _lanes_with_sizes(tx: Transaction, tasks: Iterable[str]) -> tuple[list[Lane]
     query = (
         select(lane, size)
         .outerjoin(tally, and_(tally.c.lane == lane.c.id, tally.c.name == str(Tally.SIZE)))
-        .where(tx.scope.lanes, lane.c.task_name.in_(sorted(tasks)), lane.c.status != str(Status.ARCHIVED))
+        .where(tx.scope.lanes, lane.c.task_name.in_(sorted(tasks)), lane.c.status.not_in(ASIDE))
         .group_by(lane.c.id)
     )
     rows = tx.execute(query).all()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.errors import FullError, ReplayBufError
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.race import PRIORITIZED, UNIFORM
 from replaybuf.rules.tallies import LaneName, Tally
@@ -266,15 +266,15 @@ def group_row(
         0,  # deliveries
         None,  # lease
         None,  # leased_until
-        now_if_archived(new),
+        aside_since(new),
         ticket,
         dump_json(list(made_from)) if made_from else None,
     )
 
 
-def now_if_archived(new: NewGroup) -> float | None:
-    """Return the time of archiving of a group that is put as ARCHIVED."""
-    return new.created_at if new.status == Status.ARCHIVED else None
+def aside_since(new: NewGroup) -> float | None:
+    """Return the time from which a group that takes no room is kept; None for others."""
+    return new.created_at if new.status in ASIDE else None
 
 
 def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
