@@ -146,5 +146,5 @@ def _status_of(rollouts: Sequence[Any]) -> Status:
             statuses.append(Status(value))
         except ValueError:
             known = ", ".join(Status)
-            raise RolloutError(f"rollouts[{index}].status is {value!r}; expected one of {known}") from None
+            raise RolloutError(f"rollouts[{index}].status is {value!r:.100}; expected one of {known}") from None
     return group_status(statuses)

@@ -39,7 +39,7 @@ def check_status(status: Any) -> Status:
     try:
         return Status(status)
     except ValueError:
-        raise InputError(f"unknown status {status!r}; there are {', '.join(Status)}") from None
+        raise InputError(f"unknown status {status!r:.100}; there are {', '.join(Status)}") from None
 
 
 # A group that isn't fully completed has the first of these statuses that any of its rollouts has.
