@@ -34,3 +34,27 @@ class TestPostgres(Postgres, ExactContract, DurableContract):
 @pytest.mark.long
 class TestPostgresByChance(Postgres, ChanceLaws):
     """What memory answers for by default."""
+
+
+class OtherDefault(Postgres):
+    """A database whose transactions are of another isolation unless they say so."""
+
+    isolation: str
+
+    @pytest.fixture(scope="class")
+    def postgres_databases(self, postgres_url: str) -> Iterator[Databases]:  # type: ignore[override]
+        databases = Databases(postgres_url, default_transaction_isolation=self.isolation)
+        yield databases
+        databases.close()
+
+
+@pytest.mark.long
+class TestPostgresRepeatableRead(OtherDefault, ExactContract, DurableContract):
+    """By default, the laws that rest on the isolation: `faults/test_postgres_defaults.py`."""
+
+    isolation = "repeatable read"
+
+
+@pytest.mark.long
+class TestPostgresSerializable(OtherDefault, ExactContract, DurableContract):
+    isolation = "serializable"
