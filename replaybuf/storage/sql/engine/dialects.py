@@ -27,8 +27,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
 
 from replaybuf.rules.race import KEYS
-from replaybuf.storage.sql.engine import locks
+from replaybuf.storage.sql.engine import locks, sizes
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
+from replaybuf.storage.sql.engine.sizes import RowLimit
 from replaybuf.storage.sql.schema.tables import counter, garbage, group, uid_sequence
 
 
@@ -95,6 +96,10 @@ class Dialect(ABC):
         """Make `last + 1` the next uid."""
 
     @abstractmethod
+    def row_limit(self, connection: Connection) -> RowLimit:
+        """Return how large a row may be."""
+
+    @abstractmethod
     def database_bytes(self, connection: Connection) -> int:
         """Return the size of the database on disk, in bytes."""
 
@@ -152,6 +157,9 @@ class _Sqlite(Dialect):
 
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(update(counter).where(_UID).values(value=last))
+
+    def row_limit(self, connection: Connection) -> RowLimit:
+        return sizes.sqlite_limit(connection)
 
     def database_bytes(self, connection: Connection) -> int:
         path = connection.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'").scalar_one()
@@ -222,6 +230,9 @@ class _Postgres(Dialect):
 
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
+
+    def row_limit(self, connection: Connection) -> RowLimit:
+        return sizes.POSTGRES
 
     def database_bytes(self, connection: Connection) -> int:
         return int(connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one())

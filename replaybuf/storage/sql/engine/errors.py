@@ -19,6 +19,7 @@ from replaybuf.errors import (
     NotADatabaseError,
     ReplayBufError,
     StorageError,
+    TooLargeError,
     UnreachableError,
 )
 from replaybuf.redact import redact
@@ -86,6 +87,8 @@ def _translate_sqlite(error: BaseException, where: str, path: str, lock_timeout:
             f"another process held the write lock of {where} for more than {lock_timeout:g} s: look for a long "
             "transaction (a shell with BEGIN open?), or raise lock_timeout"
         )
+    if "too big" in text:
+        return TooLargeError(f"{where}: {text}: a value is larger than SQLite's limit SQLITE_MAX_LENGTH")
     if "disk is full" in text:
         return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
     if name in _WRITING:
@@ -237,6 +240,7 @@ def is_refusal(error: BaseException) -> bool:
         return False
     return (
         not isinstance(error, ReplayBufError)
+        or isinstance(error, TooLargeError)
         or isinstance(cause, refusals)
         or type(cause) in (exc.StatementError, exc.DBAPIError)
     )

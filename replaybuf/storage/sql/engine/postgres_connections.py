@@ -14,6 +14,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from replaybuf.storage.sql.engine import sizes
 from replaybuf.storage.sql.engine.sqlite_connections import JSON_OPTIONS
 from replaybuf.storage.sql.engine.urls import driver_options
 
@@ -54,6 +55,7 @@ def postgres_pool(url: URL, *, lock_timeout: float, read_only: bool) -> AsyncEng
     event.listen(engine.sync_engine, "connect", _watch_socket)
     event.listen(engine.sync_engine, "checkout", _check_open)
     event.listen(engine.sync_engine, "before_cursor_execute", _note_writing)
+    event.listen(engine.sync_engine, "before_cursor_execute", _refuse_too_large)
     return engine
 
 
@@ -99,6 +101,13 @@ def _check_open(connection: Any, _record: Any, _proxy: Any) -> None:
 def _note_writing(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
     if not statement.startswith("SELECT"):
         connection.info[_WROTE] = True
+
+
+def _refuse_too_large(_: Any, _cursor: Any, _statement: str, rows: Any, _context: Any, many: bool) -> None:
+    # The server would end the connection, and the same would be sent again and again.
+    for row in rows if many else (rows,):
+        if sizes.has_large(row):
+            sizes.POSTGRES.check("what was to be stored", row)
 
 
 def forget_writing(connection: Connection) -> None:
