@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf import PromptLedger, ReplayBuffer
+from replaybuf import PromptLedger, ReplayBuffer, RolloutState, Status
 from replaybuf.errors import TooLargeError
 from replaybuf.storage.sql.engine import sizes
 from replaybuf.storage.sql.engine.sizes import RowLimit
@@ -71,7 +71,8 @@ async def test_prompts_that_are_too_large_are_not_claimed(sql_url: str, monkeypa
     """The cursor stays before them."""
     lower(monkeypatch)
     async with build(sql_url) as buffer:
-        prompts = PromptLedger(buffer, [{"message": "x" * 2 * LIMIT}], TASK)
+        prompt = RolloutState(message=[{"role": "user", "content": "x" * 2 * LIMIT}], status=Status.INIT)
+        prompts = PromptLedger(buffer, [prompt], TASK)
         with pytest.raises(TooLargeError, match=REFUSED):
             await prompts.draw()
         assert (await buffer.cursors.read(prompts.name)).version == 0

@@ -10,7 +10,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from replaybuf import AccessError, FencedError, LockedError, ReplayBuffer, StorageError
+from replaybuf import FencedError, LockedError, ReplayBuffer, StorageError
+from replaybuf.errors import AccessError
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.postgres import PostgresEngine
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -55,7 +56,7 @@ async def test_who_waited_for_a_restore_is_fenced_off(other_default: str, write:
     calls: dict[str, Callable[[ReplayBuffer], Any]] = {
         "put": lambda buffer: buffer.put(group(9), TASK),
         "take": lambda buffer: buffer.get(1, TASK),
-        "refresh": lambda buffer: buffer.refresh_staleness(current_train_step=5),
+        "refresh": lambda buffer: buffer.refresh_staleness(task_stale_thresholds={TASK: 1}, current_train_step=5),
     }
     async with build(other_default) as restored, build(other_default) as late:
         await fill(restored, 2)
@@ -82,27 +83,6 @@ async def test_processes_open_a_new_database_together(other_default: str) -> Non
         assert sorted(await take_all(buffers[0])) == [0, 1, 2, 3]
     finally:
         await asyncio.gather(*(buffer.close() for buffer in buffers))
-
-
-async def test_ordinary_traffic_has_no_errors(other_default: str) -> None:
-    """Puts and takes at the same time, of buffers with a capacity, leases and limits."""
-    options: dict[str, Any] = {"capacity": 50, "samples_per_insert": 1.0, "error_buffer": 100.0}
-    async with build(other_default, **options) as one, build(other_default, **options) as two:
-
-        async def consume() -> int:
-            count = 0
-            while count < 20:
-                async with two.lease_batch({TASK: 2}, timeout=10) as lease:
-                    count += lease.counts[TASK]
-            return count
-
-        async with asyncio.TaskGroup() as tasks:
-            for first in range(0, 40, 10):
-                tasks.create_task(fill(one, 10, first))
-            tasks.create_task(consume())
-            for step in range(3):
-                tasks.create_task(two.checkpoint(step))
-        assert len(one) == 20
 
 
 def without_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
 
 from replaybuf.rules.race import KEYS
-from replaybuf.storage.sql.engine import locks, sizes
+from replaybuf.storage.sql.engine import even_clock, locks, sizes
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.sizes import RowLimit
 from replaybuf.storage.sql.schema.tables import counter, garbage, group, uid_sequence
@@ -66,6 +65,10 @@ class Dialect(ABC):
     @abstractmethod
     def clock(self, connection: Connection) -> float:
         """Return the time by which leases end, in seconds since the epoch, the same for all users of the database."""
+
+    @abstractmethod
+    def start_clock(self, connection: Connection) -> float:
+        """Return the time of `clock` in a transaction that writes: it passes evenly from now on."""
 
     @abstractmethod
     def first_of_lane(
@@ -129,7 +132,10 @@ class _Sqlite(Dialect):
         pass
 
     def clock(self, connection: Connection) -> float:
-        return time.time()
+        return even_clock.read(connection)
+
+    def start_clock(self, connection: Connection) -> float:
+        return even_clock.start(connection)
 
     def first_of_lane(
         self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
@@ -200,6 +206,9 @@ class _Postgres(Dialect):
 
     def clock(self, connection: Connection) -> float:
         return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+
+    def start_clock(self, connection: Connection) -> float:
+        return self.clock(connection)
 
     def first_of_lane(
         self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool

@@ -46,12 +46,13 @@ def postgres_pool(url: URL, *, lock_timeout: float, read_only: bool) -> AsyncEng
         url,
         **JSON_OPTIONS,
         isolation_level=ISOLATION,
-        execution_options={"postgresql_readonly": True} if read_only else {},
         pool_size=MOST_CONNECTIONS // 2,
         max_overflow=MOST_CONNECTIONS // 2,
         pool_timeout=lock_timeout,
         connect_args={"timeout": 10, "command_timeout": 600, **options, "server_settings": settings},
     )
+    if read_only:
+        engine.update_execution_options(postgresql_readonly=True)
     event.listen(engine.sync_engine, "connect", _watch_socket)
     event.listen(engine.sync_engine, "checkout", _check_open)
     event.listen(engine.sync_engine, "before_cursor_execute", _note_writing)
