@@ -36,25 +36,27 @@ class TestPostgresByChance(Postgres, ChanceLaws):
     """What memory answers for by default."""
 
 
-class OtherDefault(Postgres):
-    """A database whose transactions are of another isolation unless they say so."""
-
-    isolation: str
-
-    @pytest.fixture(scope="class")
-    def postgres_databases(self, postgres_url: str) -> Iterator[Databases]:  # type: ignore[override]
-        databases = Databases(postgres_url, default_transaction_isolation=self.isolation)
-        yield databases
-        databases.close()
+@pytest.fixture(scope="module")
+def databases_by_default(postgres_url: str) -> Iterator[dict[str, Databases]]:
+    """Databases whose transactions are of another isolation unless they say so, by that isolation."""
+    levels = ("repeatable read", "serializable")
+    databases = {level: Databases(postgres_url, default_transaction_isolation=level) for level in levels}
+    yield databases
+    for made in databases.values():
+        made.close()
 
 
 @pytest.mark.long
-class TestPostgresRepeatableRead(OtherDefault, ExactContract, DurableContract):
+class TestPostgresRepeatableRead(Postgres, ExactContract, DurableContract):
     """By default, the laws that rest on the isolation: `faults/test_postgres_defaults.py`."""
 
-    isolation = "repeatable read"
+    @pytest.fixture
+    def postgres_databases(self, databases_by_default: dict[str, Databases]) -> Databases:
+        return databases_by_default["repeatable read"]
 
 
 @pytest.mark.long
-class TestPostgresSerializable(OtherDefault, ExactContract, DurableContract):
-    isolation = "serializable"
+class TestPostgresSerializable(Postgres, ExactContract, DurableContract):
+    @pytest.fixture
+    def postgres_databases(self, databases_by_default: dict[str, Databases]) -> Databases:
+        return databases_by_default["serializable"]
