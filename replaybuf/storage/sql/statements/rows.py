@@ -15,6 +15,7 @@ from replaybuf.errors import DecodeError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup, StorageItem
 
@@ -51,6 +52,14 @@ def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes) -> Encode
         outline=dump_json(outline(rollouts)),
         prompt=prompt_preview(rollouts) if rollouts else None,
     )
+
+
+def check_size(tx: Transaction, encoded: EncodedGroup) -> None:
+    """Raise TooLargeError when the database can't store the group, or could not send it back in one row."""
+    new = encoded.group
+    what = f"task {new.task_name}: the group of {len(new.rollouts)} rollouts"
+    values = (encoded.payload, encoded.outline, encoded.prompt, encoded.marks)
+    tx.dialect.row_limit(tx.connection).check(what, values)
 
 
 def dump_json(value: Any) -> str:
