@@ -9,8 +9,9 @@ from typing import Generic
 from replaybuf.buffer.cursors import Cursors
 from replaybuf.buffer.drawing import Wanted
 from replaybuf.buffer.lease import Lease, Leasing
-from replaybuf.buffer.putting import PUT_TIMEOUT, Putting
+from replaybuf.buffer.putting import PUT_TIMEOUT, Putting, check_dropped
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS, BufferReader
+from replaybuf.buffer.waits import to_its_end
 from replaybuf.checks import (
     Tags,
     check_by_task,
@@ -67,6 +68,8 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         key: str | None = None,
         replaces: Iterable[int] = (),
         timeout: float | Unset | None = UNSET,
+        dropped: list[StorageItem[R]] | None = None,
+        keep_unfit: bool = True,
     ) -> int | None:
         """Store a group of rollouts and return its uid; when it returns, the group is committed.
 
@@ -74,12 +77,19 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         `seq_staleness`. Rollouts of completed, aborted or expired groups expire when their staleness is at least
         `stale_threshold`, or when none of their trainable tokens has a staleness below `token_stale_threshold`: they
         lose their response and wait as EXPIRED to be generated again. With `expired_groups_retryable=False` the group
-        is dropped instead, and counted (`dropped`). The rollouts given are changed in place accordingly.
+        is dropped instead, and counted (`dropped`), also when it was EXPIRED before. In responses that stay, tokens at
+        or over `token_stale_threshold` are masked out (`response_mask` 0). The rollouts given are changed in place
+        accordingly.
 
         A group with the same `key` in the same task is replaced. `replaces` are the uids of groups that leave the
         buffer in the same transaction, also if the new one is dropped; results of leased groups are stored by the lease
         (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). Returns None for an empty list and for a
-        dropped group.
+        dropped group. With `keep_unfit=False` a FILTERED or FAILED group isn't stored, either, but counted (`pruned`).
+
+        All groups that leave in this call are added to the list `dropped`, once that is certain, for a caller who has
+        to release what they hold elsewhere: this one (with the uid 0) if it is dropped, those that it replaces, and
+        those evicted. One that can't be decoded has an `error`, and no rollouts. With it, a cancelled call still waits
+        for its transaction, so the list is complete.
 
         If the limits leave no room, the put waits for up to `timeout` seconds (default: the config's put_timeout;
         None: for ever), and then raises FullError, which is also a TimeoutError. With `on_full="reject"` it raises it
@@ -102,6 +112,8 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
             key=key,
             replaces=replaces,
             timeout=timeout,
+            dropped=dropped,
+            keep_unfit=keep_unfit,
         )
 
     # Taking
@@ -272,12 +284,16 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         task_token_stale_thresholds: Mapping[str, int | None] | None = None,
         expired_groups_retryable_by_task: Mapping[str, bool] | None = None,
         statuses: Iterable[Status | str] | None = None,
+        dropped: list[StorageItem[R]] | None = None,
     ) -> dict[str, int]:
         """Move the tasks to a new train step and expire groups that are now too old. Return their number by task.
 
         Afterwards every group of those tasks and `statuses` (default: completed, aborted and expired) has its staleness
         at `current_train_step`. Groups at or over the thresholds are EXPIRED, or dropped if the task's groups aren't
-        retryable, as in `put`.
+        retryable, as in `put`; then those that were EXPIRED before are dropped and counted, too. Tokens at or over the
+        token threshold are masked out.
+
+        Groups that are dropped are added to the list `dropped`, as by `put`: all of them are in memory then.
         """
         self._check_open()
         step = check_step(current_train_step, "current_train_step")
@@ -291,4 +307,6 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
             if name not in rules:
                 raise InputError(f"task {name!r} has no entry in task_stale_thresholds (None: no such limit)")
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check_status, check_list(statuses, "statuses")))
-        return await self.storage.refresh(Refresh(step, rules, chosen))
+        check_dropped(dropped)
+        refreshing = self.storage.refresh(Refresh(step, rules, chosen, dropped))
+        return await (refreshing if dropped is None else to_its_end(refreshing))

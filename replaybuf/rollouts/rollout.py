@@ -28,6 +28,12 @@ class Status(StrEnum):
     ARCHIVED = "archived"
 
 
+#: Groups that aren't trained on, and that nobody finishes.
+UNFIT = (Status.FILTERED, Status.FAILED)
+#: Groups that take no room and are never evicted: they stay for SQL, up to bounds of their own.
+ASIDE = (Status.ARCHIVED, *UNFIT)
+
+
 def check_status(status: Any) -> Status:
     """Return the Status for a Status or its value."""
     try:
