@@ -72,7 +72,7 @@ class ListOf(list[int]):
     pass
 
 
-DICTS = Codec(RolloutType(dict), enums=[Color, Level, Name, Bits])
+DICTS = Codec(RolloutType(dict, types=[Color, Level, Name, Bits]))
 STATES = Codec(RolloutType(RolloutState))
 ZSTD = Codec(RolloutType(dict), compression="zstd")
 MARK = {number: msgpack.ExtType(number, b"") for number in range(128)}
@@ -320,10 +320,19 @@ def test_enums_of_the_annotations_are_restored() -> None:
     assert back.color is Color.RED
 
 
-def test_an_unknown_enum_comes_back_as_its_value() -> None:
-    plain = Codec(RolloutType(dict))
-    value = {"a": [Color.RED, Level.HIGH, Name.ANN, Status.FAILED]}
-    assert same(round_trip(value, plain), {"a": [(1, "r"), 3, "ann", Status.FAILED]})
+@pytest.mark.parametrize("member", [Color.RED, Level.HIGH, Name.ANN, Bits.A])
+def test_an_enum_that_the_config_does_not_name_is_refused(member: Enum) -> None:
+    name = type(member).__name__
+    with pytest.raises(EncodeError, match=rf"rollouts\[0\]\['a'\]\[0\]: .*\.{name} .*add types=\[{name}\]"):
+        Codec(RolloutType(dict)).encode([{"a": [member]}])
+
+
+def test_an_enum_that_the_reader_does_not_know_is_a_decode_error_with_advice() -> None:
+    payload = DICTS.encode([{"field": Color.RED}])
+    with pytest.raises(DecodeError, match=r"holds a tests\.test_codec\.Color.*add types=\[Color\]"):
+        Codec(RolloutType(dict)).decode(payload)
+    plain = Codec(RolloutType(dict), as_plain=True)
+    assert plain.decode(payload) == [{"field": (1, "r")}]
 
 
 def test_a_value_that_is_no_member_any_more_is_a_decode_error() -> None:
@@ -333,7 +342,9 @@ def test_a_value_that_is_no_member_any_more_is_a_decode_error() -> None:
 
 def test_an_enum_name_is_never_looked_up_among_modules() -> None:
     payload = hostile_field({MARK[marks.ENUM]: ["os.system", "exit 1"]})
-    assert DICTS.decode(payload) == [{"field": "exit 1"}]
+    with pytest.raises(DecodeError, match=r"holds a os\.system"):
+        DICTS.decode(payload)
+    assert Codec(RolloutType(dict), as_plain=True).decode(payload) == [{"field": "exit 1"}]
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -346,9 +357,9 @@ class FakeTensor:
 REFUSED = [
     (object(), "a value of type object can't be stored"),
     (FakeTensor(), r"convert it with \.numpy\(\)"),
-    (Typed(), r"convert it with \.model_dump\(\)"),
-    (Point(), r"dataclasses\.asdict\(\)"),
-    (Pair(1, 2), "plain tuple"),
+    (Typed(), r"\(a pydantic model\) .* add types=\[Typed\]"),
+    (Point(), r"\(a dataclass\) .* add types=\[Point\]"),
+    (Pair(1, 2), r"\(a named tuple\) .* add types=\[Pair\]"),
     (collections.OrderedDict(a=1), "plain dict"),
     (collections.defaultdict(list), "plain dict"),
     (collections.Counter("a"), "plain dict"),
@@ -586,7 +597,9 @@ def test_decoding_imports_nothing() -> None:
     DICTS.decode(PAYLOAD)
     before = set(sys.modules)
     DICTS.decode(PAYLOAD)
-    DICTS.decode(hostile_field({MARK[marks.ENUM]: ["antigravity.fly", 1]}))
+    for content in ({MARK[marks.ENUM]: ["antigravity.fly", 1]}, {MARK[marks.OBJECT]: ["antigravity.Fly", {}]}):
+        with pytest.raises(DecodeError):
+            DICTS.decode(hostile_field(content))
     assert set(sys.modules) == before
 
 

@@ -269,14 +269,13 @@ def test_classes_that_are_no_rollouts_are_refused(cls: Any) -> None:
 
 
 def test_enums_are_found_within_annotations() -> None:
-    assert RolloutType(Model).enums() == {Color, Size}
-    assert RolloutType(Plain).enums() == {Shape}
-    assert RolloutType(RolloutState).enums() == {Status}
-    assert RolloutType(dict).enums() == frozenset()
+    assert RolloutType(Model).classes.others == {Color, Size, Status}
+    assert RolloutType(Plain).classes.others == {Shape, Status}
+    assert RolloutType(dict).classes.others == {Status}
 
 
 def test_the_memory_of_names_is_bounded() -> None:
     rollout_type = RolloutType(OpenModel)
     for number in range(3000):
         rollout_type.from_fields({"message": "hi", f"extra{number}": 1})
-    assert len(rollout_type._seen) <= 1024
+    assert len(rollout_type._shape._seen) <= 1024

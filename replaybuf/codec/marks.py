@@ -12,6 +12,10 @@ import msgpack  # type: ignore[import-untyped]
 
 TUPLE, SET, FROZENSET, BYTEARRAY, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIME, TIMEDELTA = range(1, 13)
 ENUM, ARRAY, SCALAR, NUMPY_STR, NUMPY_BYTES, PLAIN_ARRAY = range(20, 26)
+OBJECT, NAMEDTUPLE = range(30, 32)
+
+#: Those whose content holds values of users, which msgpack might store as something else.
+HOLDERS = frozenset({OBJECT, NAMEDTUPLE})
 
 #: How a value is stored: its mark, and the function that returns the content behind it.
 Form = tuple[Any, Callable[[Any], Any]]

@@ -8,17 +8,16 @@ extension objects that hold their content. `codec.unpack` reverses it.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
-from pydantic import BaseModel
 
 from replaybuf.codec import arrays
 from replaybuf.codec.marks import (
@@ -29,6 +28,7 @@ from replaybuf.codec.marks import (
     DATETIME,
     DECIMAL,
     FROZENSET,
+    HOLDERS,
     INT,
     NUMPY_BYTES,
     NUMPY_STR,
@@ -118,9 +118,11 @@ class Packing:
         Raises TypeError, ValueError, RecursionError or the like for what can't be stored; `explain` then says where it
         is.
         """
-        packed = self._pack(values)
-        if any(map(_holds_foreign, values)):  # after packing, which made sure that no value contains itself
-            packed = self._pack([_wrap_foreign(value) for value in values])
+        held: list[Any] = []
+        packed = self._pack(values, partial(self._stand_in, held))
+        # After packing, which made sure that no value contains itself.
+        if any(map(_holds_foreign, values)) or any(map(_holds_foreign, held)):
+            packed = self._pack([_wrap_foreign(value) for value in values], self._stand_in_wrapped)
         return packed
 
     def explain(self, value: Any, path: str) -> EncodeError | None:
@@ -129,7 +131,7 @@ class Packing:
         if error is None:
             return None
         while not (isinstance(error, RecursionError) or "recursion limit" in str(error)):
-            for step, child in _children(value):
+            for step, child in self._children(value):
                 if (child_error := self._packing_error(child)) is not None:
                     value, path, error = child, path + step, child_error
                     break
@@ -144,10 +146,20 @@ class Packing:
             return error
         return None
 
-    def _pack(self, values: Sequence[Any]) -> tuple[list[int], memoryview]:
+    def _children(self, value: Any) -> Iterable[tuple[str, Any]]:
+        form = self._forms.get(type(value))
+        if form is None or form[0].code not in HOLDERS:
+            yield from _children(value)
+            return
+        _, content = form[1](value)
+        named = content.items() if isinstance(content, dict) else zip(value._fields, content, strict=True)
+        for name, item in named:
+            yield f".{name}", item
+
+    def _pack(self, values: Sequence[Any], stand_in: Callable[[Any], Any]) -> tuple[list[int], memoryview]:
         # One growing buffer, read in place, halves the copies that packing value by value would make.
         packer = msgpack.Packer(
-            default=self._stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
+            default=stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
         )
         lengths, end = [], 0
         for value in values:
@@ -156,15 +168,24 @@ class Packing:
             lengths.append(end - start)
         return lengths, packer.getbuffer()
 
-    def _stand_in(self, value: Any) -> Any:
-        """Return what msgpack packs in place of a value that it has no form for."""
+    def _stand_in(self, held: list[Any], value: Any) -> Any:
+        """Return what msgpack packs in place of a value that it has no form for; what users' values hold is `held`."""
         kind = type(value)
         if kind is np.ndarray and (content := arrays.flatten(value)) is not None:
             return msgpack.ExtType(PLAIN_ARRAY, content)
         form = self._forms.get(kind) or self._find(kind)
         if form is None:
             raise TypeError(_refusal(value.value if kind is _Foreign else value))
-        return {form[0]: form[1](value)}
+        content = form[1](value)
+        if form[0].code in HOLDERS:
+            held.append(content)
+        return {form[0]: content}
+
+    def _stand_in_wrapped(self, value: Any) -> Any:
+        """Return the same with `_Foreign`s in it."""
+        held: list[Any] = []
+        stand_in = self._stand_in(held, value)
+        return {key: _wrap_foreign(held[0]) for key in stand_in} if held else stand_in
 
     def _find(self, kind: type) -> Form | None:
         forms = (family.form(kind) for family in self._families)
@@ -221,10 +242,6 @@ def _refusal(value: Any) -> str:
     name = f"a value of type {kind.__module__}.{kind.__qualname__}".replace("builtins.", "")
     if any(base.__module__.partition(".")[0] == "torch" for base in kind.__mro__):
         return f"{name} can't be stored: convert it with .numpy()"
-    if isinstance(value, BaseModel):
-        return f"{name} can't be stored inside a field: convert it with .model_dump()"
-    if dataclasses.is_dataclass(kind):
-        return f"{name} can't be stored inside a field: convert it with dataclasses.asdict()"
     for plain in (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, memoryview):
         if isinstance(value, plain):
             plain_name = {np.ndarray: "numpy.ndarray (np.asarray)", memoryview: "bytes"}.get(plain, plain.__name__)

@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
-from enum import Enum
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from replaybuf.codec.enums import Enums
+from replaybuf.codec.classes import Instances
 from replaybuf.codec.marks import Family
 from replaybuf.codec.pack import Packing
 from replaybuf.codec.unpack import Unpacking, restores
 from replaybuf.errors import ConfigError, DecodeError, EncodeError, MissingDriverError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 
 Compression = Literal["none", "zstd"]
@@ -46,15 +44,17 @@ _ALWAYS_ALLOWED = 64 << 20
 class Codec:
     """Encodes groups of rollouts of one type.
 
-    `compression` is what `encode` does; `decode` reads either. `enums` are classes to restore beyond `Status` and those
-    that the rollout type's annotations name; members of unknown enums are restored as their bare values. ConfigError
-    for an unknown compression, MissingDriverError when zstd is asked for and not installed. Safe to share among
-    threads.
+    `compression` is what `encode` does; `decode` reads either. ConfigError for an unknown compression,
+    MissingDriverError when zstd is asked for and not installed. Safe to share among threads.
 
     Values keep their types: None, bool, int of any size, float (bit for bit), str (lone surrogates too), bytes,
     bytearray, list, tuple, set, frozenset, dict (order and any hashable keys), complex, Decimal, UUID, datetime, date,
-    time, timedelta, enums, and numpy arrays and scalars except those of objects. Anything else is refused. One
-    exception: a bytearray inside a list of more than 32 items that begins and ends with a number is restored as bytes.
+    time, timedelta, numpy arrays and scalars except those of objects, and instances of the classes that `rollout_type`
+    knows: enums, named tuples, pydantic models, dataclasses, attrs classes and msgspec Structs. Anything else is
+    refused. One exception: a bytearray inside a list of more than 32 items that begins and ends with a number is
+    restored as bytes.
+
+    With `as_plain` instances of unknown classes can be read: as dicts of their fields, tuples, and values of enums.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Codec:
         rollout_type: RolloutType,
         *,
         compression: Compression = "none",
-        enums: Iterable[type[Enum]] = (),
+        as_plain: bool = False,
     ) -> None:
         if compression not in ("none", "zstd"):
             raise ConfigError(f"compression must be 'none' or 'zstd', not {compression!r}")
@@ -70,7 +70,7 @@ class Codec:
             _zstandard()
         self.rollout_type = rollout_type
         self.compression = compression
-        families: tuple[Family, ...] = (Enums({*rollout_type.enums(), *enums, Status}),)
+        families: tuple[Family, ...] = (Instances(rollout_type.classes, as_plain=as_plain),)
         self._packing = Packing(families)
         self._marks = restores(families)
 

@@ -1,30 +1,23 @@
 """Rollouts of any type: how their fields are read and written, and how they are stored and rebuilt.
 
-Users bring `RolloutState`, their own pydantic model, a dataclass, or plain `dict`. The rest of replaybuf goes through
-`get_field`, `set_field`, `has_field` and `RolloutType`, and never asks which type it has.
+Users bring `RolloutState`, their own pydantic model, dataclass, attrs class, msgspec Struct or TypedDict, or plain
+`dict`. The rest of replaybuf goes through `get_field`, `set_field`, `has_field` and `RolloutType`, and never asks which
+type it has.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
-from replaybuf.rollouts.fields import (
-    Defaults,
-    Field,
-    Fields,
-    dataclass_fields,
-    enums_in,
-    private_defaults,
-    pydantic_fields,
-)
-
-_SEEN_LIMIT = 1024  # extra fields could make any number of sets of names
+from replaybuf.rollouts.classes import Classes, checked
+from replaybuf.rollouts.fields import Fields
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.shapes import quoted, shape_of
 
 
 def get_field(rollout: Any, name: str, default: Any = None) -> Any:
@@ -65,38 +58,24 @@ def _is_frozen(error: Exception) -> bool:
 class RolloutType:
     """A class of rollouts, with the conversion between its instances and the stored fields.
 
-    `cls` is `dict`, a pydantic model or a dataclass (ConfigError otherwise). The round trip `from_fields(to_fields(r))`
-    gives an equal rollout that shares no mutable default with another. It runs no validator, no `__init__` and no
-    `__post_init__`: the rollout is exactly what was stored. Attributes that aren't fields are not stored; private
-    attributes of pydantic models start from their defaults.
+    `cls` is `dict`, a TypedDict, a pydantic model, a dataclass, an attrs class or a msgspec Struct (ConfigError
+    otherwise); rollouts of a TypedDict are dicts with its keys. What its annotations declare inside can be stored, too:
+    these classes, enums and named tuples at any depth. `types` are further ones, for fields that declare Any.
+    `replaybuf.rollouts.shapes` says how instances are rebuilt.
     """
 
-    def __init__(self, cls: type[Any]) -> None:
+    def __init__(self, cls: type[Any], *, types: Iterable[type[Any]] = ()) -> None:
         self.cls = cls
-        self._fields: tuple[Field, ...] = ()
-        self._private: Defaults | None = None
-        self._open = False  # accepts undeclared fields
-        self._read: Callable[[Any], Fields]
-        self._build: Callable[[Fields], Any]
-        if cls is dict:
-            self._open, self._read, self._build = True, dict, _as_is
-        elif isinstance(cls, type) and issubclass(cls, BaseModel):
-            self._fields = tuple(pydantic_fields(cls.model_fields))
-            self._open = cls.model_config.get("extra") == "allow"
-            self._private = private_defaults(cls)
-            self._read, self._build = self._read_model, self._build_model
-        elif isinstance(cls, type) and dataclasses.is_dataclass(cls):
-            self._fields = tuple(dataclass_fields(cls))
-            self._read, self._build = self._read_dataclass, self._build_dataclass
-        else:
-            raise ConfigError(f"rollout_type must be dict, a pydantic model or a dataclass, not {cls!r}")
-        self.names = frozenset(field.name for field in self._fields)
-        self._required = frozenset(field.name for field in self._fields if not field.optional)
-        # None is left out of payloads where the default restores it.
-        self._keep_none = frozenset(f.name for f in self._fields if not (f.has_default and _default_is_none(f)))
-        self._defaults = Defaults(self._fields)
-        self._slots = any("__slots__" in vars(base) and base.__slots__ for base in getattr(cls, "__mro__", ()))
-        self._seen: set[tuple[str, ...]] = set()
+        shape = shape_of(cls)
+        if shape is None:
+            raise ConfigError(
+                "rollout_type must be dict, a TypedDict, a pydantic model, a dataclass, an attrs class or a msgspec "
+                f"Struct, not {cls!r:.200}"
+            )
+        self._shape = shape
+        self.classes = Classes(dict.fromkeys([cls, *(checked(one, "types") for one in types), Status]))
+        self.names = shape.names
+        self._instances = dict if issubclass(cls, dict) else cls
 
     def __repr__(self) -> str:
         return f"RolloutType({self.cls.__qualname__})"
@@ -109,8 +88,8 @@ class RolloutType:
         subclass adds would be lost) or lacks a required field.
         """
         self._check_class(rollout)
-        fields = self._read(rollout)
-        if not self._known(fields) and (problem := self._problem(fields)):
+        fields = self._shape.read(rollout)
+        if problem := self._shape.problem(fields):
             raise RolloutError(f"this {self.cls.__qualname__} can't be stored: {problem}")
         return fields
 
@@ -120,11 +99,11 @@ class RolloutType:
         DecodeError, naming the fields, when the class lacks one of them or a required one is missing: that is how a
         payload of another rollout type is noticed.
         """
-        if not self._known(fields) and (problem := self._problem(fields)):
+        if problem := self._shape.problem(fields):
             raise DecodeError(
                 f"the payload was written for another rollout type than {self.cls.__qualname__}: {problem}"
             )
-        return self._build(fields)
+        return self._shape.build(fields)
 
     def require_all(self, rollout: Any, features: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Call `require` for several features, each with the names of the fields that it needs."""
@@ -138,98 +117,13 @@ class RolloutType:
         self._check_class(rollout)
         missing = [name for name in names if name not in self.names and not has_field(rollout, name)]
         if missing:
-            raise RolloutError(f"{feature} needs {_quoted(missing)}, which this {self.cls.__qualname__} doesn't have")
-
-    def enums(self) -> frozenset[type[Enum]]:
-        """Return the enum classes in the annotations, also inside unions, lists, dicts and the like."""
-        found: set[type[Enum]] = set()
-        for field in self._fields:
-            found.update(enums_in(field.annotation))
-        return frozenset(found)
+            raise RolloutError(f"{feature} needs {quoted(missing)}, which this {self.cls.__qualname__} doesn't have")
 
     def _check_class(self, rollout: Any) -> None:
-        if type(rollout) is self.cls:
+        if type(rollout) is self._instances:
             return
         got, expected = type(rollout).__qualname__, self.cls.__qualname__
         why = ""
-        if isinstance(rollout, self.cls):
+        if isinstance(rollout, self._instances):
             why = " (a subclass may have fields that would be lost; name it as rollout_type to store it)"
         raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {got}{why}")
-
-    def _known(self, fields: Fields) -> bool:
-        """Return whether exactly these names, in this order, were found valid before; a dict may have any."""
-        return self.cls is dict or tuple(fields) in self._seen
-
-    def _problem(self, fields: Fields) -> str:
-        """Return what is wrong with these names, or ""; valid names are remembered."""
-        unknown = [name for name in fields if not self._accepts(name)]
-        missing = sorted(self._required - fields.keys())
-        if not unknown and not missing:
-            if len(self._seen) >= _SEEN_LIMIT:
-                self._seen.clear()
-            self._seen.add(tuple(fields))
-        problems = [f"it has no {_quoted(unknown)}"] if unknown else []
-        return " and ".join(problems + ([f"{_quoted(missing)} must be there"] if missing else []))
-
-    def _accepts(self, name: Any) -> bool:
-        return name in self.names or (self._open and isinstance(name, str))
-
-    def _read_model(self, rollout: Any) -> Fields:
-        names, keep_none = self.names, self._keep_none  # __dict__ also holds cached properties, which aren't fields
-        values = rollout.__dict__.items()
-        fields = {name: v for name, v in values if (name in keep_none if v is None else name in names)}
-        if extra := rollout.__pydantic_extra__:
-            fields.update(extra)
-        return fields
-
-    def _build_model(self, fields: Fields) -> Any:
-        extra: Fields | None = None
-        names = set(fields)
-        if self._open:
-            extra = {name: fields.pop(name) for name in names - self.names}
-        rollout = _new(self.cls)
-        put = object.__setattr__
-        values = self._defaults.fill(fields)
-        put(rollout, "__dict__", values)
-        put(rollout, "__pydantic_fields_set__", names)
-        put(rollout, "__pydantic_extra__", extra)
-        put(rollout, "__pydantic_private__", self._private.fill({}, values) if self._private else None)
-        return rollout
-
-    def _read_dataclass(self, rollout: Any) -> Fields:
-        fields: Fields = {}
-        for name in (field.name for field in self._fields):
-            value = getattr(rollout, name, dataclasses.MISSING)  # an init=False field may never have been set
-            if value is None and name not in self._keep_none:
-                continue
-            if value is not dataclasses.MISSING:
-                fields[name] = value
-        return fields
-
-    def _build_dataclass(self, fields: Fields) -> Any:
-        rollout = _new(self.cls)
-        values = self._defaults.fill(fields)
-        if not self._slots:
-            rollout.__dict__.update(values)
-            return rollout
-        for name, value in values.items():
-            object.__setattr__(rollout, name, value)
-        return rollout
-
-
-def _new(cls: Any) -> Any:
-    return cls.__new__(cls)
-
-
-def _as_is(fields: Fields) -> Fields:
-    return fields
-
-
-def _default_is_none(field: Field) -> bool:
-    return field.make is None and field.default is None
-
-
-def _quoted(names: Iterable[Any]) -> str:
-    names = [repr(name) for name in names]
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    return f"{'field' if len(names) == 1 else 'fields'} {shown}"
