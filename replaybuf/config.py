@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ImportString
+from pydantic import BeforeValidator, Field, ImportString
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS
@@ -21,6 +22,23 @@ from replaybuf.rules.policies import ReplayPolicy, resolve_policy
 from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.storage.sql.backend import SQLStorage
+
+
+def _listed(types: Any) -> Any:
+    """Return one class, or a text from an environment variable, as a list."""
+    if isinstance(types, str):
+        return [name.strip() for name in types.split(",") if name.strip()]
+    return [types] if isinstance(types, type) else types
+
+
+def _from_json(mapping: Any) -> Any:
+    """Return a mapping that may be a text from an environment variable."""
+    if not isinstance(mapping, str):
+        return mapping
+    try:
+        return json.loads(mapping)
+    except ValueError:
+        raise ValueError('a text must be a mapping as JSON, such as {"response_ids": "tokens"}') from None
 
 
 class ReplayBufferConfig(ReadableConfig):
@@ -44,7 +62,12 @@ class ReplayBufferConfig(ReadableConfig):
     `durability="full"` makes SQLite survive even a power cut. `lock_timeout` bounds the wait for a lock, in seconds.
     An operation that loses its connection to PostgreSQL is retried for up to `reconnect_timeout` seconds.
     SQLite files on network file systems are refused, unless `allow_network_filesystem` is set.
-    `rollout_type` is the class of the rollouts: a pydantic model, a dataclass or dict, itself or as "module:Class".
+
+    `rollout_type` is the class of the rollouts, itself or as "module:Class": a pydantic model, a dataclass, an attrs
+    class, a msgspec Struct, a TypedDict or dict. What its annotations declare can be stored; `types` are classes for
+    the fields that declare Any. `fields` gives our names of its fields where it has others, {"response_ids": "tokens",
+    "status": None}, and `statuses` what its own statuses mean, {"truncated": "completed"}. A text "module:Class"
+    imports that module: configs are trusted input.
     """
 
     url: str
@@ -68,6 +91,9 @@ class ReplayBufferConfig(ReadableConfig):
     reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
     allow_network_filesystem: bool = False
     rollout_type: type | ImportString[Any] = RolloutState
+    types: Annotated[tuple[type | ImportString[Any], ...], BeforeValidator(_listed)] = ()
+    fields: Annotated[dict[str, str | None], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    statuses: Annotated[dict[Any, Any], BeforeValidator(_from_json)] = Field(default_factory=dict)
 
     def build(self) -> ReplayBuffer:
         """Return the buffer that this config describes; it connects at first use.
@@ -78,7 +104,7 @@ class ReplayBufferConfig(ReadableConfig):
             check_task_name(self.name, "name")
         except InputError as error:
             raise ConfigError(str(error)) from None
-        rollout_type = RolloutType(self.rollout_type)
+        rollout_type = RolloutType(self.rollout_type, types=self.types, fields=self.fields, statuses=self.statuses)
         codec = Codec(rollout_type, compression=self.compression)
         storage = self._storage(codec, self.rules())
         options: dict[str, Any] = {"put_timeout": self.put_timeout, "keep_checkpoints": self.keep_checkpoints}

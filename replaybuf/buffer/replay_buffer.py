@@ -22,10 +22,11 @@ from replaybuf.checks import (
     check_tags,
 )
 from replaybuf.errors import InputError
-from replaybuf.query import Query, parse
-from replaybuf.rollouts.rollout import Status, check_status
+from replaybuf.query import Query
+from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
+from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
 from replaybuf.storage.values import UNSET, Changes, Refresh, StorageItem, Unset
 
@@ -45,8 +46,7 @@ class ReplayBuffer(BufferReader):
         put_timeout: float | None = PUT_TIMEOUT,
         keep_checkpoints: int | None = KEEP_CHECKPOINTS,
     ) -> None:
-        super().__init__(storage, keep_checkpoints)
-        self.rollout_type = rollout_type
+        super().__init__(storage, rollout_type, keep_checkpoints)
         self._putting = Putting(storage, rollout_type, self.waits, put_timeout)
         self.cursors = Cursors(self._putting)
 
@@ -110,7 +110,7 @@ class ReplayBuffer(BufferReader):
         self,
         batch_size: int,
         task_name: str,
-        group_status: Status | str = Status.COMPLETED,
+        group_status: StatusLike = Status.COMPLETED,
         *,
         where: Query | None = None,
         timeout: float | None = 0,
@@ -127,7 +127,7 @@ class ReplayBuffer(BufferReader):
         self,
         sizes: Mapping[str, int],
         *,
-        group_status: Status | str = Status.COMPLETED,
+        group_status: StatusLike = Status.COMPLETED,
         where: Query | None = None,
         timeout: float | None = 0,
     ) -> tuple[dict[str, list[list[Any]]], dict[str, int]]:
@@ -148,7 +148,7 @@ class ReplayBuffer(BufferReader):
         self,
         sizes: Mapping[str, int],
         *,
-        group_status: Status | str = Status.COMPLETED,
+        group_status: StatusLike = Status.COMPLETED,
         where: Query | None = None,
         timeout: float | None = 0,
         beta: float | None = None,
@@ -166,7 +166,7 @@ class ReplayBuffer(BufferReader):
         self,
         sizes: Mapping[str, int],
         *,
-        group_status: Status | str = Status.COMPLETED,
+        group_status: StatusLike = Status.COMPLETED,
         where: Query | None = None,
         timeout: float | None = 0,
         beta: float | None = None,
@@ -199,7 +199,7 @@ class ReplayBuffer(BufferReader):
     async def is_ready(
         self,
         sizes: Mapping[str, int],
-        group_status: Status | str = Status.COMPLETED,
+        group_status: StatusLike = Status.COMPLETED,
         *,
         where: Query | None = None,
     ) -> bool:
@@ -209,7 +209,7 @@ class ReplayBuffer(BufferReader):
     async def wait_ready(
         self,
         sizes: Mapping[str, int],
-        group_status: Status | str = Status.COMPLETED,
+        group_status: StatusLike = Status.COMPLETED,
         *,
         where: Query | None = None,
         timeout: float | None,
@@ -224,26 +224,26 @@ class ReplayBuffer(BufferReader):
     def _wanted(
         self,
         sizes: Mapping[str, int],
-        group_status: Status | str,
+        group_status: StatusLike,
         where: Query | None,
         timeout: float | None = 0,
         beta: float | None = None,
     ) -> Wanted:
         self._check_open()
-        return Wanted.checked(sizes, group_status, where, timeout, beta)
+        return Wanted.checked(sizes, group_status, where, timeout, beta, statuses=self.rollout_type.statuses)
 
     # Changing
 
     async def delete(self, query: Query) -> int:
         """Remove the groups that match and return their number. `{}` removes all."""
         self._check_open()
-        return await self.storage.delete(parse(query))
+        return await self.storage.delete(self._parsed(query))
 
     async def update(
         self,
         query: Query,
         *,
-        status: Status | str | Unset = UNSET,
+        status: StatusLike | Unset = UNSET,
         priority: float | Unset = UNSET,
         tags: Tags | Unset | None = UNSET,
     ) -> int:
@@ -253,11 +253,11 @@ class ReplayBuffer(BufferReader):
         """
         self._check_open()
         changes = Changes(
-            status=status if isinstance(status, Unset) else check_status(status),
+            status=status if isinstance(status, Unset) else self.rollout_type.statuses.check(status),
             priority=priority if isinstance(priority, Unset) else check_priority(priority),
             tags=tags if isinstance(tags, Unset) else check_tags(tags),
         )
-        return await self.storage.update(parse(query), changes)
+        return await self.storage.update(self._parsed(query), changes)
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of groups by uid, leased ones included. Return the number of these groups still there."""
@@ -271,7 +271,7 @@ class ReplayBuffer(BufferReader):
         current_train_step: int,
         task_token_stale_thresholds: Mapping[str, int | None] | None = None,
         expired_groups_retryable_by_task: Mapping[str, bool] | None = None,
-        statuses: Iterable[Status | str] | None = None,
+        statuses: Iterable[StatusLike] | None = None,
     ) -> dict[str, int]:
         """Move the tasks to a new train step and expire groups that are now too old. Return their number by task.
 
@@ -290,5 +290,6 @@ class ReplayBuffer(BufferReader):
         for name in (*tokenwise, *retryable):
             if name not in rules:
                 raise InputError(f"task {name!r} has no entry in task_stale_thresholds (None: no such limit)")
-        chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check_status, check_list(statuses, "statuses")))
+        check = self.rollout_type.statuses.check
+        chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check, check_list(statuses, "statuses")))
         return await self.storage.refresh(Refresh(step, rules, chosen))

@@ -78,6 +78,7 @@ class RolloutState(BaseModel):
     message: list[dict[str, Any]]
     prompt_ids: Any = None
     num_tokens: int | None = None
+    proxy_attn_flops: float | None = None
     data_source: Any = None
     mm_info: Any = None
     reward_model: Any = None

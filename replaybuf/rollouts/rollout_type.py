@@ -8,16 +8,19 @@ type it has.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
+from replaybuf.rollouts.annotations import choices_of
 from replaybuf.rollouts.classes import Classes, checked
 from replaybuf.rollouts.fields import Fields
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.shapes import quoted, shape_of
+from replaybuf.rollouts.shapes import Shape, quoted, shape_of
+from replaybuf.rollouts.statuses import Statuses
 
 
 def get_field(rollout: Any, name: str, default: Any = None) -> Any:
@@ -55,16 +58,37 @@ def _is_frozen(error: Exception) -> bool:
     return isinstance(error, dataclasses.FrozenInstanceError)
 
 
-class RolloutType:
-    """A class of rollouts, with the conversion between its instances and the stored fields.
+#: The fields that features use, and that may have other names in a user's class.
+OUR_FIELDS: Final = frozenset(
+    (
+        *("rollout_id", "group_id", "task_name", "status", "reward", "error_msg", "message", "prompt", "prompt_ids"),
+        *("tokens", "response", "response_ids", "response_mask", "response_model_steps", "seq_staleness", "logprobs"),
+        *("routed_experts", "finish_reason", "input_ids", "labels"),
+    )
+)
 
-    `cls` is `dict`, a TypedDict, a pydantic model, a dataclass, an attrs class or a msgspec Struct (ConfigError
-    otherwise); rollouts of a TypedDict are dicts with its keys. What its annotations declare inside can be stored, too:
-    these classes, enums and named tuples at any depth. `types` are further ones, for fields that declare Any.
-    `replaybuf.rollouts.shapes` says how instances are rebuilt.
+
+class RolloutType:
+    """A class of rollouts: its fields as features use them, and the conversion between instances and stored fields.
+
+    `cls` is `dict`, a TypedDict, a pydantic model, a dataclass, an attrs class or a msgspec Struct; rollouts of a
+    TypedDict are dicts with its keys. What its annotations declare inside can be stored, too: these classes, enums and
+    named tuples at any depth. `types` are further ones, for fields that declare Any. `replaybuf.rollouts.shapes` says
+    how instances are rebuilt.
+
+    `fields` maps names of ours to those of the class, or to None if it has no such field, or one of that name that
+    means something else. `statuses` maps the class's own statuses to ours. Stored fields keep the names and values of
+    the class. ConfigError where any of this can't be.
     """
 
-    def __init__(self, cls: type[Any], *, types: Iterable[type[Any]] = ()) -> None:
+    def __init__(
+        self,
+        cls: type[Any],
+        *,
+        types: Iterable[type[Any]] = (),
+        fields: Mapping[str, str | None] | None = None,
+        statuses: Mapping[Any, Any] | None = None,
+    ) -> None:
         self.cls = cls
         shape = shape_of(cls)
         if shape is None:
@@ -73,12 +97,66 @@ class RolloutType:
                 f"Struct, not {cls!r:.200}"
             )
         self._shape = shape
-        self.classes = Classes(dict.fromkeys([cls, *(checked(one, "types") for one in types), Status]))
         self.names = shape.names
-        self._instances = dict if issubclass(cls, dict) else cls
+        self.classes = Classes(dict.fromkeys([cls, *(checked(one, "types") for one in types), Status]))
+        self.statuses = Statuses(statuses)
+        self._is_dict = issubclass(cls, dict)
+        self._instances = dict if self._is_dict else cls
+        self._theirs = _renamed(shape, fields or {})
+        status = next((field for field in shape.fields if field.name == self._theirs.get("status", "status")), None)
+        self._status_choices = choices_of(status.annotation, cls) if status else []
 
     def __repr__(self) -> str:
         return f"RolloutType({self.cls.__qualname__})"
+
+    def get(self, rollout: Any, name: str, default: Any = None) -> Any:
+        """Return the rollout's value of our field `name`, or `default` where it has no such field."""
+        theirs = self._theirs.get(name, name)
+        if self._is_dict:
+            return rollout.get(theirs, default)
+        return default if theirs is None else getattr(rollout, theirs, default)
+
+    def has(self, rollout: Any, name: str) -> bool:
+        """Return whether the rollout has our field `name` (which may hold None)."""
+        theirs = self._theirs.get(name, name)
+        if self._is_dict:
+            return theirs in rollout or theirs in self.names
+        return theirs is not None and (theirs in self.names or hasattr(rollout, theirs))
+
+    def set(self, rollout: Any, name: str, value: Any) -> None:
+        """Set the rollout's field `name` (of ours), in place, if its class has such a field; any dict has.
+
+        The class's own `__setattr__` and validators run. A frozen dataclass or model is changed too: put normalises
+        rollouts in place, and frozen ones are no exception. RolloutError when the class refuses the value.
+        """
+        theirs = self._theirs.get(name, name)
+        if theirs is None or not (self.cls is dict or self.has(rollout, name)):
+            return
+        try:
+            self._shape.set(rollout, theirs, value)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise RolloutError(f"can't set {theirs!r} of a {type(rollout).__qualname__}: {error}") from error
+
+    def status(self, rollout: Any) -> Status:
+        """Return the status of a rollout; COMPLETED where it has none. RolloutError where its own isn't known."""
+        value = self.get(rollout, "status", Status.COMPLETED)
+        status = self.statuses.get(value)
+        if status is None:
+            raise RolloutError(
+                f"status is {value!r:.200}; expected one of {', '.join(Status)}, or one that the config maps to them: "
+                f"statuses={{{_key_of(value)!r:.50}: 'completed'}}"
+            )
+        return status
+
+    def set_status(self, rollout: Any, status: Status) -> None:
+        """Set the status of a rollout: to the member of its own Enum, or a text as it has them (`Statuses.like`).
+
+        Where nothing of the class's own means this status, the rollout stays as it is: then only its group has it.
+        """
+        now = self.get(rollout, "status")
+        new = self.statuses.like(status, now, self._status_choices)
+        if new is not now:
+            self.set(rollout, "status", new)
 
     def to_fields(self, rollout: Any) -> Fields:
         """Return the fields of a rollout by name: a new dict of the values themselves, not of copies.
@@ -106,18 +184,21 @@ class RolloutType:
         return self._shape.build(fields)
 
     def require_all(self, rollout: Any, features: Iterable[tuple[str, Sequence[str]]]) -> None:
-        """Call `require` for several features, each with the names of the fields that it needs."""
+        """Call `require` for several features, each with our names of the fields that it needs."""
         self._check_class(rollout)
         for feature, names in features:
-            if not self.names.issuperset(names):
+            if self._theirs or not self.names.issuperset(names):
                 self.require(rollout, names, feature)
 
     def require(self, rollout: Any, names: Iterable[str], feature: str) -> None:
         """Raise RolloutError, naming the missing fields and the `feature` that needs them, unless all are there."""
         self._check_class(rollout)
-        missing = [name for name in names if name not in self.names and not has_field(rollout, name)]
+        missing = [name for name in names if not self.has(rollout, name)]
         if missing:
-            raise RolloutError(f"{feature} needs {quoted(missing)}, which this {self.cls.__qualname__} doesn't have")
+            raise RolloutError(
+                f"{feature} needs {quoted(missing)}, which this {self.cls.__qualname__} doesn't have; where it has "
+                f"another name, the config says so: fields={{{missing[0]!r}: ...}}"
+            )
 
     def _check_class(self, rollout: Any) -> None:
         if type(rollout) is self._instances:
@@ -127,3 +208,30 @@ class RolloutType:
         if isinstance(rollout, self._instances):
             why = " (a subclass may have fields that would be lost; name it as rollout_type to store it)"
         raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {got}{why}")
+
+
+def _renamed(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the names of the class for those of ours that differ. Raises ConfigError."""
+    theirs: dict[str, str | None] = {}
+    for ours, name in fields.items():
+        if ours not in OUR_FIELDS:
+            raise ConfigError(f"fields: {ours!r:.100} is no field that replaybuf uses; there are {_listed(OUR_FIELDS)}")
+        if name is not None and name not in shape.names and not shape.extra:
+            raise ConfigError(
+                f"fields: {ours} is mapped to {name!r:.100}, which {shape.cls.__qualname__} doesn't have; it has "
+                f"{_listed(shape.names)}"
+            )
+        if name is not None and name in theirs.values():
+            raise ConfigError(f"fields: two names are mapped to {name!r:.100}")
+        theirs[ours] = name
+    # A field that means another one of ours isn't also the one of its own name.
+    hidden = {name: None for name in theirs.values() if name in OUR_FIELDS and name not in theirs}
+    return {**hidden, **{ours: name for ours, name in theirs.items() if name != ours}}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _key_of(value: Any) -> Any:
+    return value.name.lower() if isinstance(value, Enum) else value

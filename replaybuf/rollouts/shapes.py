@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import typing_extensions
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from replaybuf.rollouts.fields import (
     Defaults,
@@ -59,6 +59,18 @@ class Shape:
         """Return the instance with these fields, defaults filled in; `fields` is consumed, and has no `problem`."""
         raise NotImplementedError
 
+    def set(self, instance: Any, name: str, value: Any) -> None:
+        """Set a field, in place; the class's own `__setattr__` and validators run. Frozen instances change, too.
+
+        Raises what the class raises when it refuses the name or the value.
+        """
+        try:
+            setattr(instance, name, value)
+        except (AttributeError, ValidationError) as error:
+            if not _is_frozen(error):
+                raise
+            object.__setattr__(instance, name, value)
+
     def problem(self, fields: Fields) -> str:
         """Return which of these fields the class lacks and which ones it requires, for people; or "" if all is well."""
         # Names that were found valid are remembered, in their order.
@@ -82,6 +94,9 @@ class _DictShape(Shape):
 
     def build(self, fields: Fields) -> Any:
         return fields
+
+    def set(self, instance: Any, name: str, value: Any) -> None:
+        instance[name] = value
 
     def problem(self, fields: Fields) -> str:
         return "" if self.cls is dict else super().problem(fields)
@@ -155,7 +170,8 @@ class _StructShape(Shape):
 
         super().__init__(cls, struct_fields(cls))
         self._unset = msgspec.UNSET
-        self._set = msgspec.structs.force_setattr
+        self._force = msgspec.structs.force_setattr
+        self._frozen = cls.__struct_config__.frozen
         self._own_code = hasattr(cls, "__post_init__")
 
     def read(self, instance: Any) -> Fields:
@@ -172,8 +188,11 @@ class _StructShape(Shape):
         instance = self.cls(**values)
         if self._own_code:
             for name, value in values.items():
-                self._set(instance, name, value)
+                self._force(instance, name, value)
         return instance
+
+    def set(self, instance: Any, name: str, value: Any) -> None:
+        (self._force if self._frozen else setattr)(instance, name, value)
 
 
 def shape_of(cls: Any) -> Shape | None:
@@ -218,6 +237,12 @@ def is_namedtuple(cls: Any) -> bool:
 def _has_extra_items(cls: type[Any]) -> bool:
     items = getattr(cls, "__extra_items__", None)
     return items is not None and items is not getattr(typing_extensions, "NoExtraItems", None)
+
+
+def _is_frozen(error: Exception) -> bool:
+    if isinstance(error, ValidationError):
+        return error.errors()[0]["type"] in ("frozen_instance", "frozen_field")
+    return type(error).__name__ in ("FrozenInstanceError", "FrozenAttributeError")  # of dataclasses, and of attrs
 
 
 def _default_is_none(field: Field) -> bool:
