@@ -74,7 +74,9 @@ class ReplayBuffer(BufferReader):
         `seq_staleness`. Rollouts of completed, aborted or expired groups expire when their staleness is at least
         `stale_threshold`, or when none of their trainable tokens has a staleness below `token_stale_threshold`: they
         lose their response and wait as EXPIRED to be generated again. With `expired_groups_retryable=False` the group
-        is dropped instead, and counted (`dropped`). The rollouts given are changed in place accordingly.
+        is dropped instead, and counted (`dropped`), also when it was EXPIRED before. In responses that stay, tokens at
+        or over `token_stale_threshold` are masked out (`response_mask` 0). The rollouts given are changed in place
+        accordingly.
 
         A group with the same `key` in the same task is replaced. `replaces` are the uids of groups that leave the
         buffer in the same transaction, also if the new one is dropped; results of leased groups are stored by the lease
@@ -277,7 +279,8 @@ class ReplayBuffer(BufferReader):
 
         Afterwards every group of those tasks and `statuses` (default: completed, aborted and expired) has its staleness
         at `current_train_step`. Groups at or over the thresholds are EXPIRED, or dropped if the task's groups aren't
-        retryable, as in `put`.
+        retryable, as in `put`; then those that were EXPIRED before are dropped and counted, too. Tokens at or over the
+        token threshold are masked out.
         """
         self._check_open()
         step = check_step(current_train_step, "current_train_step")

@@ -17,8 +17,10 @@ from replaybuf.rollouts.staleness import (
     fill_model_steps,
     find_expired,
     group_staleness,
+    mask_stale_tokens,
     refresh_group,
     reset_response,
+    undated,
 )
 
 # Longer lists of tokens are processed in another thread, to keep the event loop free.
@@ -37,7 +39,7 @@ class Normalised:
     """The result of the rules of put for a group.
 
     `train_step` is the step for which its staleness was computed, or None where the rollouts brought their own or some
-    of them expired. `dropped` is true for a group that expired and isn't retryable.
+    of them expired. `dropped` is true for a group that has expired, now or before, and isn't retryable.
     """
 
     status: Status
@@ -75,7 +77,8 @@ def _require_fields(
     if rule.active:
         features.append(("stale_threshold", ("seq_staleness",)))
     if rule.token_stale_threshold is not None:
-        features.append(("token_stale_threshold", ("response_ids", "response_model_steps")))
+        mask = () if rollout_type.cls is dict else ("response_mask",)  # a dict gets one where it needs it
+        features.append(("token_stale_threshold", ("response_ids", "response_model_steps", *mask)))
     for rollout in rollouts:
         rollout_type.require_all(rollout, features)
 
@@ -101,16 +104,32 @@ def _apply_rules(
     staleness = group_staleness(rollouts)
     if abs(staleness) >= MAX_STEP:
         raise RolloutError(f"seq_staleness is {staleness:.4g}, which is no number of training steps")
-    expired = find_expired(rollouts, rule, train_step) if status in EXPIRING_STATUSES else []
-    if not expired:
+    if status not in EXPIRING_STATUSES:
         return Normalised(status, staleness, train_step)
-    if not rule.retryable:
+    expired = find_expired(rollouts, rule, train_step)
+    if (expired or status == Status.EXPIRED) and not rule.retryable:
         for rollout in rollouts:
             set_field(rollout, "status", Status.EXPIRED)
         return Normalised(Status.EXPIRED, staleness, train_step, dropped=True)
     for index in expired:
         reset_response(rollouts[index])
+    _mask(rollouts, rule, train_step)
+    if not expired:
+        return Normalised(status, staleness, train_step)
     return Normalised(Status.EXPIRED, staleness, None)
+
+
+def _mask(rollouts: Sequence[Any], rule: ExpiryRule, train_step: int | None) -> None:
+    """Mask out the tokens that are too old. Raises RolloutError for a response whose age is unknown."""
+    through = rule.masked_through(train_step)
+    if through is None:
+        return
+    if (index := undated(rollouts)) is not None:
+        raise RolloutError(
+            f"rollouts[{index}] has a response without response_model_steps, so token_stale_threshold can't tell how "
+            "old its tokens are; give put the model_step of the weights that wrote them, or no token_stale_threshold"
+        )
+    mask_stale_tokens(rollouts, through)
 
 
 def _count_tokens(rollouts: Sequence[Any]) -> int:

@@ -29,9 +29,9 @@ _RESET_TO_NONE = ("routed_experts", "finish_reason", "response_mask", "reward", 
 class ExpiryRule:
     """When a rollout is too old to train on, counted in train steps.
 
-    `stale_threshold` bounds the rollout's staleness, `token_stale_threshold` that of its freshest trainable token; None
-    disables a bound. If `retryable`, an expired rollout loses its response and its group waits as EXPIRED to be
-    generated again; otherwise the whole group is dropped.
+    `stale_threshold` bounds the rollout's staleness, `token_stale_threshold` that of each token: older ones aren't
+    trained on, and the rollout expires when none is left. None disables a bound. If `retryable`, an expired rollout
+    loses its response and its group waits as EXPIRED to be generated again; otherwise the whole group is dropped.
 
     Raises InputError, a ValueError, when a threshold isn't positive.
     """
@@ -51,6 +51,12 @@ class ExpiryRule:
         if self.token_stale_threshold is None or newest_step is None or train_step is None:
             return False
         return train_step - newest_step - 1 >= self.token_stale_threshold
+
+    def masked_through(self, train_step: int | None) -> int | None:
+        """Return the newest model step whose tokens are too old at `train_step`; None where tokens have no bound."""
+        if self.token_stale_threshold is None or train_step is None:
+            return None
+        return train_step - 1 - self.token_stale_threshold
 
     @property
     def active(self) -> bool:
@@ -77,8 +83,12 @@ def newest_trainable_steps(rollouts: Sequence[Any]) -> list[int | None]:
     None where token-level expiry doesn't apply: the group has `input_ids` or `labels`, or the rollout has no response,
     no model steps, or no trainable token in its mask.
     """
-    agentic = any(get_field(r, "input_ids") is not None or get_field(r, "labels") is not None for r in rollouts)
+    agentic = _agentic(rollouts)
     return [None if agentic else _newest_trainable_step(rollout) for rollout in rollouts]
+
+
+def _agentic(rollouts: Sequence[Any]) -> bool:
+    return any(get_field(r, "input_ids") is not None or get_field(r, "labels") is not None for r in rollouts)
 
 
 def _newest_trainable_step(rollout: Any) -> int | None:
@@ -93,6 +103,51 @@ def _newest_trainable_step(rollout: Any) -> int | None:
         length = min(len(steps), len(mask))
         return _highest(np.asarray(steps)[:length][np.asarray(mask)[:length] != 0])
     return max(map(int, compress(steps, mask)), default=None)
+
+
+def undated(rollouts: Sequence[Any]) -> int | None:
+    """Return the index of the first rollout whose tokens should have a staleness but have no model steps, or None."""
+    if _agentic(rollouts):
+        return None
+    for index, rollout in enumerate(rollouts):
+        response_ids, mask = get_field(rollout, "response_ids"), get_field(rollout, "response_mask")
+        if response_ids is None or len(response_ids) == 0 or oldest_step(rollout) is not None:
+            continue
+        if mask is None or np.any(np.asarray(mask) != 0):
+            return index
+    return None
+
+
+def mask_stale_tokens(rollouts: Sequence[Any], through: int) -> None:
+    """Clear `response_mask` for the tokens of a group whose model step isn't after `through`, in place.
+
+    A response without a mask gets one if any of its tokens is that old: a list, or an int32 array where `response_ids`
+    is an array. A token without a model step counts as old as the oldest of its response. Rollouts are left alone where
+    token-level expiry doesn't apply, or where no trainable token would be left: those expire.
+    """
+    for rollout, newest in zip(rollouts, newest_trainable_steps(rollouts), strict=True):
+        oldest = oldest_step(rollout)
+        if newest is not None and oldest is not None and oldest <= through < newest:
+            _mask_one(rollout, through)
+
+
+def _mask_one(rollout: Any, through: int) -> None:
+    response_ids, mask = get_field(rollout, "response_ids"), get_field(rollout, "response_mask")
+    stale = np.ones(len(response_ids if mask is None else mask), dtype=bool)
+    known = np.asarray(get_field(rollout, "response_model_steps"))[: len(stale)]
+    stale[: len(known)] = known <= through
+    masked: Any
+    if mask is None:
+        fresh = (~stale).astype(np.int32)
+        masked = fresh if isinstance(response_ids, np.ndarray) else fresh.tolist()
+    elif isinstance(mask, np.ndarray):
+        masked = mask.copy()
+        masked[stale] = 0
+    else:
+        kept = [type(value)() if old else value for value, old in zip(mask, stale.tolist(), strict=True)]
+        masked = tuple(kept) if isinstance(mask, tuple) else kept
+    if mask is not None or has_field(rollout, "response_mask") or isinstance(rollout, dict):
+        set_field(rollout, "response_mask", masked)
 
 
 def _highest(steps: Any) -> int | None:

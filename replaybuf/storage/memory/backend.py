@@ -20,7 +20,13 @@ from replaybuf.query import LogicNode, Node, SetNode, predicate
 from replaybuf.query.python import Predicate
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.staleness import find_expired, group_staleness, refresh_group, reset_response
+from replaybuf.rollouts.staleness import (
+    find_expired,
+    group_staleness,
+    mask_stale_tokens,
+    refresh_group,
+    reset_response,
+)
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
@@ -322,12 +328,14 @@ class MemoryStorage(StateCopies, StorageBackend):
             return counts
 
     def _refresh_one(self, item: StorageItem, refresh: Refresh) -> bool:
-        groups = self._groups
+        groups, rule = self._groups, refresh.rules[item.task_name]
+        if item.status == Status.EXPIRED and not rule.retryable:
+            groups.remove([item.uid], Tally.DROPPED)
+            return True
         try:
             rollouts = self.codec.decode(groups.payloads[item.uid])
         except DecodeError:
             return False
-        rule = refresh.rules[item.task_name]
         refresh_group(rollouts, refresh.train_step)
         expired = find_expired(rollouts, rule, refresh.train_step)
         if expired and not rule.retryable:
@@ -336,6 +344,8 @@ class MemoryStorage(StateCopies, StorageBackend):
         staleness = group_staleness(rollouts)
         for index in expired:
             reset_response(rollouts[index])
+        if (through := rule.masked_through(refresh.train_step)) is not None:
+            mask_stale_tokens(rollouts, through)
         groups.payloads[item.uid] = self.codec.encode(rollouts)
         groups.table.change([item.uid], staleness=staleness, reward=Marks.of(rollouts).mean_reward)
         if expired:

@@ -58,7 +58,8 @@ def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
     keys = {name: row.columns[name] for name in KEYS if name in home.clocks}
     data, item = row.payload or b"", row.item([])
     try:
-        if row.refreshed_to is not None or row.columns["marks"].get("expired"):
+        marks = row.columns["marks"]
+        if row.refreshed_to is not None or marks.get("expired") or marks.get("masked") is not None:
             data = codec.encode(row.decode(codec).item)
     except DecodeError as error:
         item = row.item([], str(error))

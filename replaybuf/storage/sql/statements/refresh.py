@@ -1,7 +1,7 @@
 """Refreshing staleness: a new train step for a lane, and the expiry of its groups.
 
 Most groups follow their lane's step and are not touched. Only groups whose staleness was pinned since the last refresh,
-and groups that expire (found by an index range), are rewritten. Payloads are never touched.
+and groups that expire or lose stale tokens (found by an index range), are rewritten. Payloads are never touched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from sqlalchemy import and_, bindparam, case, or_, select, update
 
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rules import transitions
 from replaybuf.rules.tallies import Tally
 from replaybuf.rules.transitions import Place
@@ -65,6 +64,10 @@ def _set_step(tx: Transaction, home: Lane, step: int) -> None:
 def _expire(tx: Transaction, home: Lane, refresh: Refresh) -> int:
     """Expire the groups of a lane that are too old for its task's rule; return their number."""
     rule, step = refresh.rules[home.task_name], refresh.train_step
+    if home.status == Status.EXPIRED and not rule.retryable:
+        everything = list(tx.execute(select(group.c.uid).where(group.c.lane == home.id)).scalars())
+        _drop(tx, home, everything)
+        return len(everything)
     thresholds = [t for t in (rule.stale_threshold, rule.token_stale_threshold) if t is not None]
     if not thresholds:
         return 0
@@ -74,35 +77,38 @@ def _expire(tx: Transaction, home: Lane, refresh: Refresh) -> int:
         group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired
     )
     expired: list[tuple[int, Marks]] = []
+    masked: list[dict[str, Any]] = []
     for uid, data in tx.execute(candidates):
         marks = Marks.from_json(data)
-        if marks.expire(rule, step):
+        has_expired, has_masked = marks.expire(rule, step), marks.mask(rule, step)
+        if has_expired:
             expired.append((uid, marks))
-    if expired:
-        _store_expired(tx, home, expired, rule)
+        elif has_masked:
+            masked.append({"masked_uid": uid, "new_marks": marks.to_json()})
+    if masked:
+        tx.execute(_MASK, masked)
+    if expired and rule.retryable:
+        _keep_expired(tx, home, expired)
+    else:
+        _drop(tx, home, [uid for uid, _ in expired])
     return len(expired)
 
 
-def _store_expired(
-    tx: Transaction,
-    home: Lane,
-    expired: Sequence[tuple[int, Marks]],
-    rule: ExpiryRule,
-) -> None:
-    if rule.retryable:
-        step, name = transitions.expired(home.status), (home.task_name, Status.EXPIRED)
-        lanes = {home.name: home, **need_lanes(tx, [name])}
-        _rewrite(tx, lanes[name], expired)
-        if step.enters_races:
-            enter_races(tx, lanes[name], [uid for uid, _ in expired])
-        counts: Counts = Counter()
-        add_step(counts, lanes, home.task_name, step, len(expired))
-        add_counts(tx, counts)
-    else:
-        step = transitions.removed(Place(home.status), Tally.DROPPED)
-        for start in range(0, len(expired), _CHUNK):
-            uids = [uid for uid, _ in expired[start : start + _CHUNK]]
-            apply(tx, [(home.task_name, step, uids)], [home])
+def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[tuple[int, Marks]]) -> None:
+    step, name = transitions.expired(home.status), (home.task_name, Status.EXPIRED)
+    lanes = {home.name: home, **need_lanes(tx, [name])}
+    _rewrite(tx, lanes[name], expired)
+    if step.enters_races:
+        enter_races(tx, lanes[name], [uid for uid, _ in expired])
+    counts: Counts = Counter()
+    add_step(counts, lanes, home.task_name, step, len(expired))
+    add_counts(tx, counts)
+
+
+def _drop(tx: Transaction, home: Lane, expired: Sequence[int]) -> None:
+    step = transitions.removed(Place(home.status), Tally.DROPPED)
+    for start in range(0, len(expired), _CHUNK):
+        apply(tx, [(home.task_name, step, expired[start : start + _CHUNK])], [home])
 
 
 def _rewrite(tx: Transaction, target: Lane, expired: Sequence[tuple[int, Marks]]) -> None:
@@ -123,6 +129,7 @@ def _rewrite(tx: Transaction, target: Lane, expired: Sequence[tuple[int, Marks]]
         tx.execute(_EXPIRE, few)
 
 
+_MASK = update(group).where(group.c.uid == bindparam("masked_uid")).values(marks=bindparam("new_marks"))
 _EXPIRE = (
     update(group)
     .where(group.c.uid == bindparam("expired_uid"))
