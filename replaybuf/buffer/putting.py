@@ -22,6 +22,7 @@ from replaybuf.errors import InputError
 from replaybuf.rollouts.normalise import as_group, normalise
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.contract import GroupStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, Unset
 
@@ -40,6 +41,7 @@ class PutOptions(TypedDict, total=False):
     priority: float
     tags: Tags | None
     key: str | None
+    status: StatusLike | None
 
 
 class Putting:
@@ -70,6 +72,7 @@ class Putting:
         priority: float = 1.0,
         tags: Tags | None = None,
         key: str | None = None,
+        status: StatusLike | None = None,
     ) -> int | None:
         """Store a group and return its uid, or None for an empty list or a dropped group.
 
@@ -90,7 +93,8 @@ class Putting:
         if not rollouts:
             return None
         created_at = time.time()
-        normal = await normalise(rollouts, self.rollout_type, newest, step, rule)
+        said = None if status is None else self.rollout_type.statuses.check(status)
+        normal = await normalise(rollouts, self.rollout_type, newest, step, rule, said)
         new = NewGroup(
             task_name=task_name,
             status=normal.status,

@@ -65,6 +65,7 @@ class ReplayBuffer(BufferReader):
         priority: float = 1.0,
         tags: Tags | None = None,
         key: str | None = None,
+        status: StatusLike | None = None,
         replaces: Iterable[int] = (),
         timeout: float | Unset | None = UNSET,
     ) -> int | None:
@@ -80,7 +81,8 @@ class ReplayBuffer(BufferReader):
 
         A group with the same `key` in the same task is replaced. `replaces` are the uids of groups that leave the
         buffer in the same transaction, also if the new one is dropped; results of leased groups are stored by the lease
-        (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). Returns None for an empty list and for a
+        (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). `status` is that of the group, in place of
+        what its rollouts say (all COMPLETED, if their class has no status). Returns None for an empty list and for a
         dropped group.
 
         If the limits leave no room, the put waits for up to `timeout` seconds (default: the config's put_timeout;
@@ -102,6 +104,7 @@ class ReplayBuffer(BufferReader):
             priority=priority,
             tags=tags,
             key=key,
+            status=status,
             replaces=replaces,
             timeout=timeout,
         )

@@ -13,8 +13,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from replaybuf.errors import InputError
-
 
 class Status(StrEnum):
     """The state of a rollout, or of a group."""
@@ -26,14 +24,6 @@ class Status(StrEnum):
     FAILED = "failed"
     FILTERED = "filtered"
     ARCHIVED = "archived"
-
-
-def check_status(status: Any) -> Status:
-    """Return the Status for a Status or its value."""
-    try:
-        return Status(status)
-    except ValueError:
-        raise InputError(f"unknown status {status!r}; there are {', '.join(Status)}") from None
 
 
 # A group that isn't fully completed has the first of these statuses that any of its rollouts has.

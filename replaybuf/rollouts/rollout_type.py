@@ -1,18 +1,14 @@
 """Rollouts of any type: how their fields are read and written, and how they are stored and rebuilt.
 
 Users bring `RolloutState`, their own pydantic model, dataclass, attrs class, msgspec Struct or TypedDict, or plain
-`dict`. The rest of replaybuf goes through `get_field`, `set_field`, `has_field` and `RolloutType`, and never asks which
-type it has.
+`dict`. The rest of replaybuf goes through `RolloutType`, and never asks which type it has.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
-
-from pydantic import ValidationError
 
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
 from replaybuf.rollouts.annotations import choices_of
@@ -21,42 +17,6 @@ from replaybuf.rollouts.fields import Fields
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.shapes import Shape, quoted, shape_of
 from replaybuf.rollouts.statuses import Statuses
-
-
-def get_field(rollout: Any, name: str, default: Any = None) -> Any:
-    """Return the rollout's field `name`, or `default` where it has no such field."""
-    if isinstance(rollout, dict):
-        return rollout.get(name, default)
-    return getattr(rollout, name, default)
-
-
-def has_field(rollout: Any, name: str) -> bool:
-    """Return whether the rollout has a field `name` (which may hold None)."""
-    return name in rollout if isinstance(rollout, dict) else hasattr(rollout, name)
-
-
-def set_field(rollout: Any, name: str, value: Any) -> None:
-    """Set the rollout's field `name`, in place; the class's own `__setattr__` and validators run.
-
-    A frozen dataclass or model is changed too: put normalises rollouts in place, and frozen ones are no exception.
-    RolloutError when the class refuses the name or the value.
-    """
-    if isinstance(rollout, dict):
-        rollout[name] = value
-        return
-    try:
-        setattr(rollout, name, value)
-    except (AttributeError, TypeError, ValueError) as error:
-        if not _is_frozen(error):
-            raise RolloutError(f"can't set {name!r} of a {type(rollout).__qualname__}: {error}") from error
-        object.__setattr__(rollout, name, value)
-
-
-def _is_frozen(error: Exception) -> bool:
-    if isinstance(error, ValidationError):
-        return error.errors()[0]["type"] in ("frozen_instance", "frozen_field")
-    return isinstance(error, dataclasses.FrozenInstanceError)
-
 
 #: The fields that features use, and that may have other names in a user's class.
 OUR_FIELDS: Final = frozenset(
@@ -165,7 +125,7 @@ class RolloutType:
         model that allows them are kept. RolloutError when the rollout is not exactly of this class (fields that a
         subclass adds would be lost) or lacks a required field.
         """
-        self._check_class(rollout)
+        self.check_class(rollout)
         fields = self._shape.read(rollout)
         if problem := self._shape.problem(fields):
             raise RolloutError(f"this {self.cls.__qualname__} can't be stored: {problem}")
@@ -185,14 +145,14 @@ class RolloutType:
 
     def require_all(self, rollout: Any, features: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Call `require` for several features, each with our names of the fields that it needs."""
-        self._check_class(rollout)
+        self.check_class(rollout)
         for feature, names in features:
             if self._theirs or not self.names.issuperset(names):
                 self.require(rollout, names, feature)
 
     def require(self, rollout: Any, names: Iterable[str], feature: str) -> None:
         """Raise RolloutError, naming the missing fields and the `feature` that needs them, unless all are there."""
-        self._check_class(rollout)
+        self.check_class(rollout)
         missing = [name for name in names if not self.has(rollout, name)]
         if missing:
             raise RolloutError(
@@ -200,7 +160,8 @@ class RolloutType:
                 f"another name, the config says so: fields={{{missing[0]!r}: ...}}"
             )
 
-    def _check_class(self, rollout: Any) -> None:
+    def check_class(self, rollout: Any) -> None:
+        """Raise RolloutError unless the rollout is exactly of this class; the other methods rely on it."""
         if type(rollout) is self._instances:
             return
         got, expected = type(rollout).__qualname__, self.cls.__qualname__

@@ -71,7 +71,7 @@ _ROLLOUTS = [
     ("newest-token-ignores-mask", _STALENESS, "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
     ("agentic-tokens-expire", _STALENESS, "return [None if agentic else", "return [None if False else", "groups with input_ids have no token staleness"),
     ("fill-overwrites-steps", _STALENESS, "filled = [*(steps or ()), *([model_step] * missing)]", "filled = [model_step] * wanted", "steps that are there stay"),
-    ("group-least-stale", _STALENESS, 'return max(int(get_field(rollout, "seq_staleness", 0) or 0)', 'return min(int(get_field(rollout, "seq_staleness", 0) or 0)', "a group is as stale as its stalest rollout"),
+    ("group-least-stale", _STALENESS, 'return max(_own_staleness(', 'return min(_own_staleness(', "a group is as stale as its stalest rollout"),
     ("reset-keeps-reward", _STALENESS, '"response_mask", "reward", "error_msg")', '"response_mask", "error_msg")', "an expired rollout has no reward"),
     ("marks-forget-the-expired", _MARKS, "[old or new for old, new in zip(before, fired, strict=True)]", "fired", "what has expired stays expired"),
     ("marks-keep-reward", _MARKS, "self.reward = [None if gone else value", "self.reward = [value", "expired rollouts don't count in the mean"),

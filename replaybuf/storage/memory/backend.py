@@ -22,7 +22,6 @@ from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import (
     find_expired,
-    group_staleness,
     mask_stale_tokens,
     refresh_group,
     reset_response,
@@ -83,7 +82,7 @@ class MemoryStorage(StateCopies, StorageBackend):
 
     async def put(self, group: NewGroup) -> int:
         payload = self.codec.encode(group.rollouts)
-        reward = Marks.of(group.rollouts).mean_reward
+        reward = self._reward(group)
         with self._lock:
             return self._store(group, payload, reward)
 
@@ -336,18 +335,18 @@ class MemoryStorage(StateCopies, StorageBackend):
             rollouts = self.codec.decode(groups.payloads[item.uid])
         except DecodeError:
             return False
-        refresh_group(rollouts, refresh.train_step)
-        expired = find_expired(rollouts, rule, refresh.train_step)
+        kind = self.codec.rollout_type
+        staleness = refresh_group(rollouts, refresh.train_step, kind)
+        expired = find_expired(rollouts, rule, refresh.train_step, kind, staleness)
         if expired and not rule.retryable:
             groups.remove([item.uid], Tally.DROPPED)
             return True
-        staleness = group_staleness(rollouts)
         for index in expired:
-            reset_response(rollouts[index])
+            reset_response(rollouts[index], kind)
         if (through := rule.masked_through(refresh.train_step)) is not None:
-            mask_stale_tokens(rollouts, through)
+            mask_stale_tokens(rollouts, through, kind)
         groups.payloads[item.uid] = self.codec.encode(rollouts)
-        groups.table.change([item.uid], staleness=staleness, reward=Marks.of(rollouts).mean_reward)
+        groups.table.change([item.uid], staleness=max(staleness), reward=Marks.of(rollouts, kind).mean_reward)
         if expired:
             groups.apply(transitions.expired(item.status), groups.item(item.uid))
         return bool(expired)
@@ -412,7 +411,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         with self._lock:
             if not self._move(cursor):
                 return None
-            items = [self._add(group, payload, Marks.of(group.rollouts).mean_reward) for group, payload in encoded]
+            items = [self._add(group, payload, self._reward(group)) for group, payload in encoded]
             token, until = self._new_uid(), time.time() + seconds
             claimed: Drawn = {}
             for item in items:
@@ -454,6 +453,9 @@ class MemoryStorage(StateCopies, StorageBackend):
         uid = self._next_uid
         self._next_uid += 1
         return uid
+
+    def _reward(self, group: NewGroup) -> float | None:
+        return Marks.of(group.rollouts, self.codec.rollout_type).mean_reward
 
     def _decode(self, uid: int) -> StorageItem:
         return replace(self._groups.item(uid), item=self.codec.decode(self._groups.payloads[uid]))

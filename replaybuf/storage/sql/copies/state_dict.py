@@ -139,6 +139,6 @@ def _encoded(codec: Codec, stored: StoredGroup) -> EncodedGroup:
         item.task_name, item.status, item.staleness, [], item.created_at, None, item.priority, item.tags, item.key
     )
     try:
-        return describe(new, codec.decode(stored.payload), stored.payload)
+        return describe(new, codec.decode(stored.payload), stored.payload, codec.rollout_type)
     except DecodeError:
-        return describe(new, [], stored.payload)
+        return describe(new, [], stored.payload, codec.rollout_type)
