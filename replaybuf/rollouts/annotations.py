@@ -73,7 +73,7 @@ def choices_of(annotation: Any, owner: type[Any]) -> list[Any]:
     Names of types beside them don't count, except str, which allows any text: then there are no choices.
     """
     kinds = list(types_in(annotation, owner))
-    choices = [member for kind in kinds if issubclass(kind, Enum) for member in kind]
+    choices: list[Any] = [member for kind in kinds if issubclass(kind, Enum) for member in kind]
     if not choices and str not in kinds:
         choices = list(_literal_texts(annotation))
     return choices

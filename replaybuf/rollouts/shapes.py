@@ -124,7 +124,7 @@ class _ModelShape(Shape):
         names = set(fields)
         if self.extra:
             extra = {name: fields.pop(name) for name in names - self.names}
-        instance = self.cls.__new__(self.cls)
+        instance = _new(self.cls)
         put = object.__setattr__
         values = self._defaults.fill(fields)
         put(instance, "__dict__", values)
@@ -139,7 +139,7 @@ class _AttributeShape(Shape):
 
     def __init__(self, cls: type[Any], fields: Iterable[Field]) -> None:
         super().__init__(cls, fields)
-        self._slots = any("__slots__" in vars(base) and base.__slots__ for base in cls.__mro__)
+        self._slots = any(vars(base).get("__slots__") for base in cls.__mro__)
 
     def read(self, instance: Any) -> Fields:
         fields: Fields = {}
@@ -152,7 +152,7 @@ class _AttributeShape(Shape):
         return fields
 
     def build(self, fields: Fields) -> Any:
-        instance = self.cls.__new__(self.cls)
+        instance = _new(self.cls)
         values = self._defaults.fill(fields)
         if not self._slots:
             instance.__dict__.update(values)
@@ -237,6 +237,10 @@ def is_namedtuple(cls: Any) -> bool:
 def _has_extra_items(cls: type[Any]) -> bool:
     items = getattr(cls, "__extra_items__", None)
     return items is not None and items is not getattr(typing_extensions, "NoExtraItems", None)
+
+
+def _new(cls: Any) -> Any:
+    return cls.__new__(cls)
 
 
 def _is_frozen(error: Exception) -> bool:
