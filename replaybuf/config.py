@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any, Literal, Self
 
-from pydantic import Field, ImportString
+from pydantic import Field, ImportString, field_validator
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS
@@ -45,6 +46,11 @@ class ReplayBufferConfig(ReadableConfig):
     An operation that loses its connection to PostgreSQL is retried for up to `reconnect_timeout` seconds.
     SQLite files on network file systems are refused, unless `allow_network_filesystem` is set.
     `rollout_type` is the class of the rollouts: a pydantic model, a dataclass or dict, itself or as "module:Class".
+
+    torch tensors come back as such, or as arrays (`tensors="numpy"`). Ray ObjectRefs are stored by value and come back
+    as new ones, or as values (`object_refs="value"`); a put waits for their objects for up to `object_ref_timeout`
+    seconds, and deletes them from Ray's store when it is committed, if `free_object_refs`. `converters` store values of
+    other classes: `{MyClass: ("name", encode, decode)}`, where each class and function may be a "module:name".
     """
 
     url: str
@@ -68,6 +74,16 @@ class ReplayBufferConfig(ReadableConfig):
     reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
     allow_network_filesystem: bool = False
     rollout_type: type | ImportString[Any] = RolloutState
+    tensors: Literal["torch", "numpy"] = "torch"
+    object_refs: Literal["ref", "value"] = "ref"
+    object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
+    free_object_refs: bool = False
+    converters: dict[ImportString[Any], tuple[str, ImportString[Any], ImportString[Any]]] | None = None
+
+    @field_validator("converters", mode="before")
+    @classmethod
+    def _from_json(cls, value: Any) -> Any:
+        return json.loads(value) if isinstance(value, str) else value  # of an environment variable
 
     def build(self) -> ReplayBuffer:
         """Return the buffer that this config describes; it connects at first use.
@@ -79,9 +95,20 @@ class ReplayBufferConfig(ReadableConfig):
         except InputError as error:
             raise ConfigError(str(error)) from None
         rollout_type = RolloutType(self.rollout_type)
-        codec = Codec(rollout_type, compression=self.compression)
+        codec = Codec(
+            rollout_type,
+            compression=self.compression,
+            tensors=self.tensors,
+            object_refs=self.object_refs,
+            object_ref_timeout=self.object_ref_timeout,
+            converters=self.converters,
+        )
         storage = self._storage(codec, self.rules())
-        options: dict[str, Any] = {"put_timeout": self.put_timeout, "keep_checkpoints": self.keep_checkpoints}
+        options: dict[str, Any] = {
+            "put_timeout": self.put_timeout,
+            "keep_checkpoints": self.keep_checkpoints,
+            "free_object_refs": self.free_object_refs,
+        }
         try:
             return ReplayBuffer(storage, rollout_type, **options)
         except InputError as error:

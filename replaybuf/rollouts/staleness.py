@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from replaybuf.checks import check_threshold
+from replaybuf.rollouts import tensors
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import get_field, has_field, set_field
+from replaybuf.rollouts.tensors import as_array, is_tensor
 
 #: Only groups of these statuses expire; by default only they are refreshed.
 EXPIRING_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
@@ -65,7 +67,7 @@ def staleness_of(oldest_step: int | None, train_step: int) -> int:
 
 def oldest_step(rollout: Any) -> int | None:
     """Return the oldest model step of the rollout's response, or None."""
-    steps = get_field(rollout, "response_model_steps")
+    steps = as_array(get_field(rollout, "response_model_steps"))
     if steps is None or len(steps) == 0:
         return None
     return int(steps.min() if isinstance(steps, np.ndarray) else min(steps))
@@ -82,11 +84,11 @@ def newest_trainable_steps(rollouts: Sequence[Any]) -> list[int | None]:
 
 
 def _newest_trainable_step(rollout: Any) -> int | None:
-    steps = get_field(rollout, "response_model_steps")
+    steps = as_array(get_field(rollout, "response_model_steps"))
     response_ids = get_field(rollout, "response_ids")
     if steps is None or len(steps) == 0 or response_ids is None or len(response_ids) == 0:
         return None
-    mask = get_field(rollout, "response_mask")
+    mask = as_array(get_field(rollout, "response_mask"))
     if mask is None:
         return _highest(steps)
     if isinstance(steps, np.ndarray) or isinstance(mask, np.ndarray):
@@ -104,7 +106,7 @@ def _highest(steps: Any) -> int | None:
 def fill_model_steps(rollout: Any, model_step: int) -> None:
     """Extend `response_model_steps` with `model_step` up to the length of `response_ids`; existing steps stay.
 
-    If there were none, they become a list, or an int32 array where `response_ids` is an array.
+    If there were none, they become a list, or an int32 array or tensor where `response_ids` is an array or tensor.
     """
     response_ids = get_field(rollout, "response_ids")
     wanted = 0 if response_ids is None else len(response_ids)
@@ -113,7 +115,11 @@ def fill_model_steps(rollout: Any, model_step: int) -> None:
     if missing <= 0:
         return
     filled: Any
-    if isinstance(steps, np.ndarray):
+    if is_tensor(steps):
+        filled = tensors.extended(steps, missing, model_step)
+    elif steps is None and is_tensor(response_ids):
+        filled = tensors.repeated(model_step, missing, like=response_ids)
+    elif isinstance(steps, np.ndarray):
         filled = np.concatenate([steps, np.full(missing, model_step, dtype=steps.dtype)])
     elif steps is None and isinstance(response_ids, np.ndarray):
         filled = np.full(missing, model_step, dtype=np.int32)
@@ -164,9 +170,4 @@ def reset_response(rollout: Any) -> None:
         if has_field(rollout, name):
             set_field(rollout, name, None)
     if has_field(rollout, "tokens"):
-        prompt_ids = get_field(rollout, "prompt_ids")
-        set_field(rollout, "tokens", prompt_ids.copy() if isinstance(prompt_ids, np.ndarray) else _copy(prompt_ids))
-
-
-def _copy(values: Any) -> Any:
-    return None if values is None else list(values)
+        set_field(rollout, "tokens", tensors.copied(get_field(rollout, "prompt_ids")))

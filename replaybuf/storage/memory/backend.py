@@ -59,6 +59,7 @@ class MemoryStorage(StateCopies, StorageBackend):
 
     def __init__(self, codec: Codec, rules: Rules | None = None) -> None:
         self.codec = codec
+        self._copying = codec.as_stored()
         self.rules = rules or Rules()
         self._lock = threading.RLock()
         self._groups = Groups(self.new_table(), self.rules)
@@ -76,7 +77,7 @@ class MemoryStorage(StateCopies, StorageBackend):
     # Putting
 
     async def put(self, group: NewGroup) -> int:
-        payload = self.codec.encode(group.rollouts)
+        payload = self.codec.encode(group.rollouts, group.fetched)
         reward = Marks.of(group.rollouts).mean_reward
         with self._lock:
             return self._store(group, payload, reward)
@@ -324,7 +325,7 @@ class MemoryStorage(StateCopies, StorageBackend):
     def _refresh_one(self, item: StorageItem, refresh: Refresh) -> bool:
         groups = self._groups
         try:
-            rollouts = self.codec.decode(groups.payloads[item.uid])
+            rollouts = self._copying.decode(groups.payloads[item.uid])
         except DecodeError:
             return False
         rule = refresh.rules[item.task_name]
@@ -336,7 +337,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         staleness = group_staleness(rollouts)
         for index in expired:
             reset_response(rollouts[index])
-        groups.payloads[item.uid] = self.codec.encode(rollouts)
+        groups.payloads[item.uid] = self._copying.encode(rollouts)
         groups.table.change([item.uid], staleness=staleness, reward=Marks.of(rollouts).mean_reward)
         if expired:
             groups.apply(transitions.expired(item.status), groups.item(item.uid))
@@ -398,7 +399,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         return True
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
-        encoded = [(group, self.codec.encode(group.rollouts)) for group in groups]
+        encoded = [(group, self.codec.encode(group.rollouts, group.fetched)) for group in groups]
         with self._lock:
             if not self._move(cursor):
                 return None
