@@ -68,6 +68,11 @@ class ReplayBufferConfig(ReadableConfig):
     the fields that declare Any. `fields` gives our names of its fields where it has others, {"response_ids": "tokens",
     "status": None}, and `statuses` what its own statuses mean, {"truncated": "completed"}. A text "module:Class"
     imports that module: configs are trusted input.
+
+    torch tensors come back as such, or as arrays (`tensors="numpy"`). Ray ObjectRefs are stored by value and come back
+    as new ones, or as values (`object_refs="value"`); a put waits for their objects for up to `object_ref_timeout`
+    seconds, and deletes them from Ray's store when it is committed, if `free_object_refs`. `converters` store values of
+    other classes: `{MyClass: ("name", encode, decode)}`, where each class and function may be a "module:name".
     """
 
     url: str
@@ -94,6 +99,13 @@ class ReplayBufferConfig(ReadableConfig):
     types: Annotated[tuple[type | ImportString[Any], ...], BeforeValidator(_listed)] = ()
     fields: Annotated[dict[str, str | None], BeforeValidator(_from_json)] = Field(default_factory=dict)
     statuses: Annotated[dict[Any, Any], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    tensors: Literal["torch", "numpy"] = "torch"
+    object_refs: Literal["ref", "value"] = "ref"
+    object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
+    free_object_refs: bool = False
+    converters: Annotated[
+        dict[ImportString[Any], tuple[str, ImportString[Any], ImportString[Any]]] | None, BeforeValidator(_from_json)
+    ] = None
 
     def build(self) -> ReplayBuffer:
         """Return the buffer that this config describes; it connects at first use.
@@ -105,9 +117,20 @@ class ReplayBufferConfig(ReadableConfig):
         except InputError as error:
             raise ConfigError(str(error)) from None
         rollout_type = RolloutType(self.rollout_type, types=self.types, fields=self.fields, statuses=self.statuses)
-        codec = Codec(rollout_type, compression=self.compression)
+        codec = Codec(
+            rollout_type,
+            compression=self.compression,
+            tensors=self.tensors,
+            object_refs=self.object_refs,
+            object_ref_timeout=self.object_ref_timeout,
+            converters=self.converters,
+        )
         storage = self._storage(codec, self.rules())
-        options: dict[str, Any] = {"put_timeout": self.put_timeout, "keep_checkpoints": self.keep_checkpoints}
+        options: dict[str, Any] = {
+            "put_timeout": self.put_timeout,
+            "keep_checkpoints": self.keep_checkpoints,
+            "free_object_refs": self.free_object_refs,
+        }
         try:
             return ReplayBuffer(storage, rollout_type, **options)
         except InputError as error:

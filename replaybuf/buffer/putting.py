@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
+from replaybuf.buffer.fetching import fetching
 from replaybuf.buffer.waits import Waits
 from replaybuf.checks import (
     Tags,
@@ -25,6 +26,8 @@ from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.contract import GroupStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, Unset
+
+T = TypeVar("T")
 
 #: Seconds that a put waits for room by default.
 PUT_TIMEOUT = 600.0
@@ -48,12 +51,19 @@ class Putting:
     """Checks groups, brings them into the form in which they are stored, and stores them when there is room."""
 
     def __init__(
-        self, storage: GroupStorage, rollout_type: RolloutType, waits: Waits, timeout: float | None = PUT_TIMEOUT
+        self,
+        storage: GroupStorage,
+        rollout_type: RolloutType,
+        waits: Waits,
+        timeout: float | None = PUT_TIMEOUT,
+        *,
+        free_object_refs: bool = False,
     ) -> None:
         self.storage = storage
         self.rollout_type = rollout_type
         self._waits = waits
         self._timeout = check_timeout(timeout)
+        self._free = free_object_refs
 
     async def put(
         self,
@@ -113,8 +123,12 @@ class Putting:
             await self.storage.drop(new)
             return None
         if self.storage.rules.limits.slows_puts and not stays_leased:
-            return await self._waits.put(new, patience)
-        return await self.storage.put(new)
+            return await self.fetching([new], lambda: self._waits.put(new, patience))
+        return await self.fetching([new], lambda: self.storage.put(new))
+
+    async def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `store()`, which stores the groups, with the values of the ObjectRefs in them."""
+        return await fetching(self.storage.codec, groups, store, free=self._free)
 
 
 _expiry_rule = lru_cache(typed=True)(ExpiryRule)  # typed: True equals 1, and is no threshold

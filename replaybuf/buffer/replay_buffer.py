@@ -45,9 +45,10 @@ class ReplayBuffer(BufferReader):
         *,
         put_timeout: float | None = PUT_TIMEOUT,
         keep_checkpoints: int | None = KEEP_CHECKPOINTS,
+        free_object_refs: bool = False,
     ) -> None:
         super().__init__(storage, rollout_type, keep_checkpoints)
-        self._putting = Putting(storage, rollout_type, self.waits, put_timeout)
+        self._putting = Putting(storage, rollout_type, self.waits, put_timeout, free_object_refs=free_object_refs)
         self.cursors = Cursors(self._putting)
 
     # Putting

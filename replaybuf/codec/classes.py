@@ -5,7 +5,7 @@ A payload's name is looked up among the classes that the reader's own config kno
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, Final
 
@@ -53,6 +53,15 @@ class Instances:
                 f"its class: add types=[{kind.__qualname__}], or declare the class in the annotations of rollout_type"
             )
         return None
+
+    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the fields of an instance that holds some."""
+        shape = self._known.shapes.get(type(value))
+        fields = {} if shape is None else shape.read(value)
+        if is_namedtuple(type(value)):
+            fields = value._asdict()
+        for name, item in fields.items():
+            yield f".{name}", item
 
     def _find(self, name: Any) -> Any:
         cls = Status if name == _STATUS else self._known.find(name)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -23,6 +25,7 @@ from replaybuf.rollouts.staleness import (
     reset_response,
     staleness_of,
 )
+from replaybuf.rollouts.tensors import as_array
 
 
 @dataclass(slots=True)
@@ -133,13 +136,30 @@ class Marks:
 
 
 def reward_value(reward: Any) -> float | None:
-    """Return a reward as a number: itself, or the "score" of a dict. None where there is none or it isn't finite."""
+    """Return a reward as a number: itself, or the "score" of a dict; None where there is none or it isn't finite.
+
+    A tensor or array of one number is that number.
+    """
     if isinstance(reward, dict):
         reward = reward.get("score")
-    if reward is None or not isinstance(reward, Real):
+    if reward is not None and not isinstance(reward, Real):
+        reward = _single(reward)
+    if reward is None:
         return None
     try:
         value = float(reward)
     except OverflowError:  # an int too large for a float
         return None
     return value if math.isfinite(value) else None
+
+
+def _single(values: Any) -> Real | None:
+    """Return the only number of a tensor or array, or None."""
+    try:
+        array = as_array(values)
+    except ValueError:
+        return None
+    if not isinstance(array, np.ndarray) or array.size != 1:
+        return None
+    number = array.item()
+    return number if isinstance(number, Real) else None

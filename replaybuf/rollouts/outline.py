@@ -57,7 +57,12 @@ def _status(rollout: Any, kind: RolloutType) -> str | None:
 
 
 def _length(values: Any) -> int:
-    return len(values) if hasattr(values, "__len__") else 0
+    if values is None:
+        return 0
+    try:
+        return len(values)
+    except TypeError:  # no tokens: an array or tensor without dimensions, for example
+        return 0
 
 
 def _plain_id(value: Any) -> int | str | None:

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from replaybuf.checks import check_threshold
+from replaybuf.rollouts import tensors
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.tensors import as_array, is_tensor
 
 #: Only groups of these statuses expire; by default only they are refreshed.
 EXPIRING_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
@@ -71,7 +73,7 @@ def staleness_of(oldest_step: int | None, train_step: int) -> int:
 
 def oldest_step(rollout: Any, kind: RolloutType) -> int | None:
     """Return the oldest model step of the rollout's response, or None."""
-    steps = kind.get(rollout, "response_model_steps")
+    steps = as_array(kind.get(rollout, "response_model_steps"))
     if steps is None or len(steps) == 0:
         return None
     return int(steps.min() if isinstance(steps, np.ndarray) else min(steps))
@@ -92,11 +94,11 @@ def _agentic(rollouts: Sequence[Any], kind: RolloutType) -> bool:
 
 
 def _newest_trainable_step(rollout: Any, kind: RolloutType) -> int | None:
-    steps = kind.get(rollout, "response_model_steps")
+    steps = as_array(kind.get(rollout, "response_model_steps"))
     response_ids = kind.get(rollout, "response_ids")
     if steps is None or len(steps) == 0 or response_ids is None or len(response_ids) == 0:
         return None
-    mask = kind.get(rollout, "response_mask")
+    mask = as_array(kind.get(rollout, "response_mask"))
     if mask is None:
         return _highest(steps)
     if isinstance(steps, np.ndarray) or isinstance(mask, np.ndarray):
@@ -110,7 +112,7 @@ def undated(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
     if _agentic(rollouts, kind):
         return None
     for index, rollout in enumerate(rollouts):
-        response_ids, mask = kind.get(rollout, "response_ids"), kind.get(rollout, "response_mask")
+        response_ids, mask = kind.get(rollout, "response_ids"), as_array(kind.get(rollout, "response_mask"))
         if response_ids is None or len(response_ids) == 0 or oldest_step(rollout, kind) is not None:
             continue
         if mask is None or np.any(np.asarray(mask) != 0):
@@ -134,10 +136,13 @@ def mask_stale_tokens(rollouts: Sequence[Any], through: int, kind: RolloutType) 
 def _mask_one(rollout: Any, through: int, kind: RolloutType) -> None:
     response_ids, mask = kind.get(rollout, "response_ids"), kind.get(rollout, "response_mask")
     stale = np.ones(len(response_ids if mask is None else mask), dtype=bool)
-    known = np.asarray(kind.get(rollout, "response_model_steps"))[: len(stale)]
+    known = np.asarray(as_array(kind.get(rollout, "response_model_steps")))[: len(stale)]
     stale[: len(known)] = known <= through
     masked: Any
-    if mask is None:
+    if is_tensor(mask) or (mask is None and is_tensor(response_ids)):
+        masked = tensors.copied(mask) if is_tensor(mask) else tensors.repeated(1, len(stale), like=response_ids)
+        masked[np.flatnonzero(stale).tolist()] = 0
+    elif mask is None:
         fresh = (~stale).astype(np.int32)
         masked = fresh if isinstance(response_ids, np.ndarray) else fresh.tolist()
     elif isinstance(mask, np.ndarray):
@@ -158,7 +163,7 @@ def _highest(steps: Any) -> int | None:
 def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
     """Extend `response_model_steps` with `model_step` up to the length of `response_ids`; existing steps stay.
 
-    If there were none, they become a list, or an int32 array where `response_ids` is an array.
+    If there were none, they become a list, or an int32 array or tensor where `response_ids` is an array or tensor.
     """
     response_ids = kind.get(rollout, "response_ids")
     wanted = 0 if response_ids is None else len(response_ids)
@@ -167,7 +172,11 @@ def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
     if missing <= 0:
         return
     filled: Any
-    if isinstance(steps, np.ndarray):
+    if is_tensor(steps):
+        filled = tensors.extended(steps, missing, model_step)
+    elif steps is None and is_tensor(response_ids):
+        filled = tensors.repeated(model_step, missing, like=response_ids)
+    elif isinstance(steps, np.ndarray):
         filled = np.concatenate([steps, np.full(missing, model_step, dtype=steps.dtype)])
     elif steps is None and isinstance(response_ids, np.ndarray):
         filled = np.full(missing, model_step, dtype=np.int32)
@@ -231,9 +240,4 @@ def reset_response(rollout: Any, kind: RolloutType) -> None:
         if kind.has(rollout, name):
             kind.set(rollout, name, None)
     if kind.has(rollout, "tokens"):
-        prompt_ids = kind.get(rollout, "prompt_ids", ())
-        kind.set(rollout, "tokens", prompt_ids.copy() if isinstance(prompt_ids, np.ndarray) else _copy(prompt_ids))
-
-
-def _copy(values: Any) -> Any:
-    return None if values is None else list(values)
+        kind.set(rollout, "tokens", tensors.copied(kind.get(rollout, "prompt_ids", ())))

@@ -64,6 +64,7 @@ class MemoryStorage(StateCopies, StorageBackend):
 
     def __init__(self, codec: Codec, rules: Rules | None = None) -> None:
         self.codec = codec
+        self._copying = codec.as_stored()
         self.rules = rules or Rules()
         self._lock = threading.RLock()
         self._groups = Groups(self.new_table(), self.rules)
@@ -81,7 +82,7 @@ class MemoryStorage(StateCopies, StorageBackend):
     # Putting
 
     async def put(self, group: NewGroup) -> int:
-        payload = self.codec.encode(group.rollouts)
+        payload = self.codec.encode(group.rollouts, group.fetched)
         reward = self._reward(group)
         with self._lock:
             return self._store(group, payload, reward)
@@ -332,7 +333,7 @@ class MemoryStorage(StateCopies, StorageBackend):
             groups.remove([item.uid], Tally.DROPPED)
             return True
         try:
-            rollouts = self.codec.decode(groups.payloads[item.uid])
+            rollouts = self._copying.decode(groups.payloads[item.uid])
         except DecodeError:
             return False
         kind = self.codec.rollout_type
@@ -345,7 +346,7 @@ class MemoryStorage(StateCopies, StorageBackend):
             reset_response(rollouts[index], kind)
         if (through := rule.masked_through(refresh.train_step)) is not None:
             mask_stale_tokens(rollouts, through, kind)
-        groups.payloads[item.uid] = self.codec.encode(rollouts)
+        groups.payloads[item.uid] = self._copying.encode(rollouts)
         groups.table.change([item.uid], staleness=max(staleness), reward=Marks.of(rollouts, kind).mean_reward)
         if expired:
             groups.apply(transitions.expired(item.status), groups.item(item.uid))
@@ -407,7 +408,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         return True
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
-        encoded = [(group, self.codec.encode(group.rollouts)) for group in groups]
+        encoded = [(group, self.codec.encode(group.rollouts, group.fetched)) for group in groups]
         with self._lock:
             if not self._move(cursor):
                 return None

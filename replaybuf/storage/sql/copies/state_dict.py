@@ -32,6 +32,7 @@ from replaybuf.storage.values import NewGroup
 
 def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
     """Return the portable state of the buffer."""
+    codec = codec.as_stored()
     tallies = Counter(read_tallies(tx))
     homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
     groups = []
@@ -90,7 +91,8 @@ def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:
     used = {(one.item.task_name, one.item.status) for one in loaded.groups}
     used |= {(task, status) for task, status, _ in loaded.clocks}
     _set_clocks(tx, {name: lanes[name] for name in used}, loaded.clocks)
-    rows = [(one, _encoded(codec, one)) for one in loaded.groups]
+    copying = codec.as_stored()
+    rows = [(one, _encoded(copying, one)) for one in loaded.groups]
     keyed = [
         (one.item.uid + shift, encoded, scoped_key(tx.scope.buffer, one.item.task_name, one.item.key), one.ticket)
         for one, encoded in rows

@@ -36,7 +36,7 @@ class EncodedGroup:
 
 def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
     """Return the group with payload and metadata encoded; CPU work only. Raises EncodeError."""
-    return describe(group, group.rollouts, codec.encode(group.rollouts), codec.rollout_type)
+    return describe(group, group.rollouts, codec.encode(group.rollouts, group.fetched), codec.rollout_type)
 
 
 def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: RolloutType) -> EncodedGroup:
