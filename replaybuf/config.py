@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
 
 from pydantic import BeforeValidator, Field, ImportString
+from typing_extensions import TypeVar
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS
@@ -22,6 +23,9 @@ from replaybuf.rules.policies import ReplayPolicy, resolve_policy
 from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.storage.sql.backend import SQLStorage
+
+#: The class of the rollouts, for type checkers.
+R = TypeVar("R", default=RolloutState)
 
 
 def _listed(types: Any) -> Any:
@@ -41,7 +45,7 @@ def _from_json(mapping: Any) -> Any:
         raise ValueError('a text must be a mapping as JSON, such as {"response_ids": "tokens"}') from None
 
 
-class ReplayBufferConfig(ReadableConfig):
+class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """Where groups are kept, in which order they are drawn, and how many, how often and how fast.
 
     `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` and `pandas://` for buffers that live
@@ -95,7 +99,10 @@ class ReplayBufferConfig(ReadableConfig):
     lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
     reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
     allow_network_filesystem: bool = False
-    rollout_type: type | ImportString[Any] = RolloutState
+    if TYPE_CHECKING:
+        rollout_type: type[R] = RolloutState  # type: ignore[assignment]
+    else:
+        rollout_type: type | ImportString[Any] = RolloutState
     types: Annotated[tuple[type | ImportString[Any], ...], BeforeValidator(_listed)] = ()
     fields: Annotated[dict[str, str | None], BeforeValidator(_from_json)] = Field(default_factory=dict)
     statuses: Annotated[dict[Any, Any], BeforeValidator(_from_json)] = Field(default_factory=dict)
@@ -107,7 +114,7 @@ class ReplayBufferConfig(ReadableConfig):
         dict[ImportString[Any], tuple[str, ImportString[Any], ImportString[Any]]] | None, BeforeValidator(_from_json)
     ] = None
 
-    def build(self) -> ReplayBuffer:
+    def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; it connects at first use.
 
         Raises ConfigError, also for limits with which nothing could ever be drawn.
@@ -160,7 +167,7 @@ class ReplayBufferConfig(ReadableConfig):
                 from replaybuf.storage.memory.pandas import PandasStorage
             except ImportError as error:
                 raise MissingDriverError(
-                    "pandas:// needs pandas, which is not installed: pip install 'replaybuf[pandas]'"
+                    "pandas:// needs pandas, which is not installed: pip install pandas"
                 ) from error
             return PandasStorage(codec, rules)
         return SQLStorage(
@@ -177,22 +184,22 @@ class ReplayBufferConfig(ReadableConfig):
     @classmethod
     def queue(cls, url: str, size: int, **options: Any) -> Self:
         """Configure a bounded queue: oldest first, each group once; puts wait when it holds `size` groups."""
-        return cls(url=url, **({"policy": "fifo", "capacity": size, "on_full": "block"} | options))
+        return cls(url=url, **{"policy": "fifo", "capacity": size, "on_full": "block", **options})
 
     @classmethod
     def stack(cls, url: str, size: int, **options: Any) -> Self:
         """Configure a bounded stack: newest first, each group once; puts wait when it holds `size` groups."""
-        return cls(url=url, **({"policy": "lifo", "capacity": size, "on_full": "block"} | options))
+        return cls(url=url, **{"policy": "lifo", "capacity": size, "on_full": "block", **options})
 
 
-class SyncReplayBufferConfig(ReplayBufferConfig):
+class SyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
     """For synchronous training: oldest first. Without a url the buffer is a private one in memory."""
 
     url: str = "sqlite:///:memory:"
     policy: str | ReplayPolicy | type[ReplayPolicy] = "fifo"
 
 
-class AsyncReplayBufferConfig(ReplayBufferConfig):
+class AsyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
     """For asynchronous training: most stale first. Without a url the buffer is a private one in memory."""
 
     url: str = "sqlite:///:memory:"
