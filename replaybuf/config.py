@@ -60,7 +60,9 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     to at least the size of a batch; the default is enough for a batch of min_size).
 
     `archive`: completed groups that leave by being drawn stay as ARCHIVED for SQL: a number of groups of each task, or
-    for a time (a timedelta, or a text such as "12h" or "7d"). `max_deliveries`: a group is set aside as FAILED after
+    for a time (a timedelta, or a text such as "12h" or "7d"). `unfit` is the same for FILTERED and FAILED groups, which
+    take no room and are never evicted, of each status. By default, those that are put or set aside stay, and those that
+    a produce strategy filters aren't stored. `max_deliveries`: a group is set aside as FAILED after
     this many failed deliveries; 0 means no limit.
 
     `durability="full"` makes SQLite survive even a power cut. `lock_timeout` bounds the wait for a lock, in seconds.
@@ -92,6 +94,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     samples_per_insert: float | None = None
     error_buffer: float | None = None
     archive: int | timedelta | str | None = None
+    unfit: int | timedelta | str | None = None
     max_deliveries: int = 5
     keep_checkpoints: int | None = KEEP_CHECKPOINTS
     durability: Literal["normal", "full"] = "normal"
@@ -145,7 +148,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
     def rules(self) -> Rules:
         """Return the policies for draws and evictions, and the limits. Raises ConfigError."""
-        groups, seconds = _parse_archive(self.archive)
+        groups, seconds = _parse_kept("archive", self.archive)
+        unfit_groups, unfit_seconds = _parse_kept("unfit", self.unfit)
         limits = Limits(
             max_times_sampled=self.max_times_sampled,
             capacity=self.capacity,
@@ -155,6 +159,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             error_buffer=self.error_buffer,
             archive_groups=groups,
             archive_seconds=seconds,
+            unfit_groups=unfit_groups,
+            unfit_seconds=unfit_seconds,
             max_deliveries=self.max_deliveries,
         )
         return Rules(resolve_policy(self.policy, self.seed), resolve_policy(self.remover, self.seed), limits)
@@ -209,18 +215,18 @@ class AsyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def _parse_archive(archive: int | timedelta | str | None) -> tuple[int | None, float | None]:
-    """Return the bound of an archive: a number of groups, or a time in seconds."""
-    if isinstance(archive, timedelta):
-        return None, archive.total_seconds()
-    if isinstance(archive, str):
-        number, unit = archive[:-1], archive[-1:]
-        if archive.isascii() and archive.isdigit():  # a text from an environment variable
-            return int(archive), None
+def _parse_kept(name: str, kept: int | timedelta | str | None) -> tuple[int | None, float | None]:
+    """Return a bound of what is kept for SQL: a number of groups, or a time in seconds."""
+    if isinstance(kept, timedelta):
+        return None, kept.total_seconds()
+    if isinstance(kept, str):
+        number, unit = kept[:-1], kept[-1:]
+        if kept.isascii() and kept.isdigit():  # a text from an environment variable
+            return int(kept), None
         try:
-            return None, check_seconds(float(number) * _UNITS[unit], "archive")
+            return None, check_seconds(float(number) * _UNITS[unit], name)
         except (KeyError, ValueError):
             raise ConfigError(
-                f"archive must be a number of groups, a timedelta or a time such as '12h' or '7d', got {archive!r:.50}"
+                f"{name} must be a number of groups, a timedelta or a time such as '12h' or '7d', got {kept!r:.50}"
             ) from None
-    return archive, None
+    return kept, None

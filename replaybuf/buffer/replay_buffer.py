@@ -9,8 +9,9 @@ from typing import Generic
 from replaybuf.buffer.cursors import Cursors
 from replaybuf.buffer.drawing import Wanted
 from replaybuf.buffer.lease import Lease, Leasing
-from replaybuf.buffer.putting import PUT_TIMEOUT, Putting
+from replaybuf.buffer.putting import PUT_TIMEOUT, Putting, check_dropped
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS, BufferReader
+from replaybuf.buffer.waits import to_its_end
 from replaybuf.checks import (
     Tags,
     check_by_task,
@@ -69,6 +70,8 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         status: StatusLike | None = None,
         replaces: Iterable[int] = (),
         timeout: float | Unset | None = UNSET,
+        dropped: list[StorageItem] | None = None,
+        keep_unfit: bool = True,
     ) -> int | None:
         """Store a group of rollouts and return its uid; when it returns, the group is committed.
 
@@ -84,7 +87,12 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         buffer in the same transaction, also if the new one is dropped; results of leased groups are stored by the lease
         (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). `status` is that of the group, in place of
         what its rollouts say (all COMPLETED, if their class has no status). Returns None for an empty list and for a
-        dropped group.
+        dropped group. With `keep_unfit=False` a FILTERED or FAILED group isn't stored, either, but counted (`pruned`).
+
+        All groups that leave in this call are added to the list `dropped`, once that is certain, for a caller who has
+        to release what they hold elsewhere: this one (with the uid 0) if it is dropped, those that it replaces, and
+        those evicted. One that can't be decoded has an `error`, and no rollouts. With it, a cancelled call still waits
+        for its transaction, so the list is complete.
 
         If the limits leave no room, the put waits for up to `timeout` seconds (default: the config's put_timeout;
         None: for ever), and then raises FullError, which is also a TimeoutError. With `on_full="reject"` it raises it
@@ -108,6 +116,8 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
             status=status,
             replaces=replaces,
             timeout=timeout,
+            dropped=dropped,
+            keep_unfit=keep_unfit,
         )
 
     # Taking
@@ -278,6 +288,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         task_token_stale_thresholds: Mapping[str, int | None] | None = None,
         expired_groups_retryable_by_task: Mapping[str, bool] | None = None,
         statuses: Iterable[StatusLike] | None = None,
+        dropped: list[StorageItem] | None = None,
     ) -> dict[str, int]:
         """Move the tasks to a new train step and expire groups that are now too old. Return their number by task.
 
@@ -285,6 +296,8 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         at `current_train_step`. Groups at or over the thresholds are EXPIRED, or dropped if the task's groups aren't
         retryable, as in `put`; then those that were EXPIRED before are dropped and counted, too. Tokens at or over the
         token threshold are masked out.
+
+        Groups that are dropped are added to the list `dropped`, as by `put`: all of them are in memory then.
         """
         self._check_open()
         step = check_step(current_train_step, "current_train_step")
@@ -299,4 +312,6 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
                 raise InputError(f"task {name!r} has no entry in task_stale_thresholds (None: no such limit)")
         check = self.rollout_type.statuses.check
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check, check_list(statuses, "statuses")))
-        return await self.storage.refresh(Refresh(step, rules, chosen))
+        check_dropped(dropped)
+        refreshing = self.storage.refresh(Refresh(step, rules, chosen, dropped))
+        return await (refreshing if dropped is None else to_its_end(refreshing))

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from replaybuf.buffer.lease import to_its_end
+from replaybuf.buffer.waits import to_its_end
 from replaybuf.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufError, RolloutError
 from replaybuf.produce.agent_loop import AgentLoop, Generated, NoCoroutineError, awaitable
@@ -277,6 +277,7 @@ class Generations:
                     expired_groups_retryable=rule.retryable,
                     tags=tags,
                     status=stored,
+                    keep_unfit=self._sampler.buffer.limits.keeps_unfit,
                 )
             except FullError as error:  # the group is kept, and its lease goes on, until there is room
                 _logger.warning("task %s: %s", self._sampler.task_name, error)

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
-from replaybuf.buffer.lease import Lease, to_its_end
+from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.buffer.waits import to_its_end
 from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.prompts.source import Source

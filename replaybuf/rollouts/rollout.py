@@ -26,6 +26,12 @@ class Status(StrEnum):
     ARCHIVED = "archived"
 
 
+#: Groups that aren't trained on, and that nobody finishes.
+UNFIT = (Status.FILTERED, Status.FAILED)
+#: Groups that take no room and are never evicted: they stay for SQL, up to bounds of their own.
+ASIDE = (Status.ARCHIVED, *UNFIT)
+
+
 # A group that isn't fully completed has the first of these statuses that any of its rollouts has.
 _STATUS_PRECEDENCE = (
     Status.FAILED,

@@ -157,11 +157,13 @@ class ExpiryLaws(Harness):
     async def test_a_response_without_steps_has_no_age(self, buffer: ReplayBuffer) -> None:
         """With a token threshold it is refused, with the way out; agentic groups, and masked responses, are exempt."""
         step: dict[str, Any] = {"current_train_step": 8, "token_stale_threshold": 4}
-        for steps in (None, []):
+        nothing: tuple[list[int] | None, ...] = (None, [])
+        for steps in nothing:
             with pytest.raises(RolloutError, match=r"rollouts\[1\].*model_step"):
                 await buffer.put(group(1, response_ids=[]) + group(2, response_model_steps=steps), "math", **step)
         assert len(buffer) == 0
-        for fields in ({"labels": [1]}, {"response_mask": [0, 0, 0]}, {"response_ids": []}, {"status": Status.FAILED}):
+        exempt: list[dict[str, Any]] = [{"labels": [1]}, {"response_mask": [0, 0, 0]}, {"response_ids": []}]
+        for fields in (*exempt, {"status": Status.FAILED}):
             await buffer.put(group(1, **fields), "math", **step)
         await buffer.put(group(1), "math", model_step=7, **step)
         assert [item.status for item in await found(buffer)] == [*["completed"] * 3, "failed", "completed"]

@@ -28,8 +28,9 @@ async def fill(buffer: ReplayBuffer) -> None:
     await buffer.put(group(8, response=None, logprobs=None, response_model_steps=[0]), "math")
     await buffer.put(group(5, status=Status.FAILED), "code", model_step=2, current_train_step=7)
     await buffer.put(group(6), "code", model_step=2)
-    by_token = {"task_token_stale_thresholds": {"math": 3}}  # one token of a rollout that stays is masked
-    await buffer.refresh_staleness(task_stale_thresholds={"math": 5}, current_train_step=8, **by_token)
+    await buffer.refresh_staleness(  # one token of a rollout that stays is masked
+        task_stale_thresholds={"math": 5}, task_token_stale_thresholds={"math": 3}, current_train_step=8
+    )
     await buffer.put(group(7, seq_staleness=9), "math", stale_threshold=2, expired_groups_retryable=False)
     await buffer.update({"priority": 2}, status="filtered")
 

@@ -124,7 +124,7 @@ _SQL = [
     ("lease-lost-is-late", f"{_STATEMENTS}/leases.py", "if len(mine) < len(uids) and store_clock(tx) >= lease.until:", "if False:", "an acknowledgement that comes too late is refused"),
     ("lease-never-ends", f"{_STATEMENTS}/leases.py", "if not any_overdue(tx):", "if True:", "a lease that is over comes back"),
     ("move-unpinned", f"{_STATEMENTS}/steps.py", "if step.pins_staleness and before is not None:", "if False:", "a group that leaves its lane keeps its staleness"),
-    ("move-archived-when", f"{_STATEMENTS}/steps.py", "time.time() if after.status == Status.ARCHIVED else None", "None", "the archive knows since when"),
+    ("move-archived-when", f"{_STATEMENTS}/steps.py", "time.time() if after.status in ASIDE and not after.leased else None", "None", "the archive knows since when"),
     ("move-without-keys", f"{_STATEMENTS}/steps.py", "if step.enters_races:", "if False:", "who comes back races from the present time"),
     ("move-keeps-draws", f"{_STATEMENTS}/steps.py", "group.c.times_sampled + step.draws", "group.c.times_sampled", "draws of a group are counted"),
     ("restore-keeps-changed", f"{_STATEMENTS}/restore.py", "    _remove_changed(tx, lanes, kept.id)\n    if", "    if", "groups that have changed come back as they were"),

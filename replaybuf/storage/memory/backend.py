@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +95,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         if not group.stays_leased:
             groups.check_room(group, replaced)
         origins = set(group.replaces).union(*(groups.made_from.get(uid, ()) for uid in group.replaces))
+        self._tell(group.dropped, [*map(groups.item, replaced), *(loan.item for loan in loans)])
         groups.remove(replaced, Tally.REPLACED)
         self._loans.remove(loans)
         item = self._add(group, payload, reward)
@@ -103,15 +104,23 @@ class MemoryStorage(StateCopies, StorageBackend):
             item.deliveries = max(loan.item.deliveries for loan in loans) - 1
             self._loans.lend([item], group.lease.token, loans[0].until)
         else:
-            groups.evict(group.task_name)
+            excess = groups.excess(group.task_name)
+            self._tell(group.dropped, map(groups.item, excess))
+            groups.remove(excess, Tally.EVICTED)
         self._notify()
         return item.uid
+
+    def _tell(self, dropped: list[StorageItem] | None, leaving: Iterable[StorageItem]) -> None:
+        """Add groups that are about to leave to the caller's list, if there is one."""
+        if dropped is not None:
+            dropped += [self._decode_leniently(item) for item in leaving]
 
     async def drop(self, group: NewGroup) -> None:
         with self._lock:
             if group.lease is not None:
                 check_epoch(group.lease, self._epoch)
             loans, replaced = self._loans.replaced_by(group), self._groups.replaced_by(group)
+            self._tell(group.dropped, [*map(self._groups.item, replaced), *(loan.item for loan in loans)])
             self._groups.remove(replaced, Tally.REPLACED)
             self._loans.remove(loans)
             self._groups.count(group.task_name, transitions.dropped(group.status))
@@ -152,7 +161,6 @@ class MemoryStorage(StateCopies, StorageBackend):
                     step = transitions.drawn(item, self.rules.limits)
                     self._groups.apply(step, item)
                     item.times_sampled += step.draws
-                self._groups.prune(drawn)
                 self._notify()
             return drawn
 
@@ -224,8 +232,9 @@ class MemoryStorage(StateCopies, StorageBackend):
 
     async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
         with self._lock:
+            given_back = self._loans.give_back(lease, uids, reason if counts else None)
             self._notify()
-            return self._loans.give_back(lease, uids, reason if counts else None)
+            return given_back
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
         with self._lock:
@@ -256,12 +265,13 @@ class MemoryStorage(StateCopies, StorageBackend):
         """Return the group if it is there and still matches; with an error where it can't be decoded."""
         with self._lock:
             item = self._groups.table.get(uid)
-            if item is None or not matches(item):
-                return None
-            try:
-                return self._decode(uid)
-            except DecodeError as error:
-                return replace(item, error=str(error))
+            return None if item is None or not matches(item) else self._decode_leniently(item)
+
+    def _decode_leniently(self, item: StorageItem) -> StorageItem:
+        try:
+            return replace(item, item=self.codec.decode(self._groups.payloads[item.uid]))
+        except DecodeError as error:
+            return replace(item, error=str(error))
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
         with self._lock:
@@ -329,17 +339,21 @@ class MemoryStorage(StateCopies, StorageBackend):
 
     def _refresh_one(self, item: StorageItem, refresh: Refresh) -> bool:
         groups, rule = self._groups, refresh.rules[item.task_name]
-        if item.status == Status.EXPIRED and not rule.retryable:
-            groups.remove([item.uid], Tally.DROPPED)
-            return True
+        leaves = item.status == Status.EXPIRED and not rule.retryable
+        kind = self.codec.rollout_type
         try:
             rollouts = self._copying.decode(groups.payloads[item.uid])
         except DecodeError:
-            return False
-        kind = self.codec.rollout_type
+            if not leaves:
+                return False
+            rollouts = []
         staleness = refresh_group(rollouts, refresh.train_step, kind)
         expired = find_expired(rollouts, rule, refresh.train_step, kind, staleness)
-        if expired and not rule.retryable:
+        if leaves or (expired and not rule.retryable):
+            if refresh.dropped is not None:
+                found = self._decode_leniently(item)
+                refresh_group(found.item, refresh.train_step, kind)
+                refresh.dropped.append(replace(found, staleness=max(staleness, default=item.staleness)))
             groups.remove([item.uid], Tally.DROPPED)
             return True
         for index in expired:
@@ -432,6 +446,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         await self._wakes.wait(min(timeout, max(0.0, lease_ends)), since)
 
     def _notify(self) -> None:
+        self._groups.prune()
         self._wakes.wake()
 
     # Persistence
@@ -448,7 +463,7 @@ class MemoryStorage(StateCopies, StorageBackend):
             self._next_uid = max(self._next_uid, loaded.next_uid)
             self._ticket_shift = self._next_uid - loaded.next_ticket
             self._cursors = {one.name: one for one in loaded.cursors}
-            self._notify()
+            self._wakes.wake()
 
     def _new_uid(self) -> int:
         uid = self._next_uid

@@ -22,7 +22,9 @@ from replaybuf.storage.sql.schema.tables import group, lane, unsettled
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
+from replaybuf.storage.sql.statements.leaving import Leaving, note
 from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.steps import apply
 from replaybuf.storage.values import Refresh
 
@@ -30,8 +32,12 @@ _CHUNK = 5_000
 _FEW = 8
 
 
-def refresh_staleness(tx: Transaction, refresh: Refresh) -> dict[str, int]:
-    """Refresh the lanes and expire groups; return the number of expired groups by task."""
+def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int], list[GroupRow]]:
+    """Refresh the lanes and expire groups.
+
+    Returns the number of expired groups by task, and those that were removed, if the caller asks for them.
+    """
+    leaving: Leaving = None if refresh.dropped is None else []
     names = [(task_name, status) for task_name in refresh.rules for status in refresh.statuses]
     lanes = find_lanes(tx, names)
     counts = dict.fromkeys(refresh.rules, 0)
@@ -39,8 +45,8 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> dict[str, int]:
     for task_name, status in sorted(lanes, key=lambda name: (name[0], name[1] != Status.EXPIRED)):
         home = lanes[(task_name, status)]
         _set_step(tx, home, refresh.train_step)
-        counts[task_name] += _expire(tx, home, refresh)
-    return counts
+        counts[task_name] += _expire(tx, home, refresh, leaving)
+    return counts, leaving or []
 
 
 def _set_step(tx: Transaction, home: Lane, step: int) -> None:
@@ -61,12 +67,12 @@ def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     )
 
 
-def _expire(tx: Transaction, home: Lane, refresh: Refresh) -> int:
+def _expire(tx: Transaction, home: Lane, refresh: Refresh, leaving: Leaving) -> int:
     """Expire the groups of a lane that are too old for its task's rule; return their number."""
     rule, step = refresh.rules[home.task_name], refresh.train_step
     if home.status == Status.EXPIRED and not rule.retryable:
         everything = list(tx.execute(select(group.c.uid).where(group.c.lane == home.id)).scalars())
-        _drop(tx, home, everything)
+        _drop(tx, home, everything, leaving)
         return len(everything)
     thresholds = [t for t in (rule.stale_threshold, rule.token_stale_threshold) if t is not None]
     if not thresholds:
@@ -90,7 +96,7 @@ def _expire(tx: Transaction, home: Lane, refresh: Refresh) -> int:
     if expired and rule.retryable:
         _keep_expired(tx, home, expired)
     else:
-        _drop(tx, home, [uid for uid, _ in expired])
+        _drop(tx, home, [uid for uid, _ in expired], leaving)
     return len(expired)
 
 
@@ -105,10 +111,12 @@ def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[tuple[int, Mark
     add_counts(tx, counts)
 
 
-def _drop(tx: Transaction, home: Lane, expired: Sequence[int]) -> None:
+def _drop(tx: Transaction, home: Lane, expired: Sequence[int], leaving: Leaving) -> None:
     step = transitions.removed(Place(home.status), Tally.DROPPED)
     for start in range(0, len(expired), _CHUNK):
-        apply(tx, [(home.task_name, step, expired[start : start + _CHUNK])], [home])
+        uids = expired[start : start + _CHUNK]
+        note(tx, uids, leaving)
+        apply(tx, [(home.task_name, step, uids)], [home])
 
 
 def _rewrite(tx: Transaction, target: Lane, expired: Sequence[tuple[int, Marks]]) -> None:

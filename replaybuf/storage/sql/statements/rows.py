@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,6 +161,17 @@ class GroupRow:
             probability=self.probability,
             weight=self.weight,
         )
+
+
+def decode_leniently(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
+    """Return stored groups; those that can't be decoded have an `error`, and no rollouts."""
+    items = []
+    for row in rows:
+        try:
+            items.append(row.decode(codec))
+        except DecodeError as error:
+            items.append(row.item([], str(error)))
+    return items
 
 
 @contextlib.contextmanager
