@@ -21,7 +21,7 @@ def outline(rollouts: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _record(rollout: Any) -> dict[str, Any]:
-    record = {
+    record: dict[str, Any] = {
         "id": _plain_id(get_field(rollout, "rollout_id")),
         "status": str(Status(get_field(rollout, "status"))),
         "staleness": int(get_field(rollout, "seq_staleness", 0) or 0),
