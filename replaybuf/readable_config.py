@@ -69,6 +69,8 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
             ) from None
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"can't read {file}: {error}") from error
+        except RecursionError as error:
+            raise ConfigError(f"can't read {file}: it is nested too deeply") from error
         for name in (section or "").split(".") if section else ():
             if not isinstance(values, Mapping) or name not in values:
                 raise ConfigError(f"{file} has no section {section!r} (at {name!r})")
