@@ -18,6 +18,8 @@ from replaybuf.rollouts.shapes import Shape, is_namedtuple, kind_of
 #: Part of the format: payloads call this class so, wherever its module is.
 _STATUS: Final = "replaybuf.rollout.Status"
 
+_MANY: Final = 1000
+
 # Members with other values are stored by their names.
 _VALUES: Final = frozenset({type(None), bool, int, float, str, bytes, tuple})
 
@@ -31,6 +33,8 @@ class Instances:
 
     def __init__(self, known: Classes, *, as_plain: bool = False) -> None:
         self._known = known
+        self._shapes = {name_of(cls): shape for cls, shape in known.shapes.items()}
+        self._members: dict[tuple[Any, ...], Enum] = {}  # that were read before
         self._as_plain = as_plain
         self.restores: Mapping[int, Restore] = {
             ENUM: self._restore_member,
@@ -74,19 +78,24 @@ class Instances:
         return cls
 
     def _restore_member(self, content: Any) -> Any:
+        if len(content) == 2 and type(content[1]) is str and (member := self._members.get(tuple(content))) is not None:
+            return member
         name, value, *names = content
         cls = self._find(name)
         if cls is None:
             return names[0] if names else value
         if not issubclass(cls, Enum):
             raise ValueError(f"a member of {name!r:.200}, which is no enum")
-        return cls[names[0]] if names else cls(value)
+        member = cls[names[0]] if names else cls(value)
+        if type(value) is str and member._value_ == value and len(self._members) < _MANY:
+            self._members[name, value] = member
+        return member
 
     def _restore_object(self, content: Any) -> Any:
         name, fields = content
         if type(fields) is not dict:
             raise ValueError(f"a {type(fields).__name__} where the fields of {name!r:.200} belong")
-        shape = self._known.shapes.get(self._find(name))
+        shape = self._shapes.get(name) or self._known.shapes.get(self._find(name))
         if shape is None:
             if self._as_plain:
                 return _PlainFields(fields)

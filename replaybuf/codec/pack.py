@@ -94,6 +94,7 @@ _FORMS: Final[dict[type, Form]] = {
 _ARRAY: Final[Form] = _FORMS[np.ndarray]
 _DICTS: Final = frozenset({dict, OrderedDict, defaultdict, Counter})
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset, deque})
+_HOLDERS: Final = frozenset(map(mark, HOLDERS))
 _OBJECTS: Final[Form] = (mark(OBJECT_ARRAY), arrays.take_objects_apart)
 _SCALAR: Final[Form] = (mark(SCALAR), arrays.take_scalar_apart)
 
@@ -119,7 +120,7 @@ class Packing:
         held: list[Any] = []
         packed = self._pack(values, partial(self._stand_in, held))
         # After packing, which made sure that no value contains itself.
-        if any(map(holds_foreign, values)) or any(map(holds_foreign, held)):
+        if holds_foreign(values) or holds_foreign(held):
             packed = self._pack([wrapped(value) for value in values], self._wrapped_stand_in)
         return packed
 
@@ -175,7 +176,7 @@ class Packing:
         return lengths, packer.getbuffer()
 
     def _stand_in(self, held: list[Any], value: Any) -> Any:
-        """Return what msgpack packs in place of a value that it has no form for; contents of HOLDERS go to `held`."""
+        """Return what msgpack packs in place of a value that it has no form for; what instances hold goes to `held`."""
         kind = type(value)
         if kind is self._array and (content := arrays.flatten(value)) is not None:
             return msgpack.ExtType(PLAIN_ARRAY, content)
@@ -185,14 +186,14 @@ class Packing:
         if form is _ARRAY and value.dtype.char == "O":
             form = _OBJECTS
         content = form[1](value)
-        if form[0].code in HOLDERS:
-            held.append(content)
+        if form[0] in _HOLDERS:
+            held.append(content[1])
         return {form[0]: content}
 
     def _wrapped_stand_in(self, value: Any) -> Any:
         held: list[Any] = []
         stand_in = self._stand_in(held, value)
-        return {key: wrapped(held[0]) for key in stand_in} if held else stand_in
+        return {key: wrapped(content) for key, content in stand_in.items()} if held else stand_in
 
     def _find(self, kind: type) -> Form | None:
         form = next(filter(None, (family.form(kind) for family in self._families)), None)

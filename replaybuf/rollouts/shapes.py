@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
 
 import typing_extensions
@@ -105,16 +106,27 @@ class _DictShape(Shape):
 class _ModelShape(Shape):
     """A pydantic model."""
 
+    cls: Any
+
     def __init__(self, cls: type[BaseModel]) -> None:
         if not cls.__pydantic_complete__:
             cls.model_rebuild(raise_errors=False)
         super().__init__(cls, pydantic_fields(cls.model_fields), extra=cls.model_config.get("extra") == "allow")
         self._private = private_defaults(cls)
+        cached = any(isinstance(one, cached_property) for base in cls.__mro__ for one in vars(base).values())
+        omitted = tuple(self.names - self._keep_none)
+        self._few_omitted = None if cached or 4 * len(omitted) > len(self.names) else omitted
 
     def read(self, instance: Any) -> Fields:
-        names, keep_none = self.names, self._keep_none  # __dict__ also holds cached properties, which aren't fields
-        values = instance.__dict__.items()
-        fields = {name: v for name, v in values if (name in keep_none if v is None else name in names)}
+        if self._few_omitted is not None:
+            fields: Fields = instance.__dict__.copy()
+            for name in self._few_omitted:
+                if fields.get(name, self) is None:
+                    del fields[name]
+        else:
+            names, keep_none = self.names, self._keep_none  # __dict__ also holds cached properties, which aren't fields
+            values = instance.__dict__.items()
+            fields = {name: v for name, v in values if (name in keep_none if v is None else name in names)}
         if extra := instance.__pydantic_extra__:
             fields.update(extra)
         return fields
@@ -124,7 +136,7 @@ class _ModelShape(Shape):
         names = set(fields)
         if self.extra:
             extra = {name: fields.pop(name) for name in names - self.names}
-        instance = _new(self.cls)
+        instance = self.cls.__new__(self.cls)
         put = object.__setattr__
         values = self._defaults.fill(fields)
         put(instance, "__dict__", values)

@@ -108,7 +108,7 @@ _CODEC = [
     ("fold-lost", "codec/unpack.py", "microsecond, _restore_tz(tz), fold=fold)\n\n\ndef _restore_time", "microsecond, _restore_tz(tz))\n\n\ndef _restore_time", "a time that is there twice comes back as it was"),
     ("open-marks", "codec/unpack.py", "if self._open_marks:", "if False:", "marks that mark nothing are damage"),
     ("foreign-in-dicts", "codec/foreign.py", "stack.append(item.values())", "pass", "bytearrays in dicts come back as such"),
-    ("enum-as-value", "codec/classes.py", "return cls[names[0]] if names else cls(value)", "return value", "enum members come back as members"),
+    ("enum-as-value", "codec/classes.py", "member = cls[names[0]] if names else cls(value)", "member = value", "enum members come back as members"),
 ]  # fmt: skip
 
 _SQL = [
