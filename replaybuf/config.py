@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
 
-from pydantic import Field, ImportString
+from pydantic import BeforeValidator, Field, ImportString
 from typing_extensions import TypeVar
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
@@ -25,6 +26,23 @@ from replaybuf.storage.sql.backend import SQLStorage
 
 #: The class of the rollouts, for type checkers.
 R = TypeVar("R", default=RolloutState)
+
+
+def _listed(types: Any) -> Any:
+    """Return one class, or a text from an environment variable, as a list."""
+    if isinstance(types, str):
+        return [name.strip() for name in types.split(",") if name.strip()]
+    return [types] if isinstance(types, type) else types
+
+
+def _from_json(mapping: Any) -> Any:
+    """Return a mapping that may be a text from an environment variable."""
+    if not isinstance(mapping, str):
+        return mapping
+    try:
+        return json.loads(mapping)
+    except ValueError:
+        raise ValueError('a text must be a mapping as JSON, such as {"response_ids": "tokens"}') from None
 
 
 class ReplayBufferConfig(ReadableConfig, Generic[R]):
@@ -50,7 +68,17 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     `durability="full"` makes SQLite survive even a power cut. `lock_timeout` bounds the wait for a lock, in seconds.
     An operation that loses its connection to PostgreSQL is retried for up to `reconnect_timeout` seconds.
     SQLite files on network file systems are refused, unless `allow_network_filesystem` is set.
-    `rollout_type` is the class of the rollouts: a pydantic model, a dataclass or dict, itself or as "module:Class".
+
+    `rollout_type` is the class of the rollouts, itself or as "module:Class": a pydantic model, a dataclass, an attrs
+    class, a msgspec Struct, a TypedDict or dict. What its annotations declare can be stored; `types` are classes for
+    the fields that declare Any. `fields` gives our names of its fields where it has others, {"response_ids": "tokens",
+    "status": None}, and `statuses` what its own statuses mean, {"truncated": "completed"}. A text "module:Class"
+    imports that module: configs are trusted input.
+
+    torch tensors come back as such, or as arrays (`tensors="numpy"`). Ray ObjectRefs are stored by value and come back
+    as new ones, or as values (`object_refs="value"`); a put waits for their objects for up to `object_ref_timeout`
+    seconds, and deletes them from Ray's store when it is committed, if `free_object_refs`. `converters` store values of
+    other classes: `{MyClass: ("name", encode, decode)}`, where each class and function may be a "module:name".
     """
 
     url: str
@@ -78,6 +106,16 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         rollout_type: type[R] = RolloutState  # type: ignore[assignment]
     else:
         rollout_type: type | ImportString[Any] = RolloutState
+    types: Annotated[tuple[type | ImportString[Any], ...], BeforeValidator(_listed)] = ()
+    fields: Annotated[dict[str, str | None], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    statuses: Annotated[dict[Any, Any], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    tensors: Literal["torch", "numpy"] = "torch"
+    object_refs: Literal["ref", "value"] = "ref"
+    object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
+    free_object_refs: bool = False
+    converters: Annotated[
+        dict[ImportString[Any], tuple[str, ImportString[Any], ImportString[Any]]] | None, BeforeValidator(_from_json)
+    ] = None
 
     def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; it connects at first use.
@@ -88,10 +126,21 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             check_task_name(self.name, "name")
         except InputError as error:
             raise ConfigError(str(error)) from None
-        rollout_type = RolloutType(self.rollout_type)
-        codec = Codec(rollout_type, compression=self.compression)
+        rollout_type = RolloutType(self.rollout_type, types=self.types, fields=self.fields, statuses=self.statuses)
+        codec = Codec(
+            rollout_type,
+            compression=self.compression,
+            tensors=self.tensors,
+            object_refs=self.object_refs,
+            object_ref_timeout=self.object_ref_timeout,
+            converters=self.converters,
+        )
         storage = self._storage(codec, self.rules())
-        options: dict[str, Any] = {"put_timeout": self.put_timeout, "keep_checkpoints": self.keep_checkpoints}
+        options: dict[str, Any] = {
+            "put_timeout": self.put_timeout,
+            "keep_checkpoints": self.keep_checkpoints,
+            "free_object_refs": self.free_object_refs,
+        }
         try:
             return ReplayBuffer(storage, rollout_type, **options)
         except InputError as error:

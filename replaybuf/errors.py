@@ -128,6 +128,10 @@ class DiskFullError(StorageError, OSError):
     """The disk is full; what was committed before is safe."""
 
 
+class TooLargeError(StorageError, ValueError):
+    """The group is larger than a row of the database may be; nothing was stored."""
+
+
 class NetworkFilesystemError(StorageError):
     """The SQLite file is on a network file system, where its log is unsafe; use a local disk or PostgreSQL."""
 

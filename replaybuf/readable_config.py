@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replaybuf.errors import ConfigError
-from replaybuf.redact import redact
+from replaybuf.redact import redact, redact_words
 
 _SIMILAR = 0.8
 
@@ -42,6 +42,9 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 
     env_prefix: ClassVar[str] = "REPLAYBUF_"
 
+    #: Variables of the command line whose names are nearly those of fields.
+    not_misspelt: ClassVar[frozenset[str]] = frozenset({"REPLAYBUF_STATUS"})
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Read the config from a mapping, such as a section of a training config. Raises ConfigError."""
@@ -61,7 +64,9 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
             # Without the text of the error, which quotes the file: it may hold a password.
             mark = error.problem_mark
             where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-            raise ConfigError(f"can't read {file}{where} as YAML: {redact(error.problem or 'not YAML')}") from None
+            raise ConfigError(
+                f"can't read {file}{where} as YAML: {redact_words(error.problem or 'not YAML')}"
+            ) from None
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"can't read {file}: {error}") from error
         except RecursionError as error:
@@ -90,7 +95,9 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
         names = {name: cls.env_prefix + name.upper() for name in cls.model_fields}
         for key in environ:
             name = key.removeprefix(cls.env_prefix).lower()
-            if name != key.lower() and name not in names and (near := _nearest(name, names)):
+            if key in cls.not_misspelt or name == key.lower() or name in names:
+                continue
+            if near := _nearest(name, names):
                 raise ConfigError(f"the environment variable {key} is unknown; did you mean {names[near]}?")
         values = {name: environ[key] for name, key in names.items() if key in environ}
         try:

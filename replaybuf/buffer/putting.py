@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
+from replaybuf.buffer.fetching import fetching
 from replaybuf.buffer.waits import Waits, to_its_end
 from replaybuf.checks import (
     Tags,
@@ -23,8 +24,11 @@ from replaybuf.rollouts.normalise import as_group, normalise
 from replaybuf.rollouts.rollout import UNFIT
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.contract import GroupStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, StorageItem, Unset
+
+T = TypeVar("T")
 
 #: Seconds that a put waits for room by default.
 PUT_TIMEOUT = 600.0
@@ -41,6 +45,7 @@ class PutOptions(TypedDict, total=False):
     priority: float
     tags: Tags | None
     key: str | None
+    status: StatusLike | None
     dropped: list[StorageItem] | None
     keep_unfit: bool
 
@@ -49,12 +54,19 @@ class Putting:
     """Checks groups, brings them into the form in which they are stored, and stores them when there is room."""
 
     def __init__(
-        self, storage: GroupStorage, rollout_type: RolloutType, waits: Waits, timeout: float | None = PUT_TIMEOUT
+        self,
+        storage: GroupStorage,
+        rollout_type: RolloutType,
+        waits: Waits,
+        timeout: float | None = PUT_TIMEOUT,
+        *,
+        free_object_refs: bool = False,
     ) -> None:
         self.storage = storage
         self.rollout_type = rollout_type
         self._waits = waits
         self._timeout = check_timeout(timeout)
+        self._free = free_object_refs
 
     async def put(
         self,
@@ -73,6 +85,7 @@ class Putting:
         priority: float = 1.0,
         tags: Tags | None = None,
         key: str | None = None,
+        status: StatusLike | None = None,
         dropped: list[StorageItem] | None = None,
         keep_unfit: bool = True,
     ) -> int | None:
@@ -96,7 +109,8 @@ class Putting:
         if not rollouts:
             return None
         created_at = time.time()
-        normal = await normalise(rollouts, self.rollout_type, newest, step, rule)
+        said = None if status is None else self.rollout_type.statuses.check(status)
+        normal = await normalise(rollouts, self.rollout_type, newest, step, rule, said)
         new = NewGroup(
             task_name=task_name,
             status=normal.status,
@@ -116,8 +130,12 @@ class Putting:
             await (self._drop(new) if dropped is None else to_its_end(self._drop(new)))
             return None
         if self.storage.rules.limits.slows_puts and not stays_leased:
-            return await self._waits.put(new, patience)
-        return await self._waits.store(new)
+            return await self.fetching([new], lambda: self._waits.put(new, patience))
+        return await self.fetching([new], lambda: self._waits.store(new))
+
+    async def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `store()`, which stores the groups, with the values of the ObjectRefs in them."""
+        return await fetching(self.storage.codec, groups, store, free=self._free)
 
     async def _drop(self, new: NewGroup) -> None:
         await self.storage.drop(new)

@@ -13,8 +13,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from replaybuf.errors import InputError
-
 
 class Status(StrEnum):
     """The state of a rollout, or of a group."""
@@ -32,14 +30,6 @@ class Status(StrEnum):
 UNFIT = (Status.FILTERED, Status.FAILED)
 #: Groups that take no room and are never evicted: they stay for SQL, up to bounds of their own.
 ASIDE = (Status.ARCHIVED, *UNFIT)
-
-
-def check_status(status: Any) -> Status:
-    """Return the Status for a Status or its value."""
-    try:
-        return Status(status)
-    except ValueError:
-        raise InputError(f"unknown status {status!r:.100}; there are {', '.join(Status)}") from None
 
 
 # A group that isn't fully completed has the first of these statuses that any of its rollouts has.
@@ -84,6 +74,7 @@ class RolloutState(BaseModel):
     message: list[dict[str, Any]]
     prompt_ids: Any = None
     num_tokens: int | None = None
+    proxy_attn_flops: float | None = None
     data_source: Any = None
     mm_info: Any = None
     reward_model: Any = None

@@ -17,7 +17,7 @@ from replaybuf.rollouts.staleness import (
     refresh_group,
     reset_response,
 )
-from replaybuf.testing.harness import Harness, found, group, only, plain, rollout
+from replaybuf.testing.harness import CODEC, Harness, found, group, only, plain, rollout
 
 
 async def refresh(buffer: ReplayBuffer, step: int, threshold: int | None = None, **options: Any) -> dict[str, int]:
@@ -284,11 +284,11 @@ class OneByOne:
         """Refresh the groups. Return the number that expired."""
         expired = 0
         for rollouts in self.groups:
-            refresh_group(rollouts, step)
-            gone = find_expired(rollouts, rule, step)
+            refresh_group(rollouts, step, CODEC.rollout_type)
+            gone = find_expired(rollouts, rule, step, CODEC.rollout_type)
             for index in gone:
-                reset_response(rollouts[index])
+                reset_response(rollouts[index], CODEC.rollout_type)
             if (through := rule.masked_through(step)) is not None:
-                mask_stale_tokens(rollouts, through)
+                mask_stale_tokens(rollouts, through, CODEC.rollout_type)
             expired += bool(gone)
         return expired

@@ -8,7 +8,6 @@ everywhere, and are read back the same.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +21,6 @@ from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import (
     find_expired,
-    group_staleness,
     mask_stale_tokens,
     refresh_group,
     reset_response,
@@ -36,6 +34,7 @@ from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.memory.groups import Groups
 from replaybuf.storage.memory.items import Items, in_lane
 from replaybuf.storage.memory.loans import Loans
+from replaybuf.storage.memory.loans import now as lease_time
 from replaybuf.storage.memory.world import Checkpoints, World, add_new, load, state_of
 from replaybuf.storage.portable import check_empty, pack_state, unpack_state
 from replaybuf.storage.state_copies import StateCopies
@@ -65,6 +64,7 @@ class MemoryStorage(StateCopies, StorageBackend):
 
     def __init__(self, codec: Codec, rules: Rules | None = None) -> None:
         self.codec = codec
+        self._copying = codec.as_stored()
         self.rules = rules or Rules()
         self._lock = threading.RLock()
         self._groups = Groups(self.new_table(), self.rules)
@@ -82,8 +82,8 @@ class MemoryStorage(StateCopies, StorageBackend):
     # Putting
 
     async def put(self, group: NewGroup) -> int:
-        payload = self.codec.encode(group.rollouts)
-        reward = Marks.of(group.rollouts).mean_reward
+        payload = self.codec.encode(group.rollouts, group.fetched)
+        reward = self._reward(group)
         with self._lock:
             return self._store(group, payload, reward)
 
@@ -219,7 +219,7 @@ class MemoryStorage(StateCopies, StorageBackend):
             drawn = self._draw(draw)
             if drawn is None:
                 return None
-            token, until = self._new_uid(), time.time() + seconds
+            token, until = self._new_uid(), lease_time() + seconds
             self._loans.lend(_all(drawn), token, until)
             self._notify()
             return Leased(token, until, drawn, self._epoch)
@@ -240,7 +240,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         with self._lock:
             check_epoch(lease, self._epoch)
             held = self._loans.held(lease, uids)
-            until = time.time() + seconds
+            until = lease_time() + seconds
             for loan in held:
                 loan.until = until
             return until
@@ -340,24 +340,28 @@ class MemoryStorage(StateCopies, StorageBackend):
     def _refresh_one(self, item: StorageItem, refresh: Refresh) -> bool:
         groups, rule = self._groups, refresh.rules[item.task_name]
         leaves = item.status == Status.EXPIRED and not rule.retryable
-        found = self._decode_leniently(item)
-        if found.error and not leaves:
-            return False
-        rollouts = found.item
-        refresh_group(rollouts, refresh.train_step)
-        found.staleness = staleness = group_staleness(rollouts) if rollouts else item.staleness
-        expired = find_expired(rollouts, rule, refresh.train_step)
+        kind = self.codec.rollout_type
+        try:
+            rollouts = self._copying.decode(groups.payloads[item.uid])
+        except DecodeError:
+            if not leaves:
+                return False
+            rollouts = []
+        staleness = refresh_group(rollouts, refresh.train_step, kind)
+        expired = find_expired(rollouts, rule, refresh.train_step, kind, staleness)
         if leaves or (expired and not rule.retryable):
             if refresh.dropped is not None:
-                refresh.dropped.append(found)
+                found = self._decode_leniently(item)
+                refresh_group(found.item, refresh.train_step, kind)
+                refresh.dropped.append(replace(found, staleness=max(staleness, default=item.staleness)))
             groups.remove([item.uid], Tally.DROPPED)
             return True
         for index in expired:
-            reset_response(rollouts[index])
+            reset_response(rollouts[index], kind)
         if (through := rule.masked_through(refresh.train_step)) is not None:
-            mask_stale_tokens(rollouts, through)
-        groups.payloads[item.uid] = self.codec.encode(rollouts)
-        groups.table.change([item.uid], staleness=staleness, reward=Marks.of(rollouts).mean_reward)
+            mask_stale_tokens(rollouts, through, kind)
+        groups.payloads[item.uid] = self._copying.encode(rollouts)
+        groups.table.change([item.uid], staleness=max(staleness), reward=Marks.of(rollouts, kind).mean_reward)
         if expired:
             groups.apply(transitions.expired(item.status), groups.item(item.uid))
         return bool(expired)
@@ -418,12 +422,12 @@ class MemoryStorage(StateCopies, StorageBackend):
         return True
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
-        encoded = [(group, self.codec.encode(group.rollouts)) for group in groups]
+        encoded = [(group, self.codec.encode(group.rollouts, group.fetched)) for group in groups]
         with self._lock:
             if not self._move(cursor):
                 return None
-            items = [self._add(group, payload, Marks.of(group.rollouts).mean_reward) for group, payload in encoded]
-            token, until = self._new_uid(), time.time() + seconds
+            items = [self._add(group, payload, self._reward(group)) for group, payload in encoded]
+            token, until = self._new_uid(), lease_time() + seconds
             claimed: Drawn = {}
             for item in items:
                 claimed.setdefault(item.task_name, []).append(self._decode(item.uid))
@@ -438,7 +442,7 @@ class MemoryStorage(StateCopies, StorageBackend):
 
     async def changed(self, timeout: float, since: int) -> None:
         with self._lock:
-            lease_ends = self._loans.next_end() - time.time()
+            lease_ends = self._loans.next_end() - lease_time()
         await self._wakes.wait(min(timeout, max(0.0, lease_ends)), since)
 
     def _notify(self) -> None:
@@ -465,6 +469,9 @@ class MemoryStorage(StateCopies, StorageBackend):
         uid = self._next_uid
         self._next_uid += 1
         return uid
+
+    def _reward(self, group: NewGroup) -> float | None:
+        return Marks.of(group.rollouts, self.codec.rollout_type).mean_reward
 
     def _decode(self, uid: int) -> StorageItem:
         return replace(self._groups.item(uid), item=self.codec.decode(self._groups.payloads[uid]))

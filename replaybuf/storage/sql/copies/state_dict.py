@@ -24,7 +24,7 @@ from replaybuf.storage.sql.statements.fence import check_fence, join
 from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes
 from replaybuf.storage.sql.statements.put import group_row, payload_row
 from replaybuf.storage.sql.statements.race_keys import new_keys
-from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, describe, scoped_key
+from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, check_size, describe, scoped_key
 from replaybuf.storage.sql.statements.tickets import next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.uids import free_shift, make_room, raise_uid
 from replaybuf.storage.values import NewGroup
@@ -32,6 +32,7 @@ from replaybuf.storage.values import NewGroup
 
 def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
     """Return the portable state of the buffer."""
+    codec = codec.as_stored()
     tallies = Counter(read_tallies(tx))
     homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
     groups = []
@@ -90,7 +91,10 @@ def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:
     used = {(one.item.task_name, one.item.status) for one in loaded.groups}
     used |= {(task, status) for task, status, _ in loaded.clocks}
     _set_clocks(tx, {name: lanes[name] for name in used}, loaded.clocks)
-    rows = [(one, _encoded(codec, one)) for one in loaded.groups]
+    copying = codec.as_stored()
+    rows = [(one, _encoded(copying, one)) for one in loaded.groups]
+    for _, encoded in rows:
+        check_size(tx, encoded)
     keyed = [
         (one.item.uid + shift, encoded, scoped_key(tx.scope.buffer, one.item.task_name, one.item.key), one.ticket)
         for one, encoded in rows
@@ -139,6 +143,6 @@ def _encoded(codec: Codec, stored: StoredGroup) -> EncodedGroup:
         item.task_name, item.status, item.staleness, [], item.created_at, None, item.priority, item.tags, item.key
     )
     try:
-        return describe(new, codec.decode(stored.payload), stored.payload)
+        return describe(new, codec.decode(stored.payload), stored.payload, codec.rollout_type)
     except DecodeError:
-        return describe(new, [], stored.payload)
+        return describe(new, [], stored.payload, codec.rollout_type)
