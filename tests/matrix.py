@@ -132,12 +132,47 @@ _LONG = (
 )
 
 
+#: Contracts of which each law is tested by default, but only with its first case: memory has the others.
+_EACH_LAW_ONCE = ("contract/test_postgres.py", "contract/test_pandas.py", "contract/test_sqlite_memory.py")
+
+#: Laws about arguments, which are checked above the store: the same for a contract on a database.
+_OF_ARGUMENTS = {
+    "test_tags_are_flat",
+    "test_other_dicts_are_refused",
+    "test_a_task_has_a_storable_name",
+    "test_a_priority_is_finite_and_not_negative",
+    "test_the_time_of_a_lease_is_finite",
+    "test_sizes_are_whole_numbers",
+    "test_beta_is_a_number",
+    "test_thresholds_are_positive",
+    "test_a_timeout_is_a_number_of_seconds",
+    "test_status_of_a_group",
+    "test_reward_is_the_mean_of_the_group",
+    "test_expiry_by_token",
+    "test_other_statuses_do_not_expire",
+}
+
+
+def _later_cases(items: list[pytest.Item]) -> set[str]:
+    """Return the node ids of the cases of a law that its first case answers for."""
+    seen: set[tuple[str, str]] = set()
+    later = set()
+    for item in items:
+        module, law = item.nodeid.removeprefix("tests/").partition("::")[0], getattr(item, "originalname", "")
+        if module in _EACH_LAW_ONCE or (module == "contract/test_sqlite.py" and law in _OF_ARGUMENTS):
+            if (module, law) in seen:
+                later.add(item.nodeid)
+            seen.add((module, law))
+    return later
+
+
 def mark_long(items: list[pytest.Item]) -> None:
     """Mark what isn't run by default."""
+    later = _later_cases(items)
     for item in items:
         stores = _stores(item)
         name = item.nodeid.removeprefix("tests/")
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _LONG):
+        if item.nodeid in later or any(fnmatch.fnmatchcase(name, pattern) for pattern in _LONG):
             item.add_marker(pytest.mark.long)
         kinds = next((kinds for pattern, kinds in _BY_DEFAULT if fnmatch.fnmatchcase(name, pattern)), None)
         if kinds is not None and not stores <= set(kinds):
