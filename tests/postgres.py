@@ -114,6 +114,12 @@ def new_database(server_url: str, template: str = "template0") -> Iterator[str]:
         execute(server_url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
+def set_default(url: str, **settings: str) -> None:
+    """Let new connections to a database begin with other settings."""
+    for name, value in settings.items():
+        execute(url, f"ALTER DATABASE {make_url(url).database} SET {name} = '{value}'")
+
+
 def execute(url: str, statement: str) -> None:
     """Run one statement, with or without an event loop running."""
 
@@ -131,8 +137,9 @@ def execute(url: str, statement: str) -> None:
 class Databases:
     """Databases that are used again: each is emptied before it is given out, which is quicker than a new one."""
 
-    def __init__(self, server_url: str) -> None:
+    def __init__(self, server_url: str, **settings: str) -> None:
         self._server_url = server_url
+        self._settings = settings  # of each database
         self._made = ExitStack()
         self._free: list[str] = []
 
@@ -153,7 +160,9 @@ class Databases:
 
     def _empty_one(self) -> str:
         if not self._free:
-            return self._made.enter_context(new_database(self._server_url))
+            url = self._made.enter_context(new_database(self._server_url))
+            set_default(url, **self._settings)
+            return url
         url = self._free.pop()
         execute(url, _EMPTY)
         return url
