@@ -110,6 +110,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
     ("demo/test_worker.py::*", ("sqlite",)),
+    ("test_frameworks.py::*", _DATABASES),
     ("examples/test_killed.py::test_trainer_and_workers*", ("postgresql",)),
     ("examples/test_killed.py::*", ("sqlite",)),
     ("examples/test_endpoint_run.py::test_it_trains*", ("postgresql",)),
@@ -192,10 +193,12 @@ _FAST = (
     "test_checkpoints.py",
     "codec/",
     "test_config.py",
+    "test_frameworks.py",
     "test_prompts.py",
     "test_redact.py",
     "test_rollout_type.py",
     "test_rules.py",
+    "test_statuses.py",
     "test_transitions.py",
 )
 _SLOW = (
