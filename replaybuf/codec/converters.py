@@ -78,10 +78,11 @@ class Converters:
         return self.forms.get(kind)
 
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yield what the value's converter makes of it, unless it raises."""
+        """Yield what the value's converter makes of it, unless it fails."""
         if (one := self._by_class.get(type(value))) is not None:
-            with contextlib.suppress(Exception):
-                yield f" ({name_of(one.cls)}, as stored by its converter {one.name!r})", one.encode(value)
+            with contextlib.suppress(TypeError):
+                _, encoded = one.take_apart(value)
+                yield f" ({name_of(one.cls)}, as stored by its converter {one.name!r})", encoded
 
     def advice(self, kind: type) -> str:
         """Return the line of config with which a value of this class could be stored."""

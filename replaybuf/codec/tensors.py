@@ -90,7 +90,8 @@ def _take_apart(tensor: Any) -> list[Any]:
     if problem := _problem(tensor, name):
         raise TypeError(f"a tensor {problem}")
     flags = _GRAD * tensor.requires_grad | _PARAMETER * isinstance(tensor, torch.nn.Parameter)
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    flat = whole.as_strided((whole.numel(),), (1,))  # strides of dimensions of size 1 mean nothing, and may be any
     raw = memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b""
     return [name, list(tensor.shape), raw, flags]
 

@@ -69,6 +69,8 @@ class GroupCommit:
                 with contextlib.suppress(ClosedError):  # it has been committed then, or never will be
                     self._thread.post(self._hold, waiting)
             raise
+        finally:
+            del waiting  # an error in its future has this frame in its traceback: the group would outlive the call
 
     async def close(self) -> None:
         """Accept no more puts, and wait until all are committed (database's thread)."""
