@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
 
-from pydantic import Field, ImportString, field_validator
+from pydantic import BeforeValidator, Field, ImportString
+from typing_extensions import TypeVar
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS
@@ -23,8 +24,28 @@ from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.storage.sql.backend import SQLStorage
 
+#: The class of the rollouts, for type checkers.
+R = TypeVar("R", default=RolloutState)
 
-class ReplayBufferConfig(ReadableConfig):
+
+def _listed(types: Any) -> Any:
+    """Return one class, or a text from an environment variable, as a list."""
+    if isinstance(types, str):
+        return [name.strip() for name in types.split(",") if name.strip()]
+    return [types] if isinstance(types, type) else types
+
+
+def _from_json(mapping: Any) -> Any:
+    """Return a mapping that may be a text from an environment variable."""
+    if not isinstance(mapping, str):
+        return mapping
+    try:
+        return json.loads(mapping)
+    except ValueError:
+        raise ValueError('a text must be a mapping as JSON, such as {"response_ids": "tokens"}') from None
+
+
+class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """Where groups are kept, in which order they are drawn, and how many, how often and how fast.
 
     `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` and `pandas://` for buffers that live
@@ -39,13 +60,20 @@ class ReplayBufferConfig(ReadableConfig):
     to at least the size of a batch; the default is enough for a batch of min_size).
 
     `archive`: completed groups that leave by being drawn stay as ARCHIVED for SQL: a number of groups of each task, or
-    for a time (a timedelta, or a text such as "12h" or "7d"). `max_deliveries`: a group is set aside as FAILED after
+    for a time (a timedelta, or a text such as "12h" or "7d"). `unfit` is the same for FILTERED and FAILED groups, which
+    take no room and are never evicted, of each status. By default, those that are put or set aside stay, and those that
+    a produce strategy filters aren't stored. `max_deliveries`: a group is set aside as FAILED after
     this many failed deliveries; 0 means no limit.
 
     `durability="full"` makes SQLite survive even a power cut. `lock_timeout` bounds the wait for a lock, in seconds.
     An operation that loses its connection to PostgreSQL is retried for up to `reconnect_timeout` seconds.
     SQLite files on network file systems are refused, unless `allow_network_filesystem` is set.
-    `rollout_type` is the class of the rollouts: a pydantic model, a dataclass or dict, itself or as "module:Class".
+
+    `rollout_type` is the class of the rollouts, itself or as "module:Class": a pydantic model, a dataclass, an attrs
+    class, a msgspec Struct, a TypedDict or dict. What its annotations declare can be stored; `types` are classes for
+    the fields that declare Any. `fields` gives our names of its fields where it has others, {"response_ids": "tokens",
+    "status": None}, and `statuses` what its own statuses mean, {"truncated": "completed"}. A text "module:Class"
+    imports that module: configs are trusted input.
 
     torch tensors come back as such, or as arrays (`tensors="numpy"`). Ray ObjectRefs are stored by value and come back
     as new ones, or as values (`object_refs="value"`); a put waits for their objects for up to `object_ref_timeout`
@@ -67,6 +95,7 @@ class ReplayBufferConfig(ReadableConfig):
     samples_per_insert: float | None = None
     error_buffer: float | None = None
     archive: int | timedelta | str | None = None
+    unfit: int | timedelta | str | None = None
     max_deliveries: int = 5
     keep_checkpoints: int | None = KEEP_CHECKPOINTS
     durability: Literal["normal", "full"] = "normal"
@@ -74,19 +103,22 @@ class ReplayBufferConfig(ReadableConfig):
     lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
     reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
     allow_network_filesystem: bool = False
-    rollout_type: type | ImportString[Any] = RolloutState
+    if TYPE_CHECKING:
+        rollout_type: type[R] = RolloutState  # type: ignore[assignment]
+    else:
+        rollout_type: type | ImportString[Any] = RolloutState
+    types: Annotated[tuple[type | ImportString[Any], ...], BeforeValidator(_listed)] = ()
+    fields: Annotated[dict[str, str | None], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    statuses: Annotated[dict[Any, Any], BeforeValidator(_from_json)] = Field(default_factory=dict)
     tensors: Literal["torch", "numpy"] = "torch"
     object_refs: Literal["ref", "value"] = "ref"
     object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
     free_object_refs: bool = False
-    converters: dict[ImportString[Any], tuple[str, ImportString[Any], ImportString[Any]]] | None = None
+    converters: Annotated[
+        dict[ImportString[Any], tuple[str, ImportString[Any], ImportString[Any]]] | None, BeforeValidator(_from_json)
+    ] = None
 
-    @field_validator("converters", mode="before")
-    @classmethod
-    def _from_json(cls, value: Any) -> Any:
-        return json.loads(value) if isinstance(value, str) else value  # of an environment variable
-
-    def build(self) -> ReplayBuffer:
+    def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; it connects at first use.
 
         Raises ConfigError, also for limits with which nothing could ever be drawn.
@@ -95,7 +127,7 @@ class ReplayBufferConfig(ReadableConfig):
             check_task_name(self.name, "name")
         except InputError as error:
             raise ConfigError(str(error)) from None
-        rollout_type = RolloutType(self.rollout_type)
+        rollout_type = RolloutType(self.rollout_type, types=self.types, fields=self.fields, statuses=self.statuses)
         codec = Codec(
             rollout_type,
             compression=self.compression,
@@ -117,7 +149,8 @@ class ReplayBufferConfig(ReadableConfig):
 
     def rules(self) -> Rules:
         """Return the policies for draws and evictions, and the limits. Raises ConfigError."""
-        groups, seconds = _parse_archive(self.archive)
+        groups, seconds = _parse_kept("archive", self.archive)
+        unfit_groups, unfit_seconds = _parse_kept("unfit", self.unfit)
         limits = Limits(
             max_times_sampled=self.max_times_sampled,
             capacity=self.capacity,
@@ -127,6 +160,8 @@ class ReplayBufferConfig(ReadableConfig):
             error_buffer=self.error_buffer,
             archive_groups=groups,
             archive_seconds=seconds,
+            unfit_groups=unfit_groups,
+            unfit_seconds=unfit_seconds,
             max_deliveries=self.max_deliveries,
         )
         return Rules(resolve_policy(self.policy, self.seed), resolve_policy(self.remover, self.seed), limits)
@@ -139,7 +174,7 @@ class ReplayBufferConfig(ReadableConfig):
                 from replaybuf.storage.memory.pandas import PandasStorage
             except ImportError as error:
                 raise MissingDriverError(
-                    "pandas:// needs pandas, which is not installed: pip install 'replaybuf[pandas]'"
+                    "pandas:// needs pandas, which is not installed: pip install pandas"
                 ) from error
             return PandasStorage(codec, rules)
         return SQLStorage(
@@ -156,22 +191,22 @@ class ReplayBufferConfig(ReadableConfig):
     @classmethod
     def queue(cls, url: str, size: int, **options: Any) -> Self:
         """Configure a bounded queue: oldest first, each group once; puts wait when it holds `size` groups."""
-        return cls(url=url, **({"policy": "fifo", "capacity": size, "on_full": "block"} | options))
+        return cls(url=url, **{"policy": "fifo", "capacity": size, "on_full": "block", **options})
 
     @classmethod
     def stack(cls, url: str, size: int, **options: Any) -> Self:
         """Configure a bounded stack: newest first, each group once; puts wait when it holds `size` groups."""
-        return cls(url=url, **({"policy": "lifo", "capacity": size, "on_full": "block"} | options))
+        return cls(url=url, **{"policy": "lifo", "capacity": size, "on_full": "block", **options})
 
 
-class SyncReplayBufferConfig(ReplayBufferConfig):
+class SyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
     """For synchronous training: oldest first. Without a url the buffer is a private one in memory."""
 
     url: str = "sqlite:///:memory:"
     policy: str | ReplayPolicy | type[ReplayPolicy] = "fifo"
 
 
-class AsyncReplayBufferConfig(ReplayBufferConfig):
+class AsyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
     """For asynchronous training: most stale first. Without a url the buffer is a private one in memory."""
 
     url: str = "sqlite:///:memory:"
@@ -181,18 +216,18 @@ class AsyncReplayBufferConfig(ReplayBufferConfig):
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def _parse_archive(archive: int | timedelta | str | None) -> tuple[int | None, float | None]:
-    """Return the bound of an archive: a number of groups, or a time in seconds."""
-    if isinstance(archive, timedelta):
-        return None, archive.total_seconds()
-    if isinstance(archive, str):
-        number, unit = archive[:-1], archive[-1:]
-        if archive.isascii() and archive.isdigit():  # a text from an environment variable
-            return int(archive), None
+def _parse_kept(name: str, kept: int | timedelta | str | None) -> tuple[int | None, float | None]:
+    """Return a bound of what is kept for SQL: a number of groups, or a time in seconds."""
+    if isinstance(kept, timedelta):
+        return None, kept.total_seconds()
+    if isinstance(kept, str):
+        number, unit = kept[:-1], kept[-1:]
+        if kept.isascii() and kept.isdigit():  # a text from an environment variable
+            return int(kept), None
         try:
-            return None, check_seconds(float(number) * _UNITS[unit], "archive")
+            return None, check_seconds(float(number) * _UNITS[unit], name)
         except (KeyError, ValueError):
             raise ConfigError(
-                f"archive must be a number of groups, a timedelta or a time such as '12h' or '7d', got {archive!r:.50}"
+                f"{name} must be a number of groups, a timedelta or a time such as '12h' or '7d', got {kept!r:.50}"
             ) from None
-    return archive, None
+    return kept, None

@@ -18,20 +18,17 @@ from replaybuf.redact import redact
 _SIMILAR = 0.8
 
 if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
+    # Checkers know the fields as arguments of the class only where its metaclass is pydantic's own.
+    from pydantic._internal._model_construction import ModelMetaclass as _OneLine
 else:
-    ModelMetaclass = type(BaseModel)
 
+    class _OneLine(type(BaseModel)):
+        """Turns validation errors into ConfigErrors of one line when the class is called.
 
-class _OneLine(ModelMetaclass):
-    """Turns validation errors into ConfigErrors of one line when the class is called.
+        A config inside another pydantic model is validated without this call: there pydantic names the place.
+        """
 
-    A config inside another pydantic model is validated without this call: there pydantic names the place.
-    """
-
-    if not TYPE_CHECKING:
-
-        def __call__(cls, *args: Any, **values: Any) -> Any:  # noqa: N805
+        def __call__(cls, *args: Any, **values: Any) -> Any:
             try:
                 return super().__call__(*args, **values)
             except ValidationError as error:
@@ -44,6 +41,9 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, frozen=True, hide_input_in_errors=True)
 
     env_prefix: ClassVar[str] = "REPLAYBUF_"
+
+    #: Variables of the command line whose names are nearly those of fields.
+    not_misspelt: ClassVar[frozenset[str]] = frozenset({"REPLAYBUF_STATUS"})
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -91,7 +91,9 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
         names = {name: cls.env_prefix + name.upper() for name in cls.model_fields}
         for key in environ:
             name = key.removeprefix(cls.env_prefix).lower()
-            if name != key.lower() and name not in names and (near := _nearest(name, names)):
+            if key in cls.not_misspelt or name == key.lower() or name in names:
+                continue
+            if near := _nearest(name, names):
                 raise ConfigError(f"the environment variable {key} is unknown; did you mean {names[near]}?")
         values = {name: environ[key] for name, key in names.items() if key in environ}
         try:

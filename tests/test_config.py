@@ -174,6 +174,9 @@ def _term(field: str) -> object:
         ({"archive": "12w"}, "archive must be a number of groups"),
         ({"archive": timedelta(0)}, "archive must be a positive time"),
         ({"archive": 0}, "archive_groups"),
+        ({"unfit": "soon"}, "unfit must be a number of groups"),
+        ({"unfit": -1}, "unfit_groups"),
+        ({"unfit": "-1s"}, "unfit must be a number of groups, a timedelta or a time"),
     ],
 )
 def test_a_config_that_can_never_deliver_is_refused_when_it_is_built(values: dict[str, Any], message: str) -> None:
@@ -193,10 +196,11 @@ def test_a_config_that_can_never_deliver_is_refused_when_it_is_built(values: dic
         (timedelta(minutes=2), None, 120),
     ],
 )
-def test_an_archive_is_a_number_or_a_time(archive: Any, groups: int | None, seconds: float | None) -> None:
-    limits = ReplayBufferConfig(url="memory://", archive=archive).rules().limits
+def test_what_is_kept_for_sql_is_a_number_or_a_time(archive: Any, groups: int | None, seconds: float | None) -> None:
+    limits = ReplayBufferConfig(url="memory://", archive=archive, unfit=archive).rules().limits
     assert (limits.archive_groups, limits.archive_seconds) == (groups, seconds)
-    assert limits.archives == (archive is not None)
+    assert (limits.unfit_groups, limits.unfit_seconds) == (groups, seconds)
+    assert limits.archives == limits.keeps_unfit == (archive is not None)
 
 
 def test_a_seed_is_that_of_both_policies() -> None:
@@ -268,7 +272,7 @@ def test_passwords_are_never_shown(url: str) -> None:
     assert caught.value.__suppress_context__
 
 
-def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingDriverError, match=r"pip install 'replaybuf\[postgres\]'"):
+    with pytest.raises(MissingDriverError, match=r"pip install asyncpg"):
         ReplayBufferConfig(url="postgresql://u@h/d").build()

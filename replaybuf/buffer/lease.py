@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import Any, Generic, Unpack
 
 from replaybuf.buffer.heartbeat import heart_of
 from replaybuf.buffer.putting import PutOptions, Putting
+from replaybuf.buffer.waits import to_its_end
 from replaybuf.checks import check_list, check_reason, check_seconds, check_uids
 from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, ReplayBufError
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.storage.contract import LeaseStorage
-from replaybuf.storage.values import UNSET, Leased, StorageItem, Unset
-
-T = TypeVar("T")
+from replaybuf.storage.values import UNSET, Leased, R, StorageItem, Unset
 
 _logger = logging.getLogger("replaybuf.lease")
 
 
-class Lease:
+class Lease(Generic[R]):
     """Leased groups: `batch` has them by task, `items` has them with their metadata, `counts` has their number.
 
     `token` is the fencing token: a later lease has a higher one. Each group is settled once: acknowledged (it has been
@@ -58,11 +56,11 @@ class Lease:
         return self._leased.until
 
     @property
-    def items(self) -> dict[str, list[StorageItem]]:
+    def items(self) -> dict[str, list[StorageItem[R]]]:
         return self._leased.items
 
     @property
-    def batch(self) -> dict[str, list[list[Any]]]:
+    def batch(self) -> dict[str, list[list[R]]]:
         return {task: [item.item for item in items] for task, items in self.items.items()}
 
     @property
@@ -94,7 +92,7 @@ class Lease:
 
     async def finish(
         self,
-        items: Sequence[Any],
+        items: Sequence[R],
         task_name: str,
         *,
         replaces: Iterable[int],
@@ -115,7 +113,7 @@ class Lease:
         return uid
 
     async def save(
-        self, items: Sequence[Any], task_name: str, *, replaces: Iterable[int], **options: Unpack[PutOptions]
+        self, items: Sequence[R], task_name: str, *, replaces: Iterable[int], **options: Unpack[PutOptions]
     ) -> int | None:
         """Store a result as `finish` does, but keep the lease, which then holds the new group in place of the others.
 
@@ -193,33 +191,18 @@ class Lease:
             self._heart.stop_for(self)
 
 
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. A cancelled caller waits for its end first: it has to know what the store has done.
-
-    Only for work that takes no longer than a transaction.
-    """
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # marks it as seen: nobody else will
-        raise
-
-
-class Leasing:
+class Leasing(Generic[R]):
     """The result of `lease_batch`: use it with `async with`, or `await` it for a lease to be settled by hand."""
 
-    def __init__(self, begin: Callable[[], Awaitable[Lease]]) -> None:
+    def __init__(self, begin: Callable[[], Awaitable[Lease[R]]]) -> None:
         self._begin = begin
-        self._lease: Lease | None = None
+        self._lease: Lease[R] | None = None
         self._entered = False
 
-    def __await__(self) -> Generator[Any, None, Lease]:
+    def __await__(self) -> Generator[Any, None, Lease[R]]:
         return self._begin().__await__()
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> Lease[R]:
         if self._entered:
             raise InputError("this lease was begun before; call lease_batch again for another")
         self._entered = True

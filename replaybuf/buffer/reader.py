@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 from replaybuf.buffer.metrics import Meter
 from replaybuf.buffer.waits import Waits, sizes_of
@@ -20,13 +20,15 @@ from replaybuf.errors import (
     SnapshotMismatchError,
 )
 from replaybuf.progress import OnProgress
-from replaybuf.query import Query, parse
-from replaybuf.rollouts.rollout import Status, check_status
+from replaybuf.query import Node, Query, parse
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
 from replaybuf.rules.tallies import Tally, levels
 from replaybuf.storage.contract import CheckpointStorage, CopyStorage, GroupStorage, require
-from replaybuf.storage.values import Checkpoint, StorageItem
+from replaybuf.storage.values import Checkpoint, R, StorageItem
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
 
@@ -34,11 +36,14 @@ SNAPSHOT_FILE = "replaybuf.sqlite"
 KEEP_CHECKPOINTS = 3
 
 
-class BufferReader:
+class BufferReader(Generic[R]):
     """The methods of a buffer that move no groups. `ReplayBuffer` adds the others."""
 
-    def __init__(self, storage: GroupStorage, keep_checkpoints: int | None = KEEP_CHECKPOINTS) -> None:
+    def __init__(
+        self, storage: GroupStorage, rollout_type: RolloutType, keep_checkpoints: int | None = KEEP_CHECKPOINTS
+    ) -> None:
         self.storage = storage
+        self.rollout_type = rollout_type
         self._keep_checkpoints = check_keep(keep_checkpoints)
         self.waits = Waits(storage, self._check_open)
         self._meter = Meter()
@@ -90,26 +95,26 @@ class BufferReader:
 
     # Counting and reading
 
-    async def count(self, task_name: str, group_status: Status | str) -> int:
+    async def count(self, task_name: str, group_status: StatusLike) -> int:
         """Return the number of groups of a task with this status."""
         self._check_open()
-        lane = (check_task_name(task_name), check_status(group_status))
+        lane = (check_task_name(task_name), self.rollout_type.statuses.check(group_status))
         return sizes_of(await self.storage.tallies()).get(lane, 0)
 
     async def count_statuses(
-        self, tasks: Iterable[str], statuses: Iterable[Status | str]
+        self, tasks: Iterable[str], statuses: Iterable[StatusLike]
     ) -> dict[str, dict[Status, int]]:
         """Return the number of groups of each task and status."""
         self._check_open()
         tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
-        wanted = [check_status(status) for status in check_list(statuses, "statuses")]
+        wanted = [self.rollout_type.statuses.check(status) for status in check_list(statuses, "statuses")]
         counts = sizes_of(await self.storage.tallies())
         return {task: {status: counts.get((task, status), 0) for status in wanted} for task in tasks}
 
     async def count_where(self, query: Query) -> int:
         """Return the number of groups that match a query."""
         self._check_open()
-        return await self.storage.count(parse(query))
+        return await self.storage.count(self._parsed(query))
 
     async def tallies(self) -> Mapping[tuple[str, Status, Tally], int]:
         """Return all counts by task and status, at one moment; those that never changed are missing, or 0."""
@@ -148,7 +153,7 @@ class BufferReader:
         *,
         order_by: str | OrderTerm | Iterable[str | OrderTerm] | None = None,
         limit: int | None = None,
-    ) -> AsyncIterator[StorageItem]:
+    ) -> AsyncIterator[StorageItem[R]]:
         """Yield the groups that match as `StorageItem`s, without consuming them.
 
         `order_by` is one field or several, with a leading "-" for descending; insertion order breaks ties. Groups that
@@ -156,7 +161,10 @@ class BufferReader:
         `error`. Raises QueryError.
         """
         self._check_open()
-        return self.storage.find(parse(query), order=parse_order(order_by), limit=check_limit(limit))
+        return self.storage.find(self._parsed(query), order=parse_order(order_by), limit=check_limit(limit))
+
+    def _parsed(self, query: Query) -> Node:
+        return parse(query, self.rollout_type.statuses)
 
     # Checkpoints
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from replaybuf.errors import FullError, InputError, NotReadyError
 from replaybuf.query import LogicNode, ScalarNode
@@ -162,7 +162,7 @@ class Waits:
         line = self._line((new.task_name, new.status))
         if not line.waiting:
             try:
-                return await self._storage.put(new)
+                return await self.store(new)
             except FullError as error:
                 if limits.on_full == "reject" or timeout <= 0:
                     await self._refuse(new, f"{error}; nothing was stored", error)
@@ -184,6 +184,11 @@ class Waits:
         finally:
             line.waiting -= 1
 
+    async def store(self, new: NewGroup) -> int:
+        """Store a group without waiting for room. Who asks what leaves with it isn't let go before that is known."""
+        storing = self._storage.put(new)
+        return await (storing if new.dropped is None else to_its_end(storing))
+
     async def _put_in_turn(self, new: NewGroup, deadline: float, timeout: float) -> int:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
         while True:
@@ -192,7 +197,7 @@ class Waits:
             level = levels(await self._storage.tallies(), [new.task_name])[new.task_name]
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
-                    return await self._storage.put(new)
+                    return await self.store(new)
                 except FullError as error:  # another process was faster
                     why = str(error)
             else:
@@ -208,6 +213,21 @@ class Waits:
 
     def _line(self, lane: LaneName) -> _Line:
         return self._lines.setdefault(asyncio.get_running_loop(), {}).setdefault(lane, _Line())
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`. A cancelled caller waits for its end first: it has to know what the store has done.
+
+    Only for work that takes no longer than a transaction.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # marks it as seen: nobody else will
+        raise
 
 
 def check_possible(draw: Draw, limits: Limits) -> None:

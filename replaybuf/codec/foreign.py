@@ -11,6 +11,7 @@ import msgpack  # type: ignore[import-untyped]
 SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _NUMBERS: Final = frozenset({int, float})
 _CONTAINERS: Final = frozenset({list, tuple, set, frozenset})
+_HOLDING: Final = _CONTAINERS | {dict}
 _LONG: Final = 32
 _FOREIGN: Final = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
 
@@ -47,11 +48,12 @@ def holds_foreign(value: Any) -> bool:
             continue
         if not kinds.isdisjoint(_FOREIGN):
             return True
-        for item in items:
-            kind = type(item)
-            if kind is dict:
+        if kinds.isdisjoint(_HOLDING):
+            continue
+        for item in [one for one in items if type(one) in _HOLDING]:
+            if type(item) is dict:
                 stack.append(item.values())
-            elif kind in _CONTAINERS and not (kind is list and len(item) > _LONG and _looks_numeric(item)):
+            elif not (type(item) is list and len(item) > _LONG and _looks_numeric(item)):
                 stack.append(item)
     return False
 

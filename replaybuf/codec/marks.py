@@ -13,7 +13,11 @@ import msgpack  # type: ignore[import-untyped]
 TUPLE, SET, FROZENSET, BYTEARRAY, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIME, TIMEDELTA = range(1, 13)
 RANGE, DEQUE, PATH, MEMORYVIEW, ORDERED_DICT, DEFAULT_DICT, COUNTER = range(13, 20)
 ENUM, ARRAY, SCALAR, NUMPY_STR, NUMPY_BYTES, PLAIN_ARRAY = range(20, 26)
+OBJECT, NAMEDTUPLE = range(30, 32)
 OBJECT_ARRAY, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(40, 45)
+
+#: Those whose contents hold users' values as they are.
+HOLDERS = frozenset({OBJECT, NAMEDTUPLE})
 
 #: How a value is stored: its mark, and the function that returns the content behind it.
 Form = tuple[Any, Callable[[Any], Any]]
@@ -32,7 +36,7 @@ class Family(Protocol):
         """Return the form of a class's instances, or None when the family doesn't know the class. Asked once a class.
 
         A TypeError, of this or of the form's function, says why a value can't be stored, and what to do. Contents that
-        hold users' values have to pass through `foreign.wrapped`.
+        hold users' values have to pass through `foreign.wrapped`, unless their mark is one of HOLDERS.
         """
 
 

@@ -9,9 +9,10 @@ extension objects that hold their content. `codec.unpack` reverses it.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -30,6 +31,7 @@ from replaybuf.codec.marks import (
     DATETIME,
     DECIMAL,
     FROZENSET,
+    HOLDERS,
     INT,
     NUMPY_BYTES,
     NUMPY_STR,
@@ -92,6 +94,7 @@ _FORMS: Final[dict[type, Form]] = {
 _ARRAY: Final[Form] = _FORMS[np.ndarray]
 _DICTS: Final = frozenset({dict, OrderedDict, defaultdict, Counter})
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset, deque})
+_HOLDERS: Final = frozenset(map(mark, HOLDERS))
 _OBJECTS: Final[Form] = (mark(OBJECT_ARRAY), arrays.take_objects_apart)
 _SCALAR: Final[Form] = (mark(SCALAR), arrays.take_scalar_apart)
 
@@ -114,9 +117,11 @@ class Packing:
         Raises TypeError, ValueError, RecursionError or the like for what can't be stored; `explain` then says where it
         is.
         """
-        packed = self._pack(values)
-        if any(map(holds_foreign, values)):  # after packing, which made sure that no value contains itself
-            packed = self._pack([wrapped(value) for value in values])
+        held: list[Any] = []
+        packed = self._pack(values, partial(self._stand_in, held))
+        # After packing, which made sure that no value contains itself.
+        if holds_foreign(values) or holds_foreign(held):
+            packed = self._pack([wrapped(value) for value in values], self._wrapped_stand_in)
         return packed
 
     def explain(self, value: Any, path: str) -> EncodeError | None:
@@ -158,10 +163,10 @@ class Packing:
             if isinstance(family, Nesting):
                 yield from family.parts(value)
 
-    def _pack(self, values: Sequence[Any]) -> tuple[list[int], memoryview]:
+    def _pack(self, values: Sequence[Any], stand_in: Callable[[Any], Any]) -> tuple[list[int], memoryview]:
         # One growing buffer, read in place, halves the copies that packing value by value would make.
         packer = msgpack.Packer(
-            default=self._stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
+            default=stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
         )
         lengths, end = [], 0
         for value in values:
@@ -170,8 +175,8 @@ class Packing:
             lengths.append(end - start)
         return lengths, packer.getbuffer()
 
-    def _stand_in(self, value: Any) -> Any:
-        """Return what msgpack packs in place of a value that it has no form for."""
+    def _stand_in(self, held: list[Any], value: Any) -> Any:
+        """Return what msgpack packs in place of a value that it has no form for; what instances hold goes to `held`."""
         kind = type(value)
         if kind is self._array and (content := arrays.flatten(value)) is not None:
             return msgpack.ExtType(PLAIN_ARRAY, content)
@@ -180,7 +185,15 @@ class Packing:
             raise TypeError(self._refusal(value.value if kind is Foreign else value))
         if form is _ARRAY and value.dtype.char == "O":
             form = _OBJECTS
-        return {form[0]: form[1](value)}
+        content = form[1](value)
+        if form[0] in _HOLDERS:
+            held.append(content[1])
+        return {form[0]: content}
+
+    def _wrapped_stand_in(self, value: Any) -> Any:
+        held: list[Any] = []
+        stand_in = self._stand_in(held, value)
+        return {key: wrapped(content) for key, content in stand_in.items()} if held else stand_in
 
     def _find(self, kind: type) -> Form | None:
         form = next(filter(None, (family.form(kind) for family in self._families)), None)

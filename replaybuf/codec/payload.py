@@ -16,12 +16,11 @@ from __future__ import annotations
 import copy
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
-from enum import Enum
+from collections.abc import Sequence
 from typing import Any, Literal
 
+from replaybuf.codec.classes import Instances
 from replaybuf.codec.converters import ConverterMap, Converters
-from replaybuf.codec.enums import Enums
 from replaybuf.codec.images import Images
 from replaybuf.codec.marks import Family
 from replaybuf.codec.object_refs import Fetched, ObjectRefs, RestoreRefs, UnfetchedError, at_hand, is_ref
@@ -30,7 +29,6 @@ from replaybuf.codec.releasing import Releasing
 from replaybuf.codec.tensors import RestoreTensors, Tensors
 from replaybuf.codec.unpack import Unpacking, restores
 from replaybuf.errors import ConfigError, DecodeError, EncodeError, MissingDriverError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 
 Compression = Literal["none", "zstd"]
@@ -54,21 +52,21 @@ _ALWAYS_ALLOWED = 64 << 20
 class Codec:
     """Encodes groups of rollouts of one type.
 
-    `compression` is what `encode` does; `decode` reads either. `enums` are classes to restore beyond `Status` and those
-    that the rollout type's annotations name; members of unknown enums are restored as their bare values. ConfigError
-    for an unknown compression, MissingDriverError when zstd is asked for and not installed. Safe to share among
-    threads.
+    `compression` is what `encode` does; `decode` reads either. ConfigError for an unknown compression,
+    MissingDriverError when zstd is asked for and not installed. Safe to share among threads.
 
     Values keep their types: None, bool, int of any size, float (bit for bit), str (lone surrogates too), bytes,
     bytearray, memoryview (read-only), list, tuple, set, frozenset, dict (order and any hashable keys), OrderedDict,
     defaultdict (of a built-in type), Counter, deque, range, complex, Decimal, UUID, datetime, date, time, timedelta,
-    paths, enums, numpy arrays (of objects too) and scalars, torch tensors, PIL images, Ray ObjectRefs, and instances
-    of the exact classes that have `converters`. Anything else is refused. One exception: a bytearray or memoryview
-    inside a list of more than 32 items that begins and ends with a number is restored as bytes.
+    paths, numpy arrays (of objects too) and scalars, torch tensors, PIL images, Ray ObjectRefs, instances of the
+    classes that `rollout_type` knows (enums, named tuples, pydantic models, dataclasses, attrs classes, msgspec
+    Structs), and of the exact classes that have `converters`. Anything else is refused. One exception: a bytearray or
+    memoryview inside a list of more than 32 items that begins and ends with a number is restored as bytes.
 
     `tensors`: restore them as such ("torch") or as arrays ("numpy"). `object_refs`: restore them as new ObjectRefs
     ("ref") or as the values of their objects ("value"); `object_ref_timeout` bounds the wait for the objects of a
-    group, in seconds.
+    group, in seconds. With `as_plain` instances of unknown classes can be read: as dicts of their fields, tuples, and
+    values of enums; and what needs an unknown converter, as it is stored.
     """
 
     def __init__(
@@ -76,7 +74,6 @@ class Codec:
         rollout_type: RolloutType,
         *,
         compression: Compression = "none",
-        enums: Iterable[type[Enum]] = (),
         tensors: RestoreTensors = "torch",
         object_refs: RestoreRefs = "ref",
         object_ref_timeout: float = 60.0,
@@ -92,7 +89,7 @@ class Codec:
         self._converters = Converters(converters or {}, as_plain=as_plain)
         self._others: tuple[Family, ...] = (
             Images(as_plain=as_plain),
-            Enums({*rollout_type.enums(), *enums, Status}),
+            Instances(rollout_type.classes, as_plain=as_plain),  # the last, since it refuses unknown classes
         )
         self._use(Tensors(tensors), ObjectRefs(object_refs, object_ref_timeout))
 
@@ -243,7 +240,7 @@ def _zstandard() -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise MissingDriverError("zstd compression needs a package: pip install 'replaybuf[zstd]'") from error
+        raise MissingDriverError("zstd compression needs the package zstandard: pip install zstandard") from error
     return zstandard
 
 

@@ -233,7 +233,8 @@ class ProduceStrategy(ReadableConfig):
         """Wait for prompts that are in flight elsewhere: none is left to draw. Raises ProduceError without any."""
         waits = batch.sampler.buffer.waits
         seen = waits.version()
-        handed_out = {one[0] if isinstance(one, tuple) else Status(one) for one in (*batch.again, *batch.rest)}
+        check = batch.sampler.buffer.rollout_type.statuses.check
+        handed_out = {check(one[0] if type(one) is tuple else one) for one in (*batch.again, *batch.rest)}
         counts = await batch.sampler.counts({*handed_out, Status.INIT})
         if not counts.in_flight and not counts.waiting:
             if await self._completed(batch) > completed:

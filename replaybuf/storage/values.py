@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic
+
+from typing_extensions import TypeVar
 
 from replaybuf.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.query import Node
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import ExpiryRule
+
+#: The class of the rollouts in a buffer, for type checkers.
+R = TypeVar("R", default=Any)
 
 
 class Unset:
@@ -32,7 +37,8 @@ class NewGroup:
     the uids of groups that leave in the same transaction; all of them have to be there or, with a `lease`, be held by
     it. With `stays_leased` the lease holds the new group in their place. `tags` belong to the caller: a backend keeps a
     copy and hands out copies, and `{}` is stored as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for
-    `Codec.encode`.
+    `Codec.encode`. If `dropped` is a list, the groups that leave in the same transaction are added to it, after the
+    commit.
     """
 
     task_name: str
@@ -48,10 +54,11 @@ class NewGroup:
     lease: Leased | None = None
     stays_leased: bool = False
     fetched: dict[Any, Any] = field(default_factory=dict)
+    dropped: list[StorageItem] | None = None
 
 
 @dataclass(slots=True)
-class StorageItem:
+class StorageItem(Generic[R]):
     """A stored group with its metadata.
 
     `uid` identifies it and is never reused, `timestamp_id` is its place in insertion order; neither changes.
@@ -75,7 +82,7 @@ class StorageItem:
     key: str | None = None
     error: str | None = None
     deliveries: int = 0
-    item: list[Any] = field(default_factory=list)
+    item: list[R] = field(default_factory=list)
     probability: float | None = None
     weight: float | None = None
 
@@ -169,8 +176,12 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """One refresh: the train step, the groups that it is for, and each task's rule."""
+    """One refresh: the train step, the groups that it is for, and each task's rule.
+
+    If `dropped` is a list, the groups that are removed are added to it, after the commit.
+    """
 
     train_step: int
     rules: Mapping[str, ExpiryRule]
     statuses: tuple[Status, ...]
+    dropped: list[StorageItem] | None = None

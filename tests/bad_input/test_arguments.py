@@ -65,6 +65,8 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
         InputError,
         "token_stale_threshold must be",
     ),
+    "dropped is no list": (put(dropped={}), InputError, "dropped must be a list"),
+    "dropped of a refresh is no list": (refresh({}, dropped=()), InputError, "dropped must be a list"),
     "token threshold alone": (put(token_stale_threshold=3), InputError, "needs current_train_step"),
     "priority: NaN": (put(priority=math.nan), InputError, "priority must be a finite number of at least 0, got nan"),
     "priority: inf": (put(priority=math.inf), InputError, "priority must be a finite"),

@@ -40,9 +40,9 @@ def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
 def test_a_missing_zstandard_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     payload = ZSTD.encode([{"a": "x" * 10_000}])
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(MissingDriverError, match=r"pip install 'replaybuf\[zstd\]'"):
+    with pytest.raises(MissingDriverError, match="pip install zstandard"):
         Codec(RolloutType(dict), compression="zstd")
-    with pytest.raises(MissingDriverError, match=r"pip install 'replaybuf\[zstd\]'"):
+    with pytest.raises(MissingDriverError, match="pip install zstandard"):
         DICTS.decode(payload)
     DICTS.verify(payload)
     DICTS.decode(PAYLOAD)

@@ -58,7 +58,7 @@ def codec_of(*entries: tuple[type, Any], **options: Any) -> Codec:
 
 
 CODEC = Codec(RolloutType(dict), converters=CONVERTERS)
-BOXES = codec_of((Box, CONVERTERS[Box]))
+BOXES = Codec(DICTS.rollout_type, converters={Box: CONVERTERS[Box]})
 
 
 @given(values)

@@ -190,7 +190,9 @@ def test_decoding_imports_nothing() -> None:
     DICTS.decode(PAYLOAD)
     before = set(sys.modules)
     DICTS.decode(PAYLOAD)
-    DICTS.decode(hostile_field({MARK[marks.ENUM]: ["antigravity.fly", 1]}))
+    for content in ({MARK[marks.ENUM]: ["antigravity.fly", 1]}, {MARK[marks.OBJECT]: ["antigravity.Fly", {}]}):
+        with pytest.raises(DecodeError):
+            DICTS.decode(hostile_field(content))
     assert set(sys.modules) == before
 
 

@@ -16,9 +16,9 @@ from tests.codec.values import DICTS, STATES, ListOf, Pair, Point, Typed
 
 REFUSED = [
     (object(), "a value of type object can't be stored"),
-    (Typed(), r"add converters={Typed:"),
-    (Point(), r"add converters={Point:"),
-    (Pair(1, 2), "plain tuple"),
+    (Typed(), r"\(a pydantic model\) .* add types=\[Typed\]"),
+    (Point(), r"\(a dataclass\) .* add types=\[Point\]"),
+    (Pair(1, 2), r"\(a named tuple\) .* add types=\[Pair\]"),
     (collections.defaultdict(lambda: 1), "or use a plain dict"),
     (collections.UserDict(), "UserDict can't be stored: add converters"),
     (ListOf([1]), "plain list"),

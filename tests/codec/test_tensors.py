@@ -19,10 +19,11 @@ from replaybuf.errors import DecodeError, EncodeError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import fill_model_steps, reset_response
+from replaybuf.rollouts.staleness import fill_model_steps, mask_stale_tokens, reset_response
 from tests.codec.values import DICTS, MARK, ZSTD, hostile_field, round_trip
 
-ARRAYS = Codec(RolloutType(dict), tensors="numpy")
+KIND = RolloutType(dict)
+ARRAYS = Codec(KIND, tensors="numpy")
 STORED = DICTS.as_stored()
 DTYPES = (
     *("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
@@ -140,7 +141,7 @@ def test_quantised_tensors_are_refused(torch: ModuleType) -> None:
 def test_copies_of_payloads_need_no_torch(torch: ModuleType) -> None:
     payload = DICTS.encode([{"field": torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)), "n": torch.tensor(1.5)}])
     (stored,) = STORED.decode(payload)
-    assert np.asarray(stored["field"]).tolist() == [1, 1, 1]
+    assert stored["field"].numpy().tolist() == [1, 1, 1]
     assert len(stored["field"]) == 3
     assert STORED.encode([stored]) == payload
 
@@ -207,7 +208,7 @@ def test_rewards_that_are_tensors_count_as_numbers(torch: ModuleType) -> None:
     rewards = [torch.tensor(1.0), torch.tensor([0.5], dtype=torch.bfloat16), {"score": torch.tensor([[2]])}]
     rewards += [torch.tensor(1e-40, dtype=torch.float64, requires_grad=True), torch.tensor([1.0, 2.0])]
     rewards += [torch.tensor(torch.nan), np.array([3.0]), torch.ones(1, dtype=torch.complex64)]
-    marks_ = Marks.of([rollout(torch, reward=reward) for reward in rewards])
+    marks_ = Marks.of([rollout(torch, reward=reward) for reward in rewards], KIND)
     assert marks_.reward == [1.0, 0.5, 2.0, 1e-40, None, None, 3.0, None]
 
 
@@ -216,22 +217,39 @@ def test_tokens_that_are_tensors_are_filled_and_counted(torch: ModuleType) -> No
     rollouts = [rollout(torch), rollout(torch, response_model_steps=short)]
     rollouts[1]["response_mask"] = torch.tensor([True, False, False])
     for one in rollouts:
-        fill_model_steps(one, 9)
+        fill_model_steps(one, 9, KIND)
     assert [one["response_model_steps"].tolist() for one in rollouts] == [[9, 9, 9], [4, 4, 9]]
     assert [one["response_model_steps"].dtype for one in rollouts] == [torch.int32, torch.int16]
-    marks_ = Marks.of(rollouts)
+    marks_ = Marks.of(rollouts, KIND)
     assert (marks_.oldest, marks_.newest) == ([9, 4], [9, 4])
-    assert [(one["prompt_tokens"], one["response_tokens"]) for one in outline(rollouts)] == [(2, 3)] * 2
-    assert Marks.of(STORED.decode(DICTS.encode(rollouts))) == marks_
+    assert [(one["prompt_tokens"], one["response_tokens"]) for one in outline(rollouts, KIND)] == [(2, 3)] * 2
+    assert Marks.of(STORED.decode(DICTS.encode(rollouts)), KIND) == marks_
 
 
 def test_an_expired_response_leaves_a_copy_of_the_prompt(torch: ModuleType) -> None:
     for prompt in (torch.tensor([1, 2]), STORED.decode(DICTS.encode([rollout(torch)]))[0]["prompt_ids"]):
         one = rollout(torch, prompt_ids=prompt, tokens=torch.tensor([1, 2, 5, 6, 7]))
-        reset_response(one)
-        assert np.asarray(one["tokens"]).tolist() == [1, 2]
+        reset_response(one, KIND)
+        assert one["tokens"].numpy().tolist() == [1, 2]
         assert torch.is_tensor(DICTS.decode(STORED.encode([one]))[0]["tokens"])
 
 
 def test_tensors_without_dimensions_have_no_tokens(torch: ModuleType) -> None:
-    assert outline([rollout(torch, response_ids=torch.tensor(1))])[0]["response_tokens"] == 0
+    assert outline([rollout(torch, response_ids=torch.tensor(1))], KIND)[0]["response_tokens"] == 0
+
+
+def test_stale_tokens_are_masked_in_tensors_and_in_what_stands_for_them(torch: ModuleType) -> None:
+    steps = torch.tensor([0, 7, 7])
+    for mask, expected in (
+        (None, torch.tensor([0, 1, 1], dtype=torch.int32)),
+        (torch.tensor([True, True, False]), torch.tensor([False, True, False])),
+        (torch.tensor([1.0, 1.0, 0.0], dtype=torch.bfloat16), torch.tensor([0.0, 1.0, 0.0], dtype=torch.bfloat16)),
+    ):
+        here = rollout(torch, response_model_steps=steps, response_mask=mask)
+        stored = STORED.decode(DICTS.encode([here]))
+        mask_stale_tokens([here], 3, KIND)
+        mask_stale_tokens(stored, 3, KIND)
+        (back,) = DICTS.decode(STORED.encode(stored))
+        for masked in (here["response_mask"], back["response_mask"]):
+            assert same_tensor(masked, expected)
+        assert mask is None or mask[0]

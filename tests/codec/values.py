@@ -61,7 +61,7 @@ class ListOf(list[int]):
     pass
 
 
-DICTS = Codec(RolloutType(dict), enums=[Color, Level, Name, Bits])
+DICTS = Codec(RolloutType(dict, types=[Color, Level, Name, Bits]))
 STATES = Codec(RolloutType(RolloutState))
 ZSTD = Codec(RolloutType(dict), compression="zstd")
 MARK = {number: msgpack.ExtType(number, b"") for number in range(128)}

@@ -59,7 +59,8 @@ def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
     keys = {name: row.columns[name] for name in KEYS if name in home.clocks}
     data, item = row.payload or b"", row.item([])
     try:
-        if row.refreshed_to is not None or row.columns["marks"].get("expired"):
+        marks = row.columns["marks"]
+        if row.refreshed_to is not None or marks.get("expired") or marks.get("masked") is not None:
             data = codec.encode(row.decode(codec).item)
     except DecodeError as error:
         item = row.item([], str(error))
@@ -140,6 +141,6 @@ def _encoded(codec: Codec, stored: StoredGroup) -> EncodedGroup:
         item.task_name, item.status, item.staleness, [], item.created_at, None, item.priority, item.tags, item.key
     )
     try:
-        return describe(new, codec.decode(stored.payload), stored.payload)
+        return describe(new, codec.decode(stored.payload), stored.payload, codec.rollout_type)
     except DecodeError:
-        return describe(new, [], stored.payload)
+        return describe(new, [], stored.payload, codec.rollout_type)

@@ -36,7 +36,7 @@ GROUPS = table("groups", *map(column, _COLUMNS))
 _ROLLOUTS = table("rollouts", *map(column, _ROLLOUT_COLUMNS))
 _CHUNK = 1000
 
-#: Decodes rollouts as dicts, whatever their class was, and needs neither torch nor Ray.
+#: Decodes rollouts as dicts, whatever their class and those in their fields were, and needs neither torch nor Ray.
 AS_DICTS = Codec(RolloutType(dict), tensors="numpy", object_refs="value", as_plain=True)
 
 
