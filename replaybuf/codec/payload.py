@@ -100,11 +100,12 @@ class Codec:
         self._marks = restores((self._converters, *families))
 
     def as_stored(self) -> Codec:
-        """Return a codec that reads tensors and objects of Ray as stand-ins, and writes these as it found them.
+        """Return a codec for payloads that are written anew: it needs neither torch nor Ray.
 
-        For payloads that are written anew, and readers that only want numbers: it needs neither torch nor Ray.
+        It reads tensors, objects of Ray and what no converter can rebuild as stand-ins, and writes these as they were.
         """
         other = copy.copy(self)
+        other._converters = self._converters.as_stored()
         other._use(Tensors("stored"), ObjectRefs("stored", 0.0))
         return other
 
