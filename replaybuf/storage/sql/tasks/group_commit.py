@@ -65,15 +65,17 @@ class GroupCommit:
             if wake:
                 self._thread.post(self._start)
             uid = await waiting.future
+            if group.dropped is not None:
+                group.dropped += waiting.dropped
+            return uid
         except BaseException:
             if not waiting.future.done() or waiting.future.cancelled():
                 waiting.cancelled = True
                 with contextlib.suppress(ClosedError):  # it has been committed then, or never will be
                     self._thread.post(self._hold, waiting)
             raise
-        if group.dropped is not None:
-            group.dropped += waiting.dropped
-        return uid
+        finally:
+            del waiting  # an error in its future has this frame in its traceback: the group would outlive the call
 
     async def close(self) -> None:
         """Accept no more puts, and wait until all are committed (database's thread)."""
