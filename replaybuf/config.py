@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from pydantic import Field, ImportString
+from typing_extensions import TypeVar
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS
@@ -22,8 +23,11 @@ from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.storage.sql.backend import SQLStorage
 
+#: The class of the rollouts, for type checkers.
+R = TypeVar("R", default=RolloutState)
 
-class ReplayBufferConfig(ReadableConfig):
+
+class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """Where groups are kept, in which order they are drawn, and how many, how often and how fast.
 
     `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` and `pandas://` for buffers that live
@@ -67,9 +71,12 @@ class ReplayBufferConfig(ReadableConfig):
     lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
     reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
     allow_network_filesystem: bool = False
-    rollout_type: type | ImportString[Any] = RolloutState
+    if TYPE_CHECKING:
+        rollout_type: type[R] = RolloutState  # type: ignore[assignment]
+    else:
+        rollout_type: type | ImportString[Any] = RolloutState
 
-    def build(self) -> ReplayBuffer:
+    def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; it connects at first use.
 
         Raises ConfigError, also for limits with which nothing could ever be drawn.
@@ -111,7 +118,7 @@ class ReplayBufferConfig(ReadableConfig):
                 from replaybuf.storage.memory.pandas import PandasStorage
             except ImportError as error:
                 raise MissingDriverError(
-                    "pandas:// needs pandas, which is not installed: pip install 'replaybuf[pandas]'"
+                    "pandas:// needs pandas, which is not installed: pip install pandas"
                 ) from error
             return PandasStorage(codec, rules)
         return SQLStorage(
@@ -128,22 +135,22 @@ class ReplayBufferConfig(ReadableConfig):
     @classmethod
     def queue(cls, url: str, size: int, **options: Any) -> Self:
         """Configure a bounded queue: oldest first, each group once; puts wait when it holds `size` groups."""
-        return cls(url=url, **({"policy": "fifo", "capacity": size, "on_full": "block"} | options))
+        return cls(url=url, **{"policy": "fifo", "capacity": size, "on_full": "block", **options})
 
     @classmethod
     def stack(cls, url: str, size: int, **options: Any) -> Self:
         """Configure a bounded stack: newest first, each group once; puts wait when it holds `size` groups."""
-        return cls(url=url, **({"policy": "lifo", "capacity": size, "on_full": "block"} | options))
+        return cls(url=url, **{"policy": "lifo", "capacity": size, "on_full": "block", **options})
 
 
-class SyncReplayBufferConfig(ReplayBufferConfig):
+class SyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
     """For synchronous training: oldest first. Without a url the buffer is a private one in memory."""
 
     url: str = "sqlite:///:memory:"
     policy: str | ReplayPolicy | type[ReplayPolicy] = "fifo"
 
 
-class AsyncReplayBufferConfig(ReplayBufferConfig):
+class AsyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
     """For asynchronous training: most stale first. Without a url the buffer is a private one in memory."""
 
     url: str = "sqlite:///:memory:"

@@ -18,20 +18,17 @@ from replaybuf.redact import redact, redact_words
 _SIMILAR = 0.8
 
 if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
+    # Checkers know the fields as arguments of the class only where its metaclass is pydantic's own.
+    from pydantic._internal._model_construction import ModelMetaclass as _OneLine
 else:
-    ModelMetaclass = type(BaseModel)
 
+    class _OneLine(type(BaseModel)):
+        """Turns validation errors into ConfigErrors of one line when the class is called.
 
-class _OneLine(ModelMetaclass):
-    """Turns validation errors into ConfigErrors of one line when the class is called.
+        A config inside another pydantic model is validated without this call: there pydantic names the place.
+        """
 
-    A config inside another pydantic model is validated without this call: there pydantic names the place.
-    """
-
-    if not TYPE_CHECKING:
-
-        def __call__(cls, *args: Any, **values: Any) -> Any:  # noqa: N805
+        def __call__(cls, *args: Any, **values: Any) -> Any:
             try:
                 return super().__call__(*args, **values)
             except ValidationError as error:

@@ -268,7 +268,7 @@ def test_passwords_are_never_shown(url: str) -> None:
     assert caught.value.__suppress_context__
 
 
-def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingDriverError, match=r"pip install 'replaybuf\[postgres\]'"):
+    with pytest.raises(MissingDriverError, match=r"pip install asyncpg"):
         ReplayBufferConfig(url="postgresql://u@h/d").build()

@@ -2,7 +2,7 @@
 
 The train step is a stand-in that prints what a trainer would get; `train` and `update_server` are the places for a real
 one. Kill it with `kill -9` at any moment and start it again: it goes on from its last step. It needs httpx
-(`pip install 'replaybuf[examples]'`), and takes the API key, if there is one, from OPENAI_API_KEY.
+(`pip install httpx`), and takes the API key, if there is one, from OPENAI_API_KEY.
 """
 
 import argparse

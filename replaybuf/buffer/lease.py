@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 from replaybuf.buffer.heartbeat import heart_of
 from replaybuf.buffer.putting import PutOptions, Putting
@@ -16,14 +16,14 @@ from replaybuf.checks import check_list, check_reason, check_seconds, check_uids
 from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, ReplayBufError
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.storage.contract import LeaseStorage
-from replaybuf.storage.values import UNSET, Leased, StorageItem, Unset
+from replaybuf.storage.values import UNSET, Leased, R, StorageItem, Unset
 
 T = TypeVar("T")
 
 _logger = logging.getLogger("replaybuf.lease")
 
 
-class Lease:
+class Lease(Generic[R]):
     """Leased groups: `batch` has them by task, `items` has them with their metadata, `counts` has their number.
 
     `token` is the fencing token: a later lease has a higher one. Each group is settled once: acknowledged (it has been
@@ -58,11 +58,11 @@ class Lease:
         return self._leased.until
 
     @property
-    def items(self) -> dict[str, list[StorageItem]]:
+    def items(self) -> dict[str, list[StorageItem[R]]]:
         return self._leased.items
 
     @property
-    def batch(self) -> dict[str, list[list[Any]]]:
+    def batch(self) -> dict[str, list[list[R]]]:
         return {task: [item.item for item in items] for task, items in self.items.items()}
 
     @property
@@ -94,7 +94,7 @@ class Lease:
 
     async def finish(
         self,
-        items: Sequence[Any],
+        items: Sequence[R],
         task_name: str,
         *,
         replaces: Iterable[int],
@@ -115,7 +115,7 @@ class Lease:
         return uid
 
     async def save(
-        self, items: Sequence[Any], task_name: str, *, replaces: Iterable[int], **options: Unpack[PutOptions]
+        self, items: Sequence[R], task_name: str, *, replaces: Iterable[int], **options: Unpack[PutOptions]
     ) -> int | None:
         """Store a result as `finish` does, but keep the lease, which then holds the new group in place of the others.
 
@@ -208,18 +208,18 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-class Leasing:
+class Leasing(Generic[R]):
     """The result of `lease_batch`: use it with `async with`, or `await` it for a lease to be settled by hand."""
 
-    def __init__(self, begin: Callable[[], Awaitable[Lease]]) -> None:
+    def __init__(self, begin: Callable[[], Awaitable[Lease[R]]]) -> None:
         self._begin = begin
-        self._lease: Lease | None = None
+        self._lease: Lease[R] | None = None
         self._entered = False
 
-    def __await__(self) -> Generator[Any, None, Lease]:
+    def __await__(self) -> Generator[Any, None, Lease[R]]:
         return self._begin().__await__()
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> Lease[R]:
         if self._entered:
             raise InputError("this lease was begun before; call lease_batch again for another")
         self._entered = True

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 from replaybuf.buffer.metrics import Meter
 from replaybuf.buffer.waits import Waits, sizes_of
@@ -26,7 +26,7 @@ from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
 from replaybuf.rules.tallies import Tally, levels
 from replaybuf.storage.contract import CheckpointStorage, CopyStorage, GroupStorage, require
-from replaybuf.storage.values import Checkpoint, StorageItem
+from replaybuf.storage.values import Checkpoint, R, StorageItem
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
 
@@ -34,7 +34,7 @@ SNAPSHOT_FILE = "replaybuf.sqlite"
 KEEP_CHECKPOINTS = 3
 
 
-class BufferReader:
+class BufferReader(Generic[R]):
     """The methods of a buffer that move no groups. `ReplayBuffer` adds the others."""
 
     def __init__(self, storage: GroupStorage, keep_checkpoints: int | None = KEEP_CHECKPOINTS) -> None:
@@ -148,7 +148,7 @@ class BufferReader:
         *,
         order_by: str | OrderTerm | Iterable[str | OrderTerm] | None = None,
         limit: int | None = None,
-    ) -> AsyncIterator[StorageItem]:
+    ) -> AsyncIterator[StorageItem[R]]:
         """Yield the groups that match as `StorageItem`s, without consuming them.
 
         `order_by` is one field or several, with a leading "-" for descending; insertion order breaks ties. Groups that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Generic
 
 from replaybuf.buffer.cursors import Cursors
 from replaybuf.buffer.drawing import Wanted
@@ -27,11 +27,11 @@ from replaybuf.rollouts.rollout import Status, check_status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
-from replaybuf.storage.values import UNSET, Changes, Refresh, StorageItem, Unset
+from replaybuf.storage.values import UNSET, Changes, R, Refresh, StorageItem, Unset
 
 
-class ReplayBuffer(BufferReader):
-    """Holds groups of rollouts between generation and training.
+class ReplayBuffer(BufferReader[R], Generic[R]):
+    """Holds groups of rollouts between generation and training. `R` is the class of the rollouts, for type checkers.
 
     Opens its storage at first use. Every coroutine may be called from any event loop and is safe to cancel: either the
     caller has the groups or the store has them. Usually built by `ReplayBufferConfig(...).build()`.
@@ -54,7 +54,7 @@ class ReplayBuffer(BufferReader):
 
     async def put(
         self,
-        items: Sequence[Any],
+        items: Sequence[R],
         task_name: str,
         *,
         model_step: int | None = None,
@@ -114,7 +114,7 @@ class ReplayBuffer(BufferReader):
         *,
         where: Query | None = None,
         timeout: float | None = 0,
-    ) -> list[list[Any]]:
+    ) -> list[list[R]]:
         """Take up to `batch_size` groups of a task in the policy's order; they leave the buffer as they are returned.
 
         The same as `take_batch` for one task: with a timeout it waits until there are `batch_size` groups. A size of 0
@@ -130,7 +130,7 @@ class ReplayBuffer(BufferReader):
         group_status: Status | str = Status.COMPLETED,
         where: Query | None = None,
         timeout: float | None = 0,
-    ) -> tuple[dict[str, list[list[Any]]], dict[str, int]]:
+    ) -> tuple[dict[str, list[list[R]]], dict[str, int]]:
         """Take `sizes[task]` groups of each task in one transaction. Return the groups and their number, by task.
 
         The groups have the status `group_status`, match the query `where`, and leave the buffer. (With
@@ -152,7 +152,7 @@ class ReplayBuffer(BufferReader):
         where: Query | None = None,
         timeout: float | None = 0,
         beta: float | None = None,
-    ) -> dict[str, list[StorageItem]]:
+    ) -> dict[str, list[StorageItem[R]]]:
         """Take groups as `take_batch` does, with their metadata: `uid`, `priority`, `times_sampled`, and so on.
 
         With `beta` each group also has the probability p with which it was drawn (`probability`) and its importance
@@ -172,7 +172,7 @@ class ReplayBuffer(BufferReader):
         beta: float | None = None,
         seconds: float = 60.0,
         heartbeat: bool = True,
-    ) -> Leasing:
+    ) -> Leasing[R]:
         """Draw groups as `sample` does, but only hide them until the lease is acknowledged.
 
             async with buffer.lease_batch({"math": 64}, timeout=600) as lease:
@@ -190,7 +190,7 @@ class ReplayBuffer(BufferReader):
         duration = check_seconds(seconds, "seconds")
         storage = require(self.storage, LeaseStorage, "lease_batch()")
 
-        async def begin() -> Lease:
+        async def begin() -> Lease[R]:
             leased = await wanted.lease(storage, self.waits, duration)
             return Lease(storage, self._putting, leased, duration, heartbeat=heartbeat)
 

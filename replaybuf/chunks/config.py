@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -65,7 +65,7 @@ class ChunkBufferConfig(ReadableConfig):
             lease_seconds=self.lease_seconds,
         )
 
-    def store(self) -> ReplayBufferConfig:
+    def store(self) -> ReplayBufferConfig[dict[str, Any]]:
         """Return the config of the underlying store, for a ReplayBuffer over the same groups."""
         return ReplayBufferConfig(
             url=self.url,

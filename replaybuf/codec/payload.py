@@ -176,7 +176,7 @@ def _zstandard() -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise MissingDriverError("zstd compression needs a package: pip install 'replaybuf[zstd]'") from error
+        raise MissingDriverError("zstd compression needs the package zstandard: pip install zstandard") from error
     return zstandard
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic
+
+from typing_extensions import TypeVar
 
 from replaybuf.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.query import Node
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import ExpiryRule
+
+#: The class of the rollouts in a buffer, for type checkers.
+R = TypeVar("R", default=Any)
 
 
 class Unset:
@@ -49,7 +54,7 @@ class NewGroup:
 
 
 @dataclass(slots=True)
-class StorageItem:
+class StorageItem(Generic[R]):
     """A stored group with its metadata.
 
     `uid` identifies it and is never reused, `timestamp_id` is its place in insertion order; neither changes.
@@ -73,7 +78,7 @@ class StorageItem:
     key: str | None = None
     error: str | None = None
     deliveries: int = 0
-    item: list[Any] = field(default_factory=list)
+    item: list[R] = field(default_factory=list)
     probability: float | None = None
     weight: float | None = None
 

@@ -50,9 +50,7 @@ def parse_url(url: str) -> URL:
         return parsed.set(drivername="sqlite+aiosqlite", database=parsed.database or ":memory:")
     if parsed.drivername in _POSTGRES_NAMES:
         if importlib.util.find_spec("asyncpg") is None:
-            raise MissingDriverError(
-                "PostgreSQL needs the driver asyncpg, which is not installed: pip install 'replaybuf[postgres]'"
-            )
+            raise MissingDriverError("PostgreSQL needs the driver asyncpg, which is not installed: pip install asyncpg")
         _check_places(url, parsed)
         return _checked_postgres(parsed.set(drivername="postgresql+asyncpg"))
     raise ConfigError(f"{parsed.drivername!r} is not supported; use {_EXPECTED}")
