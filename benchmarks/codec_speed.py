@@ -13,6 +13,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from pydantic import BaseModel, Field
 
 from replaybuf.codec.payload import Codec
 from replaybuf.rollouts.rollout import RolloutState, Status
@@ -24,8 +25,8 @@ RNG = np.random.default_rng(0)
 MESSAGE = [{"role": "user", "content": "What is 12 times 7? " * 10}, {"role": "assistant", "content": "84 " * 20}]
 
 
-def compare(title: str, cases: dict[str, Callable[[], Any]], repeats: int = 40) -> None:
-    """Print the best time of each case in microseconds."""
+def compare(title: str, cases: dict[str, Callable[[], Any]], repeats: int = 40) -> dict[str, float]:
+    """Print the best time of each case in microseconds; return them, in seconds."""
     print(title)
     best = dict.fromkeys(cases, float("inf"))
     timers = {name: timeit.Timer(case) for name, case in cases.items()}
@@ -35,6 +36,7 @@ def compare(title: str, cases: dict[str, Callable[[], Any]], repeats: int = 40) 
             best[name] = min(best[name], timer.timeit(loops[name]) / loops[name])
     for name, seconds in best.items():
         print(f"  {name:32s} {seconds * 1e6:10.2f} us")
+    return best
 
 
 def rollout(length: int, as_list: bool) -> RolloutState:
@@ -81,11 +83,79 @@ def beside_memcpy(title: str, groups: list[list[RolloutState]]) -> None:
     compare(f"{title}, {sum(map(len, payloads)):,} bytes", cases)
 
 
+class Params(BaseModel):
+    """What a rollout was sampled with, as frameworks keep it."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 2048
+    stops: list[str] = Field(default_factory=list)
+    stop_token_ids: list[int] = Field(default_factory=list)
+    seed: int | None = None
+    return_logprobs: bool = True
+
+
+class Call(BaseModel):
+    """A call of a tool."""
+
+    call_id: str
+    function: str
+    arguments: dict[str, Any]
+
+
+class Nested(RolloutState):
+    """A rollout that holds instances of other classes."""
+
+    sample_params: Params = Params()
+    tool_calls: list[Call] | None = None
+
+
+class Flat(RolloutState):
+    """A rollout with the same values in fields of its own."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 2048
+    stops: list[str] = Field(default_factory=list)
+    stop_token_ids: list[int] = Field(default_factory=list)
+    seed: int | None = None
+    return_logprobs: bool = True
+    call_id: str | None = None
+    function: str | None = None
+    arguments: dict[str, Any] | None = None
+
+
+def nested_beside_flat(title: str, group: list[RolloutState]) -> None:
+    """Compare rollouts that hold a model and a list of one model with flat ones of as many bytes."""
+    nested, flat = Codec(RolloutType(Nested)), Codec(RolloutType(Flat))
+    call = Call(call_id="call_1", function="add", arguments={"a": 12, "b": 7})
+    holding = [Nested(**dict(one), sample_params=Params(), tool_calls=[call]) for one in map(_values, group)]
+    plain = [Flat(**dict(one), **dict(call)) for one in map(_values, group)]
+    spare = (len(nested.encode(holding)) - len(flat.encode(plain))) // len(group)
+    plain = [one.model_copy(update={"response": "x" * spare}) for one in plain]
+    first, second = nested.encode(holding), flat.encode(plain)
+    cases: dict[str, Callable[[], Any]] = {
+        "encode and decode nested": lambda: (nested.encode(holding), nested.decode(first)),
+        "encode and decode flat": lambda: (flat.encode(plain), flat.decode(second)),
+    }
+    best = compare(f"{title}, {len(first):,} and {len(second):,} bytes", cases)
+    print(f"  {'nested / flat':32s} {best['encode and decode nested'] / best['encode and decode flat']:10.2f}")
+
+
+def _values(one: RolloutState) -> dict[str, Any]:
+    return {name: value for name, value in one if value is not None}
+
+
 def main() -> None:
     """Print all sections."""
     beside_msgpack("one small rollout, lists", [rollout(40, True)])
     beside_msgpack("8 rollouts of 700 tokens, lists", [rollout(700, True) for _ in range(8)])
     beside_msgpack("1 rollout of 20,000 tokens, lists", [rollout(20_000, True)])
+    nested_beside_flat("8 rollouts of 40 tokens, lists", [rollout(40, True) for _ in range(8)])
+    nested_beside_flat("8 rollouts of 700 tokens, lists", [rollout(700, True) for _ in range(8)])
+    nested_beside_flat("8 rollouts of 700 tokens, arrays", [rollout(700, False) for _ in range(8)])
     beside_memcpy("8 rollouts of 700 tokens, arrays", [[rollout(700, False) for _ in range(8)]])
     beside_memcpy("1 rollout of 6,000 tokens, arrays", [[rollout(6000, False)]])
     beside_memcpy("64 groups of 1 rollout of 6,000 tokens", [[rollout(6000, False)] for _ in range(64)])

@@ -44,14 +44,14 @@ def lists_as_stored(kilobytes: int = 100) -> list[RolloutState]:
     """Return a group as `lists` does, with the model steps that put fills in."""
     group = lists(kilobytes)
     for rollout in group:
-        fill_model_steps(rollout, MODEL_STEP)
+        fill_model_steps(rollout, MODEL_STEP, CODEC.rollout_type)
     return group
 
 
 def payload(group: list[RolloutState], model_step: int = MODEL_STEP) -> bytes:
     """Return the bytes that the store keeps for a group."""
     for rollout in group:
-        fill_model_steps(rollout, model_step)
+        fill_model_steps(rollout, model_step, CODEC.rollout_type)
     return CODEC.encode(group)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.groups import CODEC
 from replaybuf import Status
 from replaybuf.rollouts.rollout import group_status
 from replaybuf.rollouts.staleness import ExpiryRule, find_expired, group_staleness, refresh_group, reset_response
@@ -22,7 +23,7 @@ class MemoryBuffer:
         """Keep a group."""
         uid = len(self._groups)
         status = group_status(rollout.status for rollout in rollouts)
-        staleness = group_staleness(rollouts)
+        staleness = group_staleness(rollouts, CODEC.rollout_type)
         self._groups[uid] = {
             "uid": uid,
             "task": task_name,
@@ -46,11 +47,11 @@ class MemoryBuffer:
         count = 0
         for group in self._groups.values():
             rollouts = group["rollouts"]
-            refresh_group(rollouts, train_step)
-            group["staleness"] = group_staleness(rollouts)
-            expired = find_expired(rollouts, rule, train_step)
+            refresh_group(rollouts, train_step, CODEC.rollout_type)
+            group["staleness"] = group_staleness(rollouts, CODEC.rollout_type)
+            expired = find_expired(rollouts, rule, train_step, CODEC.rollout_type)
             for index in expired:
-                reset_response(rollouts[index])
+                reset_response(rollouts[index], CODEC.rollout_type)
             if expired:
                 group["status"] = Status.EXPIRED
                 count += 1

@@ -98,7 +98,7 @@ def _in_memory(count: int) -> MemoryBuffer:
     for number_ in range(count):
         rollouts = groups.small()
         rollouts[0].response_model_steps = [number_ % 100] * len(rollouts[0].response_ids)
-        refresh_group(rollouts, groups.TRAIN_STEP)
+        refresh_group(rollouts, groups.TRAIN_STEP, groups.CODEC.rollout_type)
         memory.put(rollouts, TASK)
     return memory
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
 
-from pydantic import Field, ImportString
+from pydantic import BeforeValidator, Field, ImportString
 from typing_extensions import TypeVar
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
@@ -27,6 +28,23 @@ from replaybuf.storage.sql.backend import SQLStorage
 R = TypeVar("R", default=RolloutState)
 
 
+def _listed(types: Any) -> Any:
+    """Return one class, or a text from an environment variable, as a list."""
+    if isinstance(types, str):
+        return [name.strip() for name in types.split(",") if name.strip()]
+    return [types] if isinstance(types, type) else types
+
+
+def _from_json(mapping: Any) -> Any:
+    """Return a mapping that may be a text from an environment variable."""
+    if not isinstance(mapping, str):
+        return mapping
+    try:
+        return json.loads(mapping)
+    except ValueError:
+        raise ValueError('a text must be a mapping as JSON, such as {"response_ids": "tokens"}') from None
+
+
 class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """Where groups are kept, in which order they are drawn, and how many, how often and how fast.
 
@@ -42,13 +60,25 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     to at least the size of a batch; the default is enough for a batch of min_size).
 
     `archive`: completed groups that leave by being drawn stay as ARCHIVED for SQL: a number of groups of each task, or
-    for a time (a timedelta, or a text such as "12h" or "7d"). `max_deliveries`: a group is set aside as FAILED after
+    for a time (a timedelta, or a text such as "12h" or "7d"). `unfit` is the same for FILTERED and FAILED groups, which
+    take no room and are never evicted, of each status. By default, those that are put or set aside stay, and those that
+    a produce strategy filters aren't stored. `max_deliveries`: a group is set aside as FAILED after
     this many failed deliveries; 0 means no limit.
 
     `durability="full"` makes SQLite survive even a power cut. `lock_timeout` bounds the wait for a lock, in seconds.
     An operation that loses its connection to PostgreSQL is retried for up to `reconnect_timeout` seconds.
     SQLite files on network file systems are refused, unless `allow_network_filesystem` is set.
-    `rollout_type` is the class of the rollouts: a pydantic model, a dataclass or dict, itself or as "module:Class".
+
+    `rollout_type` is the class of the rollouts, itself or as "module:Class": a pydantic model, a dataclass, an attrs
+    class, a msgspec Struct, a TypedDict or dict. What its annotations declare can be stored; `types` are classes for
+    the fields that declare Any. `fields` gives our names of its fields where it has others, {"response_ids": "tokens",
+    "status": None}, and `statuses` what its own statuses mean, {"truncated": "completed"}. A text "module:Class"
+    imports that module: configs are trusted input.
+
+    torch tensors come back as such, or as arrays (`tensors="numpy"`). Ray ObjectRefs are stored by value and come back
+    as new ones, or as values (`object_refs="value"`); a put waits for their objects for up to `object_ref_timeout`
+    seconds, and deletes them from Ray's store when it is committed, if `free_object_refs`. `converters` store values of
+    other classes: `{MyClass: ("name", encode, decode)}`, where each class and function may be a "module:name".
     """
 
     url: str
@@ -64,6 +94,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     samples_per_insert: float | None = None
     error_buffer: float | None = None
     archive: int | timedelta | str | None = None
+    unfit: int | timedelta | str | None = None
     max_deliveries: int = 5
     keep_checkpoints: int | None = KEEP_CHECKPOINTS
     durability: Literal["normal", "full"] = "normal"
@@ -75,6 +106,16 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         rollout_type: type[R] = RolloutState  # type: ignore[assignment]
     else:
         rollout_type: type | ImportString[Any] = RolloutState
+    types: Annotated[tuple[type | ImportString[Any], ...], BeforeValidator(_listed)] = ()
+    fields: Annotated[dict[str, str | None], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    statuses: Annotated[dict[Any, Any], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    tensors: Literal["torch", "numpy"] = "torch"
+    object_refs: Literal["ref", "value"] = "ref"
+    object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
+    free_object_refs: bool = False
+    converters: Annotated[
+        dict[ImportString[Any], tuple[str, ImportString[Any], ImportString[Any]]] | None, BeforeValidator(_from_json)
+    ] = None
 
     def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; it connects at first use.
@@ -85,10 +126,21 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             check_task_name(self.name, "name")
         except InputError as error:
             raise ConfigError(str(error)) from None
-        rollout_type = RolloutType(self.rollout_type)
-        codec = Codec(rollout_type, compression=self.compression)
+        rollout_type = RolloutType(self.rollout_type, types=self.types, fields=self.fields, statuses=self.statuses)
+        codec = Codec(
+            rollout_type,
+            compression=self.compression,
+            tensors=self.tensors,
+            object_refs=self.object_refs,
+            object_ref_timeout=self.object_ref_timeout,
+            converters=self.converters,
+        )
         storage = self._storage(codec, self.rules())
-        options: dict[str, Any] = {"put_timeout": self.put_timeout, "keep_checkpoints": self.keep_checkpoints}
+        options: dict[str, Any] = {
+            "put_timeout": self.put_timeout,
+            "keep_checkpoints": self.keep_checkpoints,
+            "free_object_refs": self.free_object_refs,
+        }
         try:
             return ReplayBuffer(storage, rollout_type, **options)
         except InputError as error:
@@ -96,7 +148,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
     def rules(self) -> Rules:
         """Return the policies for draws and evictions, and the limits. Raises ConfigError."""
-        groups, seconds = _parse_archive(self.archive)
+        groups, seconds = _parse_kept("archive", self.archive)
+        unfit_groups, unfit_seconds = _parse_kept("unfit", self.unfit)
         limits = Limits(
             max_times_sampled=self.max_times_sampled,
             capacity=self.capacity,
@@ -106,6 +159,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             error_buffer=self.error_buffer,
             archive_groups=groups,
             archive_seconds=seconds,
+            unfit_groups=unfit_groups,
+            unfit_seconds=unfit_seconds,
             max_deliveries=self.max_deliveries,
         )
         return Rules(resolve_policy(self.policy, self.seed), resolve_policy(self.remover, self.seed), limits)
@@ -160,18 +215,18 @@ class AsyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def _parse_archive(archive: int | timedelta | str | None) -> tuple[int | None, float | None]:
-    """Return the bound of an archive: a number of groups, or a time in seconds."""
-    if isinstance(archive, timedelta):
-        return None, archive.total_seconds()
-    if isinstance(archive, str):
-        number, unit = archive[:-1], archive[-1:]
-        if archive.isascii() and archive.isdigit():  # a text from an environment variable
-            return int(archive), None
+def _parse_kept(name: str, kept: int | timedelta | str | None) -> tuple[int | None, float | None]:
+    """Return a bound of what is kept for SQL: a number of groups, or a time in seconds."""
+    if isinstance(kept, timedelta):
+        return None, kept.total_seconds()
+    if isinstance(kept, str):
+        number, unit = kept[:-1], kept[-1:]
+        if kept.isascii() and kept.isdigit():  # a text from an environment variable
+            return int(kept), None
         try:
-            return None, check_seconds(float(number) * _UNITS[unit], "archive")
+            return None, check_seconds(float(number) * _UNITS[unit], name)
         except (KeyError, ValueError):
             raise ConfigError(
-                f"archive must be a number of groups, a timedelta or a time such as '12h' or '7d', got {archive!r:.50}"
+                f"{name} must be a number of groups, a timedelta or a time such as '12h' or '7d', got {kept!r:.50}"
             ) from None
-    return archive, None
+    return kept, None

@@ -8,6 +8,8 @@ doesn't know replaybuf catches it too. Errors of database drivers are translated
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ReplayBufError(Exception):
     """Something went wrong in replaybuf."""
@@ -80,7 +82,12 @@ class FencedError(ReplayBufError, RuntimeError):
 
 
 class ProduceError(ReplayBufError, RuntimeError):
-    """The groups of a batch can't be made: the prompts are at their end, or the agent loop fails again and again."""
+    """The groups of a batch can't be made: the prompts are at their end, or the agent loop fails again and again.
+
+    `summary` is the ProduceSummary of what was produced until then; None outside a production.
+    """
+
+    summary: Any = None
 
 
 class PromptsExhaustedError(ProduceError):

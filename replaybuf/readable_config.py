@@ -42,6 +42,9 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 
     env_prefix: ClassVar[str] = "REPLAYBUF_"
 
+    #: Variables of the command line whose names are nearly those of fields.
+    not_misspelt: ClassVar[frozenset[str]] = frozenset({"REPLAYBUF_STATUS"})
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Read the config from a mapping, such as a section of a training config. Raises ConfigError."""
@@ -66,6 +69,8 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
             ) from None
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"can't read {file}: {error}") from error
+        except RecursionError as error:
+            raise ConfigError(f"can't read {file}: it is nested too deeply") from error
         for name in (section or "").split(".") if section else ():
             if not isinstance(values, Mapping) or name not in values:
                 raise ConfigError(f"{file} has no section {section!r} (at {name!r})")
@@ -90,7 +95,9 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
         names = {name: cls.env_prefix + name.upper() for name in cls.model_fields}
         for key in environ:
             name = key.removeprefix(cls.env_prefix).lower()
-            if name != key.lower() and name not in names and (near := _nearest(name, names)):
+            if key in cls.not_misspelt or name == key.lower() or name in names:
+                continue
+            if near := _nearest(name, names):
                 raise ConfigError(f"the environment variable {key} is unknown; did you mean {names[near]}?")
         values = {name: environ[key] for name, key in names.items() if key in environ}
         try:

@@ -55,6 +55,7 @@ limits = st.fixed_dictionaries(
         "min_size": st.sampled_from([0, 0, 1, 3]),
         "samples_per_insert": st.sampled_from([None, None, 0.5, 1, 2]),
         "archive_groups": st.sampled_from([None, 10_000]),
+        "unfit_groups": st.sampled_from([None, 10_000]),
         "max_deliveries": st.sampled_from([0, 2, 3, 5]),
     },
 )
@@ -100,6 +101,7 @@ puts = st.fixed_dictionaries(
         "stale_threshold": thresholds,
         "token_stale_threshold": thresholds,
         "expired_groups_retryable": st.booleans(),
+        "keep_unfit": st.booleans(),
         "priority": st.sampled_from([0, 0.5, 1, 2]),
         "tags": st.none()
         | st.dictionaries(st.sampled_from(["a", 'b"']), st.sampled_from([0, 1, 1.5, True, None, "a"])),

@@ -155,7 +155,7 @@ _FAST = (
     "query/",
     "test_buffers.py",
     "test_checkpoints.py",
-    "test_codec.py",
+    "codec/",
     "test_config.py",
     "test_prompts.py",
     "test_redact.py",

@@ -117,8 +117,9 @@ class SideBySide(RuleBasedStateMachine):
 
     def put_one(self, put: dict[str, Any]) -> None:
         async def operation(buffer: ReplayBuffer) -> Any:
-            given = make_group(put["items"])
-            return await buffer.put(**(put | {"items": given})), given
+            given, gone = make_group(put["items"]), list[StorageItem]()
+            stored = await buffer.put(**(put | {"items": given, "dropped": gone}))
+            return stored, given, _seen({"": sorted(gone, key=lambda item: item.uid)})
 
         self.both(operation)
 
@@ -381,7 +382,8 @@ def _independent(put: dict[str, Any], next_uid: int) -> dict[str, Any]:
     It names no group that comes with it, and isn't dropped when that would remove one.
     """
     put = put | {"replaces": [uid for uid in put.get("replaces", ()) if uid < next_uid]}
-    return put | {"expired_groups_retryable": True} if put["replaces"] or "key" in put else put
+    stored: dict[str, Any] = {"expired_groups_retryable": True, "keep_unfit": True}
+    return put | stored if put["replaces"] or "key" in put else put
 
 
 class _Clock:

@@ -57,6 +57,8 @@ def test_an_empty_section_has_all_defaults(tmp_path: Path) -> None:
         ("url: sqlite://", "replay", "no section 'replay'"),
         ("- 1", None, "expected a mapping"),
         ("url: [", None, "can't read"),
+        ("url: " + "[" * 100_000, None, "can't read .*nested too deeply"),
+        ("\n".join(" " * depth + "url:" for depth in range(1000)), None, "can't read .*nested too deeply"),
     ],
 )
 def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str, section: str | None, message: str) -> None:
@@ -174,6 +176,9 @@ def _term(field: str) -> object:
         ({"archive": "12w"}, "archive must be a number of groups"),
         ({"archive": timedelta(0)}, "archive must be a positive time"),
         ({"archive": 0}, "archive_groups"),
+        ({"unfit": "soon"}, "unfit must be a number of groups"),
+        ({"unfit": -1}, "unfit_groups"),
+        ({"unfit": "-1s"}, "unfit must be a number of groups, a timedelta or a time"),
     ],
 )
 def test_a_config_that_can_never_deliver_is_refused_when_it_is_built(values: dict[str, Any], message: str) -> None:
@@ -193,10 +198,11 @@ def test_a_config_that_can_never_deliver_is_refused_when_it_is_built(values: dic
         (timedelta(minutes=2), None, 120),
     ],
 )
-def test_an_archive_is_a_number_or_a_time(archive: Any, groups: int | None, seconds: float | None) -> None:
-    limits = ReplayBufferConfig(url="memory://", archive=archive).rules().limits
+def test_what_is_kept_for_sql_is_a_number_or_a_time(archive: Any, groups: int | None, seconds: float | None) -> None:
+    limits = ReplayBufferConfig(url="memory://", archive=archive, unfit=archive).rules().limits
     assert (limits.archive_groups, limits.archive_seconds) == (groups, seconds)
-    assert limits.archives == (archive is not None)
+    assert (limits.unfit_groups, limits.unfit_seconds) == (groups, seconds)
+    assert limits.archives == limits.keeps_unfit == (archive is not None)
 
 
 def test_a_seed_is_that_of_both_policies() -> None:

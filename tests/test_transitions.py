@@ -34,7 +34,7 @@ from replaybuf.rules.transitions import (
 
 COMPLETED, FAILED, ARCHIVED = Status.COMPLETED, Status.FAILED, Status.ARCHIVED
 BUFFERED = [status for status in Status if status != ARCHIVED]
-GONE = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED)
+GONE = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.PRUNED)
 
 
 @dataclass
@@ -117,12 +117,12 @@ class Task:
 @given(limits, st.data())
 @settings(max_examples=150)
 def test_every_group_that_was_put_is_somewhere_or_counted_as_gone(limits: Limits, data: st.DataObject) -> None:
-    """After any events: put = taken + evicted + dropped + deleted + replaced + size + leased, and none is negative."""
+    """After any events put is the sum of all ways to leave, size and leased, and none is negative."""
     task = Task()
     for _ in range(data.draw(st.integers(1, 30))):
         group = data.draw(st.sampled_from([One(), One(), *task.groups]))
         if group.place is None:
-            step = data.draw(st.sampled_from([*map(put, BUFFERED), dropped(COMPLETED)]))
+            step = data.draw(st.sampled_from([*map(put, BUFFERED), dropped(COMPLETED), dropped(FAILED)]))
         elif group.place.leased:
             step = data.draw(st.sampled_from(LEASED))(group, limits)
         else:
@@ -244,8 +244,9 @@ def test_a_group_leaves_the_place_where_it_is(place: Place) -> None:
 
 
 def test_a_put_that_is_lost_is_in_no_place() -> None:
-    """What is dropped was put; what is refused wasn't."""
-    assert dropped(FAILED).counts == {(FAILED, Tally.PUT): 1, (FAILED, Tally.DROPPED): 1}
+    """What is dropped was put, for its age or as unfit; what is refused wasn't."""
+    assert dropped(Status.EXPIRED).counts == {(Status.EXPIRED, Tally.PUT): 1, (Status.EXPIRED, Tally.DROPPED): 1}
+    assert dropped(FAILED).counts == {(FAILED, Tally.PUT): 1, (FAILED, Tally.PRUNED): 1}
     assert refused(FAILED).counts == {(FAILED, Tally.REFUSED): 1}
 
 

@@ -30,7 +30,7 @@ class Cursors:
         Return None if another process has moved the cursor since it was read.
         """
         storage = self._storage("a claim")
-        claimed = await storage.claim(groups, cursor, seconds)
+        claimed = await self._putting.fetching(groups, lambda: storage.claim(groups, cursor, seconds))
         return None if claimed is None else Lease(storage, self._putting, claimed, seconds)
 
     def _storage(self, call: str) -> CursorStorage:

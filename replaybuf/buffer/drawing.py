@@ -10,7 +10,8 @@ from replaybuf.buffer.waits import Waits
 from replaybuf.checks import check_exponent, check_sizes, check_timeout
 from replaybuf.errors import InputError
 from replaybuf.query import Query, parse
-from replaybuf.rollouts.rollout import Status, check_status
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.statuses import Statuses, StatusLike
 from replaybuf.storage.contract import GroupStorage, LeaseStorage
 from replaybuf.storage.values import Draw, Leased, StorageItem
 
@@ -27,16 +28,18 @@ class Wanted:
     def checked(
         cls,
         sizes: Mapping[str, int],
-        group_status: Status | str,
+        group_status: StatusLike,
         where: Query | None,
         timeout: float | None = 0,
         beta: float | None = None,
+        *,
+        statuses: Statuses,
     ) -> Wanted:
         """Return the request that the keywords of a draw describe. Raises InputError and QueryError."""
-        status, exponent = check_status(group_status), check_exponent(beta)
+        status, exponent = statuses.check(group_status), check_exponent(beta)
         if status == Status.ARCHIVED:
             raise InputError("archived groups are never drawn; read them with find({'status': 'archived'})")
-        node = None if where is None else parse(where)
+        node = None if where is None else parse(where, statuses)
         draw = Draw(check_sizes(sizes), status, node, probabilities=exponent is not None)
         return cls(draw, check_timeout(timeout), exponent)
 

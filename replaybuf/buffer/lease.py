@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, Generic, Unpack
 
 from replaybuf.buffer.heartbeat import heart_of
 from replaybuf.buffer.putting import PutOptions, Putting
+from replaybuf.buffer.waits import to_its_end
 from replaybuf.checks import check_list, check_reason, check_seconds, check_uids
 from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, ReplayBufError
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.storage.contract import LeaseStorage
 from replaybuf.storage.values import UNSET, Leased, R, StorageItem, Unset
-
-T = TypeVar("T")
 
 _logger = logging.getLogger("replaybuf.lease")
 
@@ -191,21 +189,6 @@ class Lease(Generic[R]):
         """Stop the heartbeats: the lease runs out."""
         if self._heart is not None:
             self._heart.stop_for(self)
-
-
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. A cancelled caller waits for its end first: it has to know what the store has done.
-
-    Only for work that takes no longer than a transaction.
-    """
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # marks it as seen: nobody else will
-        raise
 
 
 class Leasing(Generic[R]):

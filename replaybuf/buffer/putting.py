@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
-from replaybuf.buffer.waits import Waits
+from replaybuf.buffer.fetching import fetching
+from replaybuf.buffer.waits import Waits, to_its_end
 from replaybuf.checks import (
     Tags,
     check_key,
@@ -20,10 +21,14 @@ from replaybuf.checks import (
 )
 from replaybuf.errors import InputError
 from replaybuf.rollouts.normalise import as_group, normalise
+from replaybuf.rollouts.rollout import UNFIT
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.contract import GroupStorage
-from replaybuf.storage.values import UNSET, Leased, NewGroup, Unset
+from replaybuf.storage.values import UNSET, Leased, NewGroup, StorageItem, Unset
+
+T = TypeVar("T")
 
 #: Seconds that a put waits for room by default.
 PUT_TIMEOUT = 600.0
@@ -40,18 +45,28 @@ class PutOptions(TypedDict, total=False):
     priority: float
     tags: Tags | None
     key: str | None
+    status: StatusLike | None
+    dropped: list[StorageItem] | None
+    keep_unfit: bool
 
 
 class Putting:
     """Checks groups, brings them into the form in which they are stored, and stores them when there is room."""
 
     def __init__(
-        self, storage: GroupStorage, rollout_type: RolloutType, waits: Waits, timeout: float | None = PUT_TIMEOUT
+        self,
+        storage: GroupStorage,
+        rollout_type: RolloutType,
+        waits: Waits,
+        timeout: float | None = PUT_TIMEOUT,
+        *,
+        free_object_refs: bool = False,
     ) -> None:
         self.storage = storage
         self.rollout_type = rollout_type
         self._waits = waits
         self._timeout = check_timeout(timeout)
+        self._free = free_object_refs
 
     async def put(
         self,
@@ -70,6 +85,9 @@ class Putting:
         priority: float = 1.0,
         tags: Tags | None = None,
         key: str | None = None,
+        status: StatusLike | None = None,
+        dropped: list[StorageItem] | None = None,
+        keep_unfit: bool = True,
     ) -> int | None:
         """Store a group and return its uid, or None for an empty list or a dropped group.
 
@@ -87,10 +105,12 @@ class Putting:
         patience = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
         rollouts, replaced = as_group(items), check_uids(replaces, "replaces")
         priority, tags, key = check_priority(priority), check_tags(tags), check_key(key)
+        check_dropped(dropped)
         if not rollouts:
             return None
         created_at = time.time()
-        normal = await normalise(rollouts, self.rollout_type, newest, step, rule)
+        said = None if status is None else self.rollout_type.statuses.check(status)
+        normal = await normalise(rollouts, self.rollout_type, newest, step, rule, said)
         new = NewGroup(
             task_name=task_name,
             status=normal.status,
@@ -104,13 +124,47 @@ class Putting:
             replaces=replaced,
             lease=lease,
             stays_leased=stays_leased,
+            dropped=dropped,
         )
-        if normal.dropped:
-            await self.storage.drop(new)
+        if normal.dropped or (normal.status in UNFIT and not keep_unfit):
+            await (self._drop(new) if dropped is None else to_its_end(self._drop(new)))
             return None
         if self.storage.rules.limits.slows_puts and not stays_leased:
-            return await self._waits.put(new, patience)
-        return await self.storage.put(new)
+            return await self.fetching([new], lambda: self._waits.put(new, patience))
+        return await self.fetching([new], lambda: self._waits.store(new))
+
+    async def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `store()`, which stores the groups, with the values of the ObjectRefs in them."""
+        return await fetching(self.storage.codec, groups, store, free=self._free)
+
+    async def _drop(self, new: NewGroup) -> None:
+        await self.storage.drop(new)
+        if new.dropped is not None:
+            new.dropped.append(_never_stored(new))
+
+
+def check_dropped(dropped: Any) -> None:
+    """Raise InputError unless it is a list, to which groups can be added, or None."""
+    if dropped is not None and not isinstance(dropped, list):
+        raise InputError(f"dropped must be a list, to which the groups that leave are added, got {dropped!r:.100}")
+
+
+def _never_stored(new: NewGroup) -> StorageItem:
+    """Return a group that was dropped before it was stored, with the uid 0."""
+    return StorageItem(
+        uid=0,
+        timestamp_id=0,
+        task_name=new.task_name,
+        status=new.status,
+        staleness=new.staleness,
+        priority=new.priority,
+        times_sampled=0,
+        created_at=new.created_at,
+        reward=None,
+        tags=dict(new.tags) if new.tags else None,
+        key=new.key,
+        item=list(new.rollouts),
+    )
 
 
 _expiry_rule = lru_cache(typed=True)(ExpiryRule)  # typed: True equals 1, and is no threshold

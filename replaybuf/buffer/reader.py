@@ -20,8 +20,10 @@ from replaybuf.errors import (
     SnapshotMismatchError,
 )
 from replaybuf.progress import OnProgress
-from replaybuf.query import Query, parse
-from replaybuf.rollouts.rollout import Status, check_status
+from replaybuf.query import Node, Query, parse
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
 from replaybuf.rules.tallies import Tally, levels
@@ -37,8 +39,11 @@ KEEP_CHECKPOINTS = 3
 class BufferReader(Generic[R]):
     """The methods of a buffer that move no groups. `ReplayBuffer` adds the others."""
 
-    def __init__(self, storage: GroupStorage, keep_checkpoints: int | None = KEEP_CHECKPOINTS) -> None:
+    def __init__(
+        self, storage: GroupStorage, rollout_type: RolloutType, keep_checkpoints: int | None = KEEP_CHECKPOINTS
+    ) -> None:
         self.storage = storage
+        self.rollout_type = rollout_type
         self._keep_checkpoints = check_keep(keep_checkpoints)
         self.waits = Waits(storage, self._check_open)
         self._meter = Meter()
@@ -90,26 +95,26 @@ class BufferReader(Generic[R]):
 
     # Counting and reading
 
-    async def count(self, task_name: str, group_status: Status | str) -> int:
+    async def count(self, task_name: str, group_status: StatusLike) -> int:
         """Return the number of groups of a task with this status."""
         self._check_open()
-        lane = (check_task_name(task_name), check_status(group_status))
+        lane = (check_task_name(task_name), self.rollout_type.statuses.check(group_status))
         return sizes_of(await self.storage.tallies()).get(lane, 0)
 
     async def count_statuses(
-        self, tasks: Iterable[str], statuses: Iterable[Status | str]
+        self, tasks: Iterable[str], statuses: Iterable[StatusLike]
     ) -> dict[str, dict[Status, int]]:
         """Return the number of groups of each task and status."""
         self._check_open()
         tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
-        wanted = [check_status(status) for status in check_list(statuses, "statuses")]
+        wanted = [self.rollout_type.statuses.check(status) for status in check_list(statuses, "statuses")]
         counts = sizes_of(await self.storage.tallies())
         return {task: {status: counts.get((task, status), 0) for status in wanted} for task in tasks}
 
     async def count_where(self, query: Query) -> int:
         """Return the number of groups that match a query."""
         self._check_open()
-        return await self.storage.count(parse(query))
+        return await self.storage.count(self._parsed(query))
 
     async def tallies(self) -> Mapping[tuple[str, Status, Tally], int]:
         """Return all counts by task and status, at one moment; those that never changed are missing, or 0."""
@@ -156,7 +161,10 @@ class BufferReader(Generic[R]):
         `error`. Raises QueryError.
         """
         self._check_open()
-        return self.storage.find(parse(query), order=parse_order(order_by), limit=check_limit(limit))
+        return self.storage.find(self._parsed(query), order=parse_order(order_by), limit=check_limit(limit))
+
+    def _parsed(self, query: Query) -> Node:
+        return parse(query, self.rollout_type.statuses)
 
     # Checkpoints
 
@@ -213,11 +221,7 @@ class BufferReader(Generic[R]):
         """
         self._check_open()
         folder, copies = check_folder(path), self._copies("save()")
-        try:
-            await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        except OSError as error:
-            raise SnapshotError(f"can't make the folder {folder} for the snapshot: {error}") from error
-        file = folder / SNAPSHOT_FILE
+        file = await asyncio.to_thread(snapshot_file, folder, make=True)
         await copies.save(str(file), {"policy": self.policy.name}, progress)
         return file
 
@@ -229,9 +233,8 @@ class BufferReader(Generic[R]):
         `progress` is called as in `save`.
         """
         self._check_open()
-        file, copies = check_folder(path) / SNAPSHOT_FILE, self._copies("resume()")
-        if not await asyncio.to_thread(file.is_file):
-            raise missing_snapshot(file.parent)
+        folder, copies = check_folder(path), self._copies("resume()")
+        file = await asyncio.to_thread(snapshot_file, folder)
         await copies.resume(str(file), {"policy": self.policy.name}, progress)
 
     def state_dict(self) -> dict[str, Any]:
@@ -262,8 +265,22 @@ class BufferReader(Generic[R]):
             raise ClosedError
 
 
-def missing_snapshot(folder: Path) -> MissingSnapshotError:
-    """Return the error for a folder without a snapshot."""
-    if folder.is_file():
-        return MissingSnapshotError(f"{folder} is a file: give the folder that it is in, {folder.parent}")
-    return MissingSnapshotError(f"there is no snapshot in {folder}: expected the file {SNAPSHOT_FILE}")
+def snapshot_file(folder: Path, *, make: bool = False) -> Path:
+    """Return the file of the snapshot in a folder; `make` the folder for a new one. Raises SnapshotError.
+
+    MissingSnapshotError where there should be a snapshot, and is none.
+    """
+    file, shown = folder / SNAPSHOT_FILE, f"{folder!s:.200}"
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        elif folder.is_file():
+            raise MissingSnapshotError(f"{shown} is a file: give the folder that it is in, {folder.parent}")
+        elif not file.is_file():
+            raise MissingSnapshotError(f"there is no snapshot in {shown}: expected the file {SNAPSHOT_FILE}")
+    except MissingSnapshotError:
+        raise
+    except OSError as error:
+        what = "make" if make else "look into"
+        raise SnapshotError(f"can't {what} the folder {shown} for the snapshot: {error.strerror}") from error
+    return file

@@ -9,8 +9,9 @@ from typing import Generic
 from replaybuf.buffer.cursors import Cursors
 from replaybuf.buffer.drawing import Wanted
 from replaybuf.buffer.lease import Lease, Leasing
-from replaybuf.buffer.putting import PUT_TIMEOUT, Putting
+from replaybuf.buffer.putting import PUT_TIMEOUT, Putting, check_dropped
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS, BufferReader
+from replaybuf.buffer.waits import to_its_end
 from replaybuf.checks import (
     Tags,
     check_by_task,
@@ -22,10 +23,11 @@ from replaybuf.checks import (
     check_tags,
 )
 from replaybuf.errors import InputError
-from replaybuf.query import Query, parse
-from replaybuf.rollouts.rollout import Status, check_status
+from replaybuf.query import Query
+from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
+from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
 from replaybuf.storage.values import UNSET, Changes, R, Refresh, StorageItem, Unset
 
@@ -44,10 +46,10 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         *,
         put_timeout: float | None = PUT_TIMEOUT,
         keep_checkpoints: int | None = KEEP_CHECKPOINTS,
+        free_object_refs: bool = False,
     ) -> None:
-        super().__init__(storage, keep_checkpoints)
-        self.rollout_type = rollout_type
-        self._putting = Putting(storage, rollout_type, self.waits, put_timeout)
+        super().__init__(storage, rollout_type, keep_checkpoints)
+        self._putting = Putting(storage, rollout_type, self.waits, put_timeout, free_object_refs=free_object_refs)
         self.cursors = Cursors(self._putting)
 
     # Putting
@@ -65,8 +67,11 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         priority: float = 1.0,
         tags: Tags | None = None,
         key: str | None = None,
+        status: StatusLike | None = None,
         replaces: Iterable[int] = (),
         timeout: float | Unset | None = UNSET,
+        dropped: list[StorageItem[R]] | None = None,
+        keep_unfit: bool = True,
     ) -> int | None:
         """Store a group of rollouts and return its uid; when it returns, the group is committed.
 
@@ -74,12 +79,20 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         `seq_staleness`. Rollouts of completed, aborted or expired groups expire when their staleness is at least
         `stale_threshold`, or when none of their trainable tokens has a staleness below `token_stale_threshold`: they
         lose their response and wait as EXPIRED to be generated again. With `expired_groups_retryable=False` the group
-        is dropped instead, and counted (`dropped`). The rollouts given are changed in place accordingly.
+        is dropped instead, and counted (`dropped`), also when it was EXPIRED before. In responses that stay, tokens at
+        or over `token_stale_threshold` are masked out (`response_mask` 0). The rollouts given are changed in place
+        accordingly.
 
         A group with the same `key` in the same task is replaced. `replaces` are the uids of groups that leave the
         buffer in the same transaction, also if the new one is dropped; results of leased groups are stored by the lease
-        (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). Returns None for an empty list and for a
-        dropped group.
+        (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). `status` is that of the group, in place of
+        what its rollouts say (all COMPLETED, if their class has no status). Returns None for an empty list and for a
+        dropped group. With `keep_unfit=False` a FILTERED or FAILED group isn't stored, either, but counted (`pruned`).
+
+        All groups that leave in this call are added to the list `dropped`, once that is certain, for a caller who has
+        to release what they hold elsewhere: this one (with the uid 0) if it is dropped, those that it replaces, and
+        those evicted. One that can't be decoded has an `error`, and no rollouts. With it, a cancelled call still waits
+        for its transaction, so the list is complete.
 
         If the limits leave no room, the put waits for up to `timeout` seconds (default: the config's put_timeout;
         None: for ever), and then raises FullError, which is also a TimeoutError. With `on_full="reject"` it raises it
@@ -100,8 +113,11 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
             priority=priority,
             tags=tags,
             key=key,
+            status=status,
             replaces=replaces,
             timeout=timeout,
+            dropped=dropped,
+            keep_unfit=keep_unfit,
         )
 
     # Taking
@@ -110,7 +126,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         self,
         batch_size: int,
         task_name: str,
-        group_status: Status | str = Status.COMPLETED,
+        group_status: StatusLike = Status.COMPLETED,
         *,
         where: Query | None = None,
         timeout: float | None = 0,
@@ -127,7 +143,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         self,
         sizes: Mapping[str, int],
         *,
-        group_status: Status | str = Status.COMPLETED,
+        group_status: StatusLike = Status.COMPLETED,
         where: Query | None = None,
         timeout: float | None = 0,
     ) -> tuple[dict[str, list[list[R]]], dict[str, int]]:
@@ -148,7 +164,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         self,
         sizes: Mapping[str, int],
         *,
-        group_status: Status | str = Status.COMPLETED,
+        group_status: StatusLike = Status.COMPLETED,
         where: Query | None = None,
         timeout: float | None = 0,
         beta: float | None = None,
@@ -166,7 +182,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         self,
         sizes: Mapping[str, int],
         *,
-        group_status: Status | str = Status.COMPLETED,
+        group_status: StatusLike = Status.COMPLETED,
         where: Query | None = None,
         timeout: float | None = 0,
         beta: float | None = None,
@@ -199,7 +215,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
     async def is_ready(
         self,
         sizes: Mapping[str, int],
-        group_status: Status | str = Status.COMPLETED,
+        group_status: StatusLike = Status.COMPLETED,
         *,
         where: Query | None = None,
     ) -> bool:
@@ -209,7 +225,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
     async def wait_ready(
         self,
         sizes: Mapping[str, int],
-        group_status: Status | str = Status.COMPLETED,
+        group_status: StatusLike = Status.COMPLETED,
         *,
         where: Query | None = None,
         timeout: float | None,
@@ -224,26 +240,26 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
     def _wanted(
         self,
         sizes: Mapping[str, int],
-        group_status: Status | str,
+        group_status: StatusLike,
         where: Query | None,
         timeout: float | None = 0,
         beta: float | None = None,
     ) -> Wanted:
         self._check_open()
-        return Wanted.checked(sizes, group_status, where, timeout, beta)
+        return Wanted.checked(sizes, group_status, where, timeout, beta, statuses=self.rollout_type.statuses)
 
     # Changing
 
     async def delete(self, query: Query) -> int:
         """Remove the groups that match and return their number. `{}` removes all."""
         self._check_open()
-        return await self.storage.delete(parse(query))
+        return await self.storage.delete(self._parsed(query))
 
     async def update(
         self,
         query: Query,
         *,
-        status: Status | str | Unset = UNSET,
+        status: StatusLike | Unset = UNSET,
         priority: float | Unset = UNSET,
         tags: Tags | Unset | None = UNSET,
     ) -> int:
@@ -253,11 +269,11 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         """
         self._check_open()
         changes = Changes(
-            status=status if isinstance(status, Unset) else check_status(status),
+            status=status if isinstance(status, Unset) else self.rollout_type.statuses.check(status),
             priority=priority if isinstance(priority, Unset) else check_priority(priority),
             tags=tags if isinstance(tags, Unset) else check_tags(tags),
         )
-        return await self.storage.update(parse(query), changes)
+        return await self.storage.update(self._parsed(query), changes)
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of groups by uid, leased ones included. Return the number of these groups still there."""
@@ -271,13 +287,17 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         current_train_step: int,
         task_token_stale_thresholds: Mapping[str, int | None] | None = None,
         expired_groups_retryable_by_task: Mapping[str, bool] | None = None,
-        statuses: Iterable[Status | str] | None = None,
+        statuses: Iterable[StatusLike] | None = None,
+        dropped: list[StorageItem[R]] | None = None,
     ) -> dict[str, int]:
         """Move the tasks to a new train step and expire groups that are now too old. Return their number by task.
 
         Afterwards every group of those tasks and `statuses` (default: completed, aborted and expired) has its staleness
         at `current_train_step`. Groups at or over the thresholds are EXPIRED, or dropped if the task's groups aren't
-        retryable, as in `put`.
+        retryable, as in `put`; then those that were EXPIRED before are dropped and counted, too. Tokens at or over the
+        token threshold are masked out.
+
+        Groups that are dropped are added to the list `dropped`, as by `put`: all of them are in memory then.
         """
         self._check_open()
         step = check_step(current_train_step, "current_train_step")
@@ -290,5 +310,8 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         for name in (*tokenwise, *retryable):
             if name not in rules:
                 raise InputError(f"task {name!r} has no entry in task_stale_thresholds (None: no such limit)")
-        chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check_status, check_list(statuses, "statuses")))
-        return await self.storage.refresh(Refresh(step, rules, chosen))
+        check = self.rollout_type.statuses.check
+        chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check, check_list(statuses, "statuses")))
+        check_dropped(dropped)
+        refreshing = self.storage.refresh(Refresh(step, rules, chosen, dropped))
+        return await (refreshing if dropped is None else to_its_end(refreshing))

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf import units
+from replaybuf.rollouts.rollout import Status
 
 _STYLES = {
     "completed": "green",
@@ -27,6 +28,11 @@ def status_style(row: Mapping[str, Any]) -> str:
 def age_of(moment: datetime | None, now: datetime) -> float | None:
     """Return the seconds since a time."""
     return None if moment is None else (now - moment).total_seconds()
+
+
+def archived_at(row: Mapping[str, Any]) -> datetime | None:
+    """Return when a group was archived. (For filtered and failed ones the column has the time when they became so.)"""
+    return row["archived_at"] if row["status"] == Status.ARCHIVED else None
 
 
 def lease_text(until: datetime | None, now: datetime) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.cli.groups import age_of, lease_text, status_style, tags_text
+from replaybuf.cli.groups import age_of, archived_at, lease_text, status_style, tags_text
 from replaybuf.cli.options import Buffer, Url, listing, option
 from replaybuf.cli.output import Column, Output
 from replaybuf.query import LogicNode, Node, parse
@@ -110,13 +110,15 @@ def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[C
         "rollouts": Column("rollouts", lambda r: units.number(r["rollouts"]), spare=True),
         "response_tokens": Column("tokens", lambda r: units.short(r["response_tokens"]), spare=True),
         "created_at": Column("age", lambda r: units.age(age_of(r["created_at"], now))),
-        "archived_at": Column("archived", lambda r: units.age(age_of(r["archived_at"], now)), spare=True),
+        "archived_at": Column("archived", lambda r: units.age(age_of(archived_at(r), now)), spare=True),
         "tags": Column("tags", lambda r: tags_text(r["tags"]), right=False, text=True),
         "prompt": Column("prompt", lambda r: r["error"] or r["prompt"] or "", right=False, text=True),
     }
     # Columns that many buffers don't use are shown only if they have values.
     unused: dict[str, Any] = {"priority": 1.0, "times_sampled": 0, "deliveries": 0}
-    unused |= dict.fromkeys(("leased_until", "archived_at", "tags"))
+    unused |= dict.fromkeys(("leased_until", "tags"))
+    if not any(map(archived_at, rows)):
+        del columns["archived_at"]
     chosen = {
         name: c for name, c in columns.items() if name not in unused or any(r[name] != unused[name] for r in rows)
     }

@@ -10,7 +10,7 @@ import typer
 from replaybuf import units
 from replaybuf.cli.conversation import fields_of, print_conversation
 from replaybuf.cli.escape import escape
-from replaybuf.cli.groups import age_of, lease_text, status_style, tags_text
+from replaybuf.cli.groups import age_of, archived_at, lease_text, status_style, tags_text
 from replaybuf.cli.options import Url, listing, option, url_and
 from replaybuf.cli.output import Column, Output, console, iso, print_table, write
 from replaybuf.errors import InputError
@@ -90,7 +90,7 @@ def _print_group(found: Shown, *, with_prompt: bool) -> None:
         "priority": f"{group['priority']:g}",
         "times sampled": units.number(group["times_sampled"]),
         "created": ago(group["created_at"]),
-        "archived": ago(group["archived_at"]),
+        "archived": ago(archived_at(group)),
         "rollouts": units.number(group["rollouts"]),
         "tokens": f"{units.number(group['prompt_tokens'])} prompt, {units.number(group['response_tokens'])} response",
         "finished by": group["finish_reasons"],

@@ -5,13 +5,19 @@ Their numbers are part of the format: never change the meaning of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import msgpack  # type: ignore[import-untyped]
 
 TUPLE, SET, FROZENSET, BYTEARRAY, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIME, TIMEDELTA = range(1, 13)
+RANGE, DEQUE, PATH, MEMORYVIEW, ORDERED_DICT, DEFAULT_DICT, COUNTER = range(13, 20)
 ENUM, ARRAY, SCALAR, NUMPY_STR, NUMPY_BYTES, PLAIN_ARRAY = range(20, 26)
+OBJECT, NAMEDTUPLE = range(30, 32)
+OBJECT_ARRAY, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(40, 45)
+
+#: Those whose contents hold users' values as they are.
+HOLDERS = frozenset({OBJECT, NAMEDTUPLE})
 
 #: How a value is stored: its mark, and the function that returns the content behind it.
 Form = tuple[Any, Callable[[Any], Any]]
@@ -29,8 +35,17 @@ class Family(Protocol):
     def form(self, kind: type) -> Form | None:
         """Return the form of a class's instances, or None when the family doesn't know the class. Asked once a class.
 
-        A TypeError of the form's function says why a value can't be stored, and what to do.
+        A TypeError, of this or of the form's function, says why a value can't be stored, and what to do. Contents that
+        hold users' values have to pass through `foreign.wrapped`, unless their mark is one of HOLDERS.
         """
+
+
+@runtime_checkable
+class Nesting(Protocol):
+    """A family whose values hold others: it can say where in them something is that can't be stored."""
+
+    def parts(self, value: Any) -> Iterable[tuple[str, Any]]:
+        """Yield the values inside one, each with the step that leads to it (`.field`, `[0]`); nothing for strangers."""
 
 
 def mark(number: int) -> Any:

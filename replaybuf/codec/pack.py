@@ -8,19 +8,21 @@ extension objects that hold their content. `codec.unpack` reverses it.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
-from pydantic import BaseModel
 
-from replaybuf.codec import arrays
+from replaybuf.codec import arrays, containers
+from replaybuf.codec.converters import Converters, name_of
+from replaybuf.codec.foreign import Bytearray, Foreign, holds_foreign, wrapped
 from replaybuf.codec.marks import (
     ARRAY,
     BYTEARRAY,
@@ -29,9 +31,11 @@ from replaybuf.codec.marks import (
     DATETIME,
     DECIMAL,
     FROZENSET,
+    HOLDERS,
     INT,
     NUMPY_BYTES,
     NUMPY_STR,
+    OBJECT_ARRAY,
     PLAIN_ARRAY,
     SCALAR,
     SET,
@@ -41,26 +45,11 @@ from replaybuf.codec.marks import (
     UUID_,
     Family,
     Form,
+    Nesting,
     mark,
 )
+from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.errors import EncodeError
-
-_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
-_NUMBERS: Final = frozenset({int, float})
-_CONTAINERS: Final = frozenset({list, tuple, set, frozenset})
-_LONG: Final = 32
-_FOREIGN: Final = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
-
-
-class _Foreign:
-    """Stands for a value that msgpack would silently store as something else."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class _Bytearray(_Foreign):
-    """Stands for a bytearray."""
 
 
 def _pack_int(value: int) -> bytes:
@@ -98,19 +87,29 @@ _FORMS: Final[dict[type, Form]] = {
         (np.ndarray, ARRAY, arrays.take_apart),
         (np.str_, NUMPY_STR, lambda value: value[:]),  # str(value) drops trailing zeros
         (np.bytes_, NUMPY_BYTES, bytes),
-        (_Bytearray, BYTEARRAY, lambda stand_in: bytes(stand_in.value)),
+        (Bytearray, BYTEARRAY, lambda stand_in: bytes(stand_in.value)),
         (timedelta, TIMEDELTA, lambda value: [value.days, value.seconds, value.microseconds]),
     )
-}
+} | containers.FORMS
+_ARRAY: Final[Form] = _FORMS[np.ndarray]
+_DICTS: Final = frozenset({dict, OrderedDict, defaultdict, Counter})
+_SEQUENCES: Final = frozenset({list, tuple, set, frozenset, deque})
+_HOLDERS: Final = frozenset(map(mark, HOLDERS))
+_OBJECTS: Final[Form] = (mark(OBJECT_ARRAY), arrays.take_objects_apart)
 _SCALAR: Final[Form] = (mark(SCALAR), arrays.take_scalar_apart)
 
 
 class Packing:
-    """How one codec packs values; `families` know the forms of values that this module doesn't."""
+    """How one codec packs values.
 
-    def __init__(self, families: Sequence[Family]) -> None:
-        self._families = families
-        self._forms = dict(_FORMS)  # and those that the families have found
+    `families` know the forms of values that this module doesn't; `converters` are asked before all others.
+    """
+
+    def __init__(self, families: Sequence[Family], converters: Converters) -> None:
+        self._families = (converters, *families)
+        self._converters = converters
+        self._forms = _FORMS | converters.forms  # and those that the families have found
+        self._array = None if np.ndarray in converters.forms else np.ndarray
 
     def pack(self, values: Sequence[Any]) -> tuple[list[int], memoryview]:
         """Return the length of each value's msgpack, and all of it, one after the other.
@@ -118,9 +117,11 @@ class Packing:
         Raises TypeError, ValueError, RecursionError or the like for what can't be stored; `explain` then says where it
         is.
         """
-        packed = self._pack(values)
-        if any(map(_holds_foreign, values)):  # after packing, which made sure that no value contains itself
-            packed = self._pack([_wrap_foreign(value) for value in values])
+        held: list[Any] = []
+        packed = self._pack(values, partial(self._stand_in, held))
+        # After packing, which made sure that no value contains itself.
+        if holds_foreign(values) or holds_foreign(held):
+            packed = self._pack([wrapped(value) for value in values], self._wrapped_stand_in)
         return packed
 
     def explain(self, value: Any, path: str) -> EncodeError | None:
@@ -129,7 +130,7 @@ class Packing:
         if error is None:
             return None
         while not (isinstance(error, RecursionError) or "recursion limit" in str(error)):
-            for step, child in _children(value):
+            for step, child in self._children(value):
                 if (child_error := self._packing_error(child)) is not None:
                     value, path, error = child, path + step, child_error
                     break
@@ -140,14 +141,32 @@ class Packing:
     def _packing_error(self, value: Any) -> Exception | None:
         try:
             self.pack([value])
+        except UnfetchedError:  # nothing is wrong with it
+            return None
         except Exception as error:
             return error
         return None
 
-    def _pack(self, values: Sequence[Any]) -> tuple[list[int], memoryview]:
+    def _children(self, value: Any) -> Iterator[tuple[str, Any]]:
+        kind = type(value)
+        if kind in _DICTS:
+            for key, item in value.items():
+                yield f"[key {key!r:.80}]", key
+                yield f"[{key!r:.80}]", item
+        elif kind in _SEQUENCES:
+            for index, item in enumerate(value):
+                yield f"[{index}]", item
+        elif kind is np.ndarray and value.dtype.char == "O":
+            for place, item in np.ndenumerate(value):
+                yield f"[{', '.join(map(str, place))}]", item
+        for family in self._families:
+            if isinstance(family, Nesting):
+                yield from family.parts(value)
+
+    def _pack(self, values: Sequence[Any], stand_in: Callable[[Any], Any]) -> tuple[list[int], memoryview]:
         # One growing buffer, read in place, halves the copies that packing value by value would make.
         packer = msgpack.Packer(
-            default=self._stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
+            default=stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
         )
         lengths, end = [], 0
         for value in values:
@@ -156,87 +175,40 @@ class Packing:
             lengths.append(end - start)
         return lengths, packer.getbuffer()
 
-    def _stand_in(self, value: Any) -> Any:
-        """Return what msgpack packs in place of a value that it has no form for."""
+    def _stand_in(self, held: list[Any], value: Any) -> Any:
+        """Return what msgpack packs in place of a value that it has no form for; what instances hold goes to `held`."""
         kind = type(value)
-        if kind is np.ndarray and (content := arrays.flatten(value)) is not None:
+        if kind is self._array and (content := arrays.flatten(value)) is not None:
             return msgpack.ExtType(PLAIN_ARRAY, content)
         form = self._forms.get(kind) or self._find(kind)
         if form is None:
-            raise TypeError(_refusal(value.value if kind is _Foreign else value))
-        return {form[0]: form[1](value)}
+            raise TypeError(self._refusal(value.value if kind is Foreign else value))
+        if form is _ARRAY and value.dtype.char == "O":
+            form = _OBJECTS
+        content = form[1](value)
+        if form[0] in _HOLDERS:
+            held.append(content[1])
+        return {form[0]: content}
+
+    def _wrapped_stand_in(self, value: Any) -> Any:
+        held: list[Any] = []
+        stand_in = self._stand_in(held, value)
+        return {key: wrapped(content) for key, content in stand_in.items()} if held else stand_in
 
     def _find(self, kind: type) -> Form | None:
-        forms = (family.form(kind) for family in self._families)
-        form = next((form for form in forms if form is not None), None)
+        form = next(filter(None, (family.form(kind) for family in self._families)), None)
         if form is None and issubclass(kind, np.generic):
             form = _SCALAR
         if form is not None:
             self._forms[kind] = form
         return form
 
-
-def _holds_foreign(value: Any) -> bool:
-    """Return whether a value that packed well holds objects, dict keys aside, that msgpack packs as something else.
-
-    A long list that begins and ends with a number is taken for a list of numbers, because looking at each token would
-    cost a third of the whole encoding. In such a list, and only there, a bytearray is restored as bytes.
-    """
-    stack: list[Iterable[Any]] = [(value,)]
-    while stack:
-        items = stack.pop()
-        kinds = {*map(type, items)} - _SCALARS
-        if not kinds:
-            continue
-        if not kinds.isdisjoint(_FOREIGN):
-            return True
-        for item in items:
-            kind = type(item)
-            if kind is dict:
-                stack.append(item.values())
-            elif kind in _CONTAINERS and not (kind is list and len(item) > _LONG and _looks_numeric(item)):
-                stack.append(item)
-    return False
-
-
-def _looks_numeric(items: list[Any]) -> bool:
-    return type(items[0]) in _NUMBERS and type(items[-1]) in _NUMBERS
-
-
-def _wrap_foreign(value: Any) -> Any:
-    """Return a copy of the value in which `_Foreign`s stand for the objects that `_holds_foreign` looks for."""
-    kind = type(value)
-    if kind in _FOREIGN:
-        return _Bytearray(value) if kind is bytearray else _Foreign(value)
-    if kind is dict:
-        return {_wrap_foreign(key): _wrap_foreign(item) for key, item in value.items()}
-    if kind in (list, tuple, set, frozenset):
-        return kind(map(_wrap_foreign, value))
-    return value
-
-
-def _refusal(value: Any) -> str:
-    """Return why a value can't be stored, and what to do about it."""
-    kind = type(value)
-    name = f"a value of type {kind.__module__}.{kind.__qualname__}".replace("builtins.", "")
-    if any(base.__module__.partition(".")[0] == "torch" for base in kind.__mro__):
-        return f"{name} can't be stored: convert it with .numpy()"
-    if isinstance(value, BaseModel):
-        return f"{name} can't be stored inside a field: convert it with .model_dump()"
-    if dataclasses.is_dataclass(kind):
-        return f"{name} can't be stored inside a field: convert it with dataclasses.asdict()"
-    for plain in (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, memoryview):
-        if isinstance(value, plain):
-            plain_name = {np.ndarray: "numpy.ndarray (np.asarray)", memoryview: "bytes"}.get(plain, plain.__name__)
-            return f"{name} would not come back as such: convert it to a plain {plain_name}"
-    return f"{name} can't be stored"
-
-
-def _children(value: Any) -> Iterable[tuple[str, Any]]:
-    if type(value) is dict:
-        for key, item in value.items():
-            yield f"[key {key!r:.80}]", key
-            yield f"[{key!r:.80}]", item
-    elif type(value) in (list, tuple, set, frozenset):
-        for index, item in enumerate(value):
-            yield f"[{index}]", item
+    def _refusal(self, value: Any) -> str:
+        """Return why a value can't be stored, and what to do about it."""
+        kind = type(value)
+        name, advice = name_of(kind), self._converters.advice(kind)
+        for plain in (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float):
+            if isinstance(value, plain):
+                plain_name = "numpy.ndarray (np.asarray)" if plain is np.ndarray else plain.__name__
+                return f"a {name} would not come back as such: convert it to a plain {plain_name}, or {advice}"
+        return f"a value of type {name} can't be stored: {advice}"

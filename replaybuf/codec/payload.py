@@ -13,23 +13,28 @@ nothing that a payload names is imported or called.
 
 from __future__ import annotations
 
+import copy
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
-from enum import Enum
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from replaybuf.codec.enums import Enums
+from replaybuf.codec.classes import Instances
+from replaybuf.codec.converters import ConverterMap, Converters
+from replaybuf.codec.images import Images
 from replaybuf.codec.marks import Family
+from replaybuf.codec.object_refs import Fetched, ObjectRefs, RestoreRefs, UnfetchedError, at_hand
 from replaybuf.codec.pack import Packing
+from replaybuf.codec.tensors import RestoreTensors, Tensors
 from replaybuf.codec.unpack import Unpacking, restores
 from replaybuf.errors import ConfigError, DecodeError, EncodeError, MissingDriverError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 
 Compression = Literal["none", "zstd"]
 Buffer = bytes | bytearray | memoryview
 Parts = Sequence[bytes | memoryview]
+#: The lengths of the rollouts' msgpack, and all of it.
+Packed = tuple[list[int], memoryview]
 
 MAGIC = b"RPLB"
 VERSION = 1
@@ -46,15 +51,21 @@ _ALWAYS_ALLOWED = 64 << 20
 class Codec:
     """Encodes groups of rollouts of one type.
 
-    `compression` is what `encode` does; `decode` reads either. `enums` are classes to restore beyond `Status` and those
-    that the rollout type's annotations name; members of unknown enums are restored as their bare values. ConfigError
-    for an unknown compression, MissingDriverError when zstd is asked for and not installed. Safe to share among
-    threads.
+    `compression` is what `encode` does; `decode` reads either. ConfigError for an unknown compression,
+    MissingDriverError when zstd is asked for and not installed. Safe to share among threads.
 
     Values keep their types: None, bool, int of any size, float (bit for bit), str (lone surrogates too), bytes,
-    bytearray, list, tuple, set, frozenset, dict (order and any hashable keys), complex, Decimal, UUID, datetime, date,
-    time, timedelta, enums, and numpy arrays and scalars except those of objects. Anything else is refused. One
-    exception: a bytearray inside a list of more than 32 items that begins and ends with a number is restored as bytes.
+    bytearray, memoryview (read-only), list, tuple, set, frozenset, dict (order and any hashable keys), OrderedDict,
+    defaultdict (of a built-in type), Counter, deque, range, complex, Decimal, UUID, datetime, date, time, timedelta,
+    paths, numpy arrays (of objects too) and scalars, torch tensors, PIL images, Ray ObjectRefs, instances of the
+    classes that `rollout_type` knows (enums, named tuples, pydantic models, dataclasses, attrs classes, msgspec
+    Structs), and of the exact classes that have `converters`. Anything else is refused. One exception: a bytearray or
+    memoryview inside a list of more than 32 items that begins and ends with a number is restored as bytes.
+
+    `tensors`: restore them as such ("torch") or as arrays ("numpy"). `object_refs`: restore them as new ObjectRefs
+    ("ref") or as the values of their objects ("value"); `object_ref_timeout` bounds the wait for the objects of a
+    group, in seconds. With `as_plain` instances of unknown classes can be read: as dicts of their fields, tuples, and
+    values of enums; and what needs an unknown converter, as it is stored.
     """
 
     def __init__(
@@ -62,7 +73,11 @@ class Codec:
         rollout_type: RolloutType,
         *,
         compression: Compression = "none",
-        enums: Iterable[type[Enum]] = (),
+        tensors: RestoreTensors = "torch",
+        object_refs: RestoreRefs = "ref",
+        object_ref_timeout: float = 60.0,
+        converters: ConverterMap | None = None,
+        as_plain: bool = False,
     ) -> None:
         if compression not in ("none", "zstd"):
             raise ConfigError(f"compression must be 'none' or 'zstd', not {compression!r}")
@@ -70,21 +85,40 @@ class Codec:
             _zstandard()
         self.rollout_type = rollout_type
         self.compression = compression
-        families: tuple[Family, ...] = (Enums({*rollout_type.enums(), *enums, Status}),)
-        self._packing = Packing(families)
-        self._marks = restores(families)
+        self._converters = Converters(converters or {}, as_plain=as_plain)
+        self._others: tuple[Family, ...] = (
+            Images(as_plain=as_plain),
+            Instances(rollout_type.classes, as_plain=as_plain),  # the last, since it refuses unknown classes
+        )
+        self._use(Tensors(tensors), ObjectRefs(object_refs, object_ref_timeout))
 
-    def encode(self, rollouts: Sequence[Any]) -> bytes:
+    def _use(self, tensors: Tensors, refs: ObjectRefs) -> None:
+        families: tuple[Family, ...] = (tensors, refs, *self._others)
+        self._refs = refs
+        self._packing = Packing(families, self._converters)
+        self._marks = restores((self._converters, *families))
+
+    def as_stored(self) -> Codec:
+        """Return a codec that reads tensors and objects of Ray as stand-ins, and writes these as it found them.
+
+        For payloads that are written anew, and readers that only want numbers: it needs neither torch nor Ray.
+        """
+        other = copy.copy(self)
+        other._use(Tensors("stored"), ObjectRefs("stored", 0.0))
+        return other
+
+    def encode(self, rollouts: Sequence[Any], fetched: Fetched | None = None) -> bytes:
         """Return the payload of a group; it shares nothing with the rollouts, which are left unchanged.
 
-        RolloutError when a rollout is not of this codec's type; EncodeError, naming the path
+        `fetched` has the values of the Ray ObjectRefs in it; UnfetchedError says which are missing. Without it this
+        waits for them itself. RolloutError when a rollout is not of this codec's type; EncodeError, naming the path
         (`rollouts[1].extra_fields['a'][3]`), when it holds a value that can't be stored.
         """
         fields = [self.rollout_type.to_fields(rollout) for rollout in rollouts]
         try:
-            lengths, packed = self._packing.pack(fields)
-        except Exception as error:
-            raise self._explain(fields, error) from error
+            lengths, packed = self._pack(fields) if not fetched else self._pack_refs(fields, fetched)
+        except UnfetchedError:
+            lengths, packed = self._pack_refs(fields, {} if fetched is None else fetched, wait=fetched is None)
         body = (struct.pack(f"<{len(lengths)}Q", *lengths), packed)
         flags, stored = self._compress(body)
         head = _HEAD.pack(MAGIC, VERSION, flags, 0, len(lengths), sum(map(len, body)))
@@ -110,9 +144,32 @@ class Codec:
         except Exception as error:  # hostile bytes can raise anything
             raise DecodeError(f"the payload is damaged: {str(error) or type(error).__name__}") from error
 
+    def fetch(self, refs: Sequence[Any]) -> Fetched:
+        """Return the values of Ray ObjectRefs, for `encode`; blocks for up to `object_ref_timeout`, raises nothing."""
+        return self._refs.fetch(refs)
+
     def verify(self, payload: Buffer) -> None:
         """Raise DecodeError when the header is not a payload's or the checksum doesn't match; decodes nothing."""
         _open(payload)
+
+    def _pack(self, fields: list[dict[str, Any]]) -> Packed:
+        try:
+            return self._packing.pack(fields)
+        except UnfetchedError:
+            raise
+        except Exception as error:
+            raise self._explain(fields, error) from error
+
+    def _pack_refs(self, fields: list[dict[str, Any]], fetched: Fetched, *, wait: bool = False) -> Packed:
+        """Pack with the values of ObjectRefs; these may hold further ones."""
+        while True:
+            with at_hand(fetched) as missing:
+                packed = self._pack(fields)
+            if not missing:
+                return packed
+            if not wait:
+                raise UnfetchedError(tuple(missing))
+            fetched = fetched | self.fetch(tuple(missing))
 
     def _explain(self, group: list[dict[str, Any]], error: Exception) -> EncodeError:
         for index, fields in enumerate(group):

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from replaybuf.codec import arrays, marks
+from replaybuf.codec import arrays, containers, marks
 from replaybuf.codec.marks import Family, Restore
 
 
@@ -59,29 +59,27 @@ def _restore_time(content: list[Any]) -> time:
     return time(hour, minute, second, microsecond, _restore_tz(tz), fold=fold)
 
 
-_RESTORE: Final[dict[int, Restore]] = {
-    number: _typed(kind, restore)
-    for number, kind, restore in (
-        (marks.TUPLE, list, tuple),
-        (marks.SET, list, set),
-        (marks.FROZENSET, list, frozenset),
-        (marks.BYTEARRAY, bytes, bytearray),
-        (marks.INT, bytes, lambda raw: int.from_bytes(raw, "little", signed=True)),
-        (marks.COMPLEX, list, lambda parts: complex(*parts)),
-        (marks.DECIMAL, str, Decimal),
-        (marks.UUID_, bytes, lambda raw: UUID(bytes=raw)),
-        (marks.DATETIME, list, _restore_datetime),
-        (marks.DATE, list, lambda numbers: date(*numbers)),
-        (marks.TIME, list, _restore_time),
-        (marks.TIMEDELTA, list, lambda numbers: timedelta(*numbers)),
-        (marks.SCALAR, list, arrays.build_scalar),
-        (marks.NUMPY_STR, str, np.str_),
-        (marks.NUMPY_BYTES, bytes, np.bytes_),
-        (marks.ARRAY, list, arrays.build),
-    )
-}
-
-
+_CONTENTS: tuple[tuple[int, type, Restore], ...] = (
+    (marks.TUPLE, list, tuple),
+    (marks.SET, list, set),
+    (marks.FROZENSET, list, frozenset),
+    (marks.BYTEARRAY, bytes, bytearray),
+    (marks.INT, bytes, lambda raw: int.from_bytes(raw, "little", signed=True)),
+    (marks.COMPLEX, list, lambda parts: complex(*parts)),
+    (marks.DECIMAL, str, Decimal),
+    (marks.UUID_, bytes, lambda raw: UUID(bytes=raw)),
+    (marks.DATETIME, list, _restore_datetime),
+    (marks.DATE, list, lambda numbers: date(*numbers)),
+    (marks.TIME, list, _restore_time),
+    (marks.TIMEDELTA, list, lambda numbers: timedelta(*numbers)),
+    (marks.SCALAR, list, arrays.build_scalar),
+    (marks.NUMPY_STR, str, np.str_),
+    (marks.NUMPY_BYTES, bytes, np.bytes_),
+    (marks.ARRAY, list, arrays.build),
+    (marks.OBJECT_ARRAY, list, arrays.build_objects),
+    *containers.RESTORES,
+)
+_RESTORE: Final[dict[int, Restore]] = {number: _typed(kind, restore) for number, kind, restore in _CONTENTS}
 _PLAIN_ARRAY: Final = marks.PLAIN_ARRAY
 
 

@@ -11,11 +11,13 @@ from replaybuf.demo.mode import Mode
 from replaybuf.demo.settings import TASK
 from replaybuf.produce import ProduceSummary
 from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import group_staleness
 from replaybuf.rules.tallies import Tallies, Tally
 
 _WINDOW_SECONDS = 4.0
 SMOOTHING_STEPS = 20
+_KIND = RolloutType(RolloutState)
 
 
 @dataclass
@@ -100,7 +102,7 @@ class Figures:
         self.taken += len(groups)
         self.replayed += sum(group[0].session_id != self.session for group in groups)
         self.tokens += sum(len(rollout.response_ids) for group in groups for rollout in group)
-        staleness = [group_staleness(group) for group in groups]
+        staleness = [group_staleness(group, _KIND) for group in groups]
         self.staleness_mean, self.staleness_max = sum(staleness) / len(staleness), max(staleness)
 
     def count_summary(self, summary: ProduceSummary) -> None:

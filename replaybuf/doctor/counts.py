@@ -12,7 +12,10 @@ from replaybuf.storage.sql.inspection.reader import Transaction
 COUNTS, _TOTALS, _UIDS, _LEASES, _DELIVERIES = "counts", "totals", "uids", "leases", "deliveries"
 
 # Every group that was put is counted in one of these.
-_ENDS = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.SIZE, Tally.LEASED)
+_ENDS = (
+    *(Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.PRUNED),
+    *(Tally.SIZE, Tally.LEASED),
+)
 
 #: Open buffers end expired leases twice a second.
 OVERDUE_SECONDS = 5.0

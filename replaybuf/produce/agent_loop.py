@@ -11,7 +11,6 @@ from typing import Any, Protocol, runtime_checkable
 from replaybuf.errors import InputError, NotReadyError
 from replaybuf.rollouts.marks import reward_value
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import get_field
 
 
 @runtime_checkable
@@ -113,7 +112,10 @@ def reward_varies(group: Sequence[Any]) -> bool:
     """Return whether the rollouts of a group have different rewards; otherwise their advantages are all zero.
 
     For `is_valid`: the filter of DAPO's dynamic sampling (Yu et al. 2025, arXiv:2503.14476, section 3.2). Rewards are
-    numbers, or dicts with "score"; a rollout without one counts as different.
+    numbers, or dicts with "score", in a field of that name; a rollout without one counts as different.
     """
-    rewards = [reward_value(get_field(rollout, "reward")) for rollout in group]
+    rewards = [
+        reward_value(rollout.get("reward") if isinstance(rollout, dict) else getattr(rollout, "reward", None))
+        for rollout in group
+    ]
     return len(set(rewards)) > 1 or None in rewards

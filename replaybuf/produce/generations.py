@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from replaybuf.buffer.lease import to_its_end
+from replaybuf.buffer.waits import to_its_end
 from replaybuf.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufError, RolloutError
 from replaybuf.produce.agent_loop import AgentLoop, Generated, NoCoroutineError, awaitable
@@ -31,7 +31,6 @@ from replaybuf.prompts import Prompt
 from replaybuf.prompts.ledger import Again
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.rollouts.rollout import Status, group_status
-from replaybuf.rollouts.rollout_type import get_field, set_field
 
 _ROOM_SECONDS = 1.0
 
@@ -59,6 +58,7 @@ class Generations:
         self.trouble = Trouble()
         self._pausing = False
         self._agent_loop, self._sampler, self._terms, self._summary = agent_loop, sampler, terms, summary
+        self._kind = sampler.buffer.rollout_type
         self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were started
         self._calling: set[asyncio.Task[None] | None] = set()  # those that are in a call of the agent loop
 
@@ -204,21 +204,21 @@ class Generations:
             raise
 
     async def _generate(self, prompt: Prompt) -> None:
-        began, model_step, before = time.monotonic(), self.model_step, count_tokens(prompt.group)
+        began, model_step, before = time.monotonic(), self.model_step, count_tokens(prompt.group, self._kind)
         group = prompt.group
         error: str | BaseException | None = None
         try:
             made = await self._call(group)
             group = group if made is None else as_group(made)
-            status = judge(group)
-            error = error_of(group) if status == Status.FAILED else None
+            status = judge(group, self._kind)
+            error = error_of(group, self._kind) if status == Status.FAILED else None
         except NoCoroutineError:
             raise
         except (Exception, asyncio.CancelledError) as raised:
             if isinstance(raised, asyncio.CancelledError) and is_cancelled():
                 raise
             error = raised
-        seconds, tokens = time.monotonic() - began, max(0, count_tokens(group) - before)
+        seconds, tokens = time.monotonic() - began, max(0, count_tokens(group, self._kind) - before)
         if error is None:
             try:
                 status = await self._store(prompt, group, status, model_step)
@@ -255,14 +255,16 @@ class Generations:
         tags = {} if self._terms.tags is None else check_tags(self._terms.tags(group)) or {}
         if INTERRUPTED in prompt.tags:
             tags[INTERRUPTED] = prompt.tags[INTERRUPTED]
+        stored = None  # as what the rollouts say
         if status == Status.COMPLETED and not self._terms.is_valid(group):
+            status = stored = Status.FILTERED
             for rollout in group:
-                set_field(rollout, "status", Status.FILTERED)
+                self._kind.set_status(rollout, Status.FILTERED)
         elif status == Status.ABORTED:
             tags[INTERRUPTED] = times_interrupted(prompt.tags) + 1
             if not self._terms.partial:
-                begin_anew_later(group)
-        rule = self._terms.expiry
+                begin_anew_later(group, self._kind)
+        rule, before = self._terms.expiry, group_status(map(self._kind.status, group))
         while True:
             seen = self._sampler.buffer.waits.version()
             try:
@@ -274,12 +276,16 @@ class Generations:
                     token_stale_threshold=rule.token_stale_threshold,
                     expired_groups_retryable=rule.retryable,
                     tags=tags,
+                    status=stored,
+                    keep_unfit=self._sampler.buffer.limits.keeps_unfit,
                 )
             except FullError as error:  # the group is kept, and its lease goes on, until there is room
                 _logger.warning("task %s: %s", self._sampler.task_name, error)
                 await self._sampler.buffer.waits.changed(seen, _ROOM_SECONDS)
             else:
-                return group_status([Status(get_field(rollout, "status")) for rollout in group])
+                now = group_status(map(self._kind.status, group))
+                # The rollouts change only if they expire; their class may have another word for that, or for filtered.
+                return status if now == before else Status.EXPIRED
 
     def _count(self, made: Generated) -> None:
         self._summary.add(made.status, made.tokens, made.seconds)

@@ -11,22 +11,23 @@ from replaybuf.checks import Tags
 from replaybuf.errors import RolloutError
 from replaybuf.prompts.ledger import begin_anew
 from replaybuf.rollouts.rollout import Status, group_status
-from replaybuf.rollouts.rollout_type import get_field, set_field
+from replaybuf.rollouts.rollout_type import RolloutType
 
 #: The tag that counts how often a group was interrupted.
 INTERRUPTED = "interrupted"
 
 
-def judge(group: Sequence[Any]) -> Status:
+def judge(group: Sequence[Any], kind: RolloutType) -> Status:
     """Return the status of a group, by its rollouts. Raises RolloutError for results that no agent loop may return."""
     if not group:
         raise RolloutError("generate_group returned an empty group")
     statuses = []
     for place, rollout in enumerate(group):
         try:
-            statuses.append(Status(get_field(rollout, "status")))
-        except ValueError:
-            raise RolloutError(f"generate_group returned a rollout ([{place}]) without a known status") from None
+            kind.check_class(rollout)
+            statuses.append(kind.status(rollout))
+        except RolloutError as error:
+            raise RolloutError(f"generate_group returned a rollout ([{place}]) that can't be stored: {error}") from None
     status = group_status(statuses)
     if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):
         raise RolloutError(
@@ -36,12 +37,12 @@ def judge(group: Sequence[Any]) -> Status:
     return status
 
 
-def count_tokens(group: Sequence[Any]) -> int:
+def count_tokens(group: Sequence[Any], kind: RolloutType) -> int:
     """Return the number of response tokens of a group, as far as it is known."""
     count = 0
     for rollout in group:
-        with contextlib.suppress(TypeError):
-            count += len(get_field(rollout, "response_ids"))
+        with contextlib.suppress(AttributeError, TypeError):
+            count += len(kind.get(rollout, "response_ids"))
     return count
 
 
@@ -51,17 +52,17 @@ def times_interrupted(tags: Tags) -> int:
     return count if isinstance(count, int) else 0
 
 
-def begin_anew_later(group: Sequence[Any]) -> None:
+def begin_anew_later(group: Sequence[Any], kind: RolloutType) -> None:
     """Remove what interrupted rollouts have generated; they stay ABORTED."""
-    aborted = [rollout for rollout in group if get_field(rollout, "status") == Status.ABORTED]
-    begin_anew(aborted)
+    aborted = [rollout for rollout in group if kind.status(rollout) == Status.ABORTED]
+    begin_anew(aborted, kind)
     for rollout in aborted:
-        set_field(rollout, "status", Status.ABORTED)
+        kind.set_status(rollout, Status.ABORTED)
 
 
-def error_of(group: Sequence[Any]) -> str:
+def error_of(group: Sequence[Any], kind: RolloutType) -> str:
     """Return the errors that the rollouts report."""
-    texts = [str(text) for rollout in group if (text := get_field(rollout, "error_msg"))]
+    texts = [str(text) for rollout in group if (text := kind.get(rollout, "error_msg"))]
     return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
 
 

@@ -15,8 +15,8 @@ from replaybuf.errors import InputError
 from replaybuf.produce.records import to_rollout
 from replaybuf.prompts.ledger import Again, LedgerCounts, Prompt, PromptLedger
 from replaybuf.prompts.place import FAR
-from replaybuf.rollouts.rollout import Status, check_status
-from replaybuf.rollouts.rollout_type import has_field, set_field
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.statuses import StatusLike
 
 T = TypeVar("T")
 
@@ -123,14 +123,14 @@ class Sampler:
 
     def _make_group(self, item: Any, number: int) -> list[Any]:
         rollout, size = self._make_rollout(item), self.prompt_repeat_k
+        self.buffer.rollout_type.check_class(rollout)
         return [self._copy(rollout, number, number * size + place) for place in range(size)]
 
     def _copy(self, rollout: Any, group_id: int, rollout_id: int) -> Any:
         copied = copy.copy(rollout)  # shared values are stored with each rollout, and are independent when read
         task = {"group_id": group_id, "rollout_id": rollout_id, "task_name": self.task_name}
         for name, value in task.items():
-            if isinstance(copied, dict) or has_field(copied, name):
-                set_field(copied, name, value)
+            self.buffer.rollout_type.set(copied, name, value)
         return copied
 
 
@@ -146,11 +146,11 @@ class SamplerWithReplayBuffer(Sampler):
         dataset: Any,
         task_name: str,
         *,
-        statuses: Iterable[Status | str] = (Status.ABORTED, Status.EXPIRED),
+        statuses: Iterable[StatusLike] = (Status.ABORTED, Status.EXPIRED),
         **options: Any,
     ) -> None:
         super().__init__(buffer, dataset, task_name, **options)
-        self.again = tuple(map(check_status, check_list(statuses, "statuses")))
+        self.again = tuple(map(buffer.rollout_type.statuses.check, check_list(statuses, "statuses")))
 
 
 def _blocking(work: Coroutine[Any, Any, T]) -> T:

@@ -118,9 +118,9 @@ class ProduceStrategy(ReadableConfig):
         `progress` a bar is shown if stderr is a terminal.
 
         Raises PromptsExhaustedError if the dataset has no more prompts, and ProduceError if the groups can't be made
-        for other reasons (its cause is the last error of the agent loop); NotReadyError, a TimeoutError, after
-        `timeout` seconds (None: never); FencedError if the buffer was restored. After any error, and after
-        cancellation, every prompt is either finished or handed out again.
+        for other reasons (its cause is the last error of the agent loop), both with the `summary` so far;
+        NotReadyError, a TimeoutError, after `timeout` seconds (None: never); FencedError if the buffer was restored.
+        After any error, and after cancellation, every prompt is either finished or handed out again.
         """
         batch = Batch(
             sampler,
@@ -233,7 +233,8 @@ class ProduceStrategy(ReadableConfig):
         """Wait for prompts that are in flight elsewhere: none is left to draw. Raises ProduceError without any."""
         waits = batch.sampler.buffer.waits
         seen = waits.version()
-        handed_out = {one[0] if isinstance(one, tuple) else Status(one) for one in (*batch.again, *batch.rest)}
+        check = batch.sampler.buffer.rollout_type.statuses.check
+        handed_out = {check(one[0] if type(one) is tuple else one) for one in (*batch.again, *batch.rest)}
         counts = await batch.sampler.counts({*handed_out, Status.INIT})
         if not counts.in_flight and not counts.waiting:
             if await self._completed(batch) > completed:

@@ -17,17 +17,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
-from replaybuf.buffer.lease import Lease, to_its_end
+from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.buffer.waits import to_its_end
 from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.prompts.source import Source
 from replaybuf.query import Query
 from replaybuf.rollouts.normalise import as_group
-from replaybuf.rollouts.rollout import Status, check_status
-from replaybuf.rollouts.rollout_type import get_field, set_field
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import reset_response
+from replaybuf.rollouts.statuses import Statuses, StatusLike
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
 
@@ -36,7 +38,7 @@ AGAIN = (Status.ABORTED, Status.EXPIRED, Status.INIT)
 
 #: Prompts of a status, optionally narrowed by a query.
 Narrowed = tuple[Status, Query | None]
-Again = Status | str | Narrowed
+Again = StatusLike | Narrowed
 
 _LONGEST_WAIT = 5.0
 
@@ -72,7 +74,7 @@ class Prompt:
         self.attempt = item.deliveries
 
     def __repr__(self) -> str:
-        number = get_field(self.group[0], "group_id") if self.group else None
+        number = self.ledger.rollout_type.get(self.group[0], "group_id") if self.group else None
         group = "" if number is None else f", group {number!r:.50}"
         return f"<Prompt {self.uid} of {self.ledger.task_name}{group}, attempt {self.attempt}>"
 
@@ -98,7 +100,7 @@ class Prompt:
         isn't ours any more. Raises InputError if nothing was generated.
         """
         rollouts = list(self.group if group is None else group)
-        if rollouts and all(get_field(rollout, "status") == Status.INIT for rollout in rollouts):
+        if rollouts and all(map(self.ledger.is_new, rollouts)):
             raise InputError(
                 f"nothing was generated for prompt {self.uid}: its rollouts have the status init, and it would be "
                 "handed out again; set their status to COMPLETED, or call give_back()"
@@ -116,7 +118,11 @@ class Prompt:
 
     async def _save(self, group: Sequence[Any] | None) -> None:
         rollouts = list(self.group if group is None else group)
-        uid = await self._lease.save(rollouts, self.ledger.task_name, replaces=[self.uid])
+        kind = self.ledger.rollout_type
+        unsaid = not all(kind.has(rollout, "status") for rollout in rollouts)  # only the group has a status
+        uid = await self._lease.save(
+            rollouts, self.ledger.task_name, replaces=[self.uid], status=self.status if unsaid else None
+        )
         self.uid = self.uid if uid is None else uid
 
     async def give_back(self, group: Sequence[Any] | None = None, *, failed: str | None = None) -> None:
@@ -154,7 +160,7 @@ class PromptLedger:
         epochs: int | None = 1,
         shuffle: int | None = None,
         partial_rollouts: bool = False,
-        again: Iterable[Status | str] = AGAIN,
+        again: Iterable[StatusLike] = AGAIN,
         seconds: float = 60.0,
     ) -> None:
         times = whole(epochs)
@@ -166,8 +172,18 @@ class PromptLedger:
         self._source = Source(dataset, times, shuffle)
         self._make_group = make_group or _as_group
         self._partial_rollouts = partial_rollouts
-        self._again = tuple(status for status, _ in _returning(again))
+        self._again = tuple(status for status, _ in _returning(again, self.rollout_type.statuses))
         self._seconds = check_seconds(seconds, "seconds")
+
+    @property
+    def rollout_type(self) -> RolloutType:
+        """The class of the rollouts."""
+        return self.buffer.rollout_type
+
+    def is_new(self, rollout: Any) -> bool:
+        """Return whether nothing was generated for a rollout. Raises RolloutError."""
+        self.rollout_type.check_class(rollout)
+        return self.rollout_type.status(rollout) == Status.INIT
 
     async def draw(
         self,
@@ -190,7 +206,7 @@ class PromptLedger:
         if wanted is None or wanted < 1:
             raise InputError(f"count must be a whole number of at least 1, got {count!r:.100}")
         patience = check_timeout(timeout)
-        returning = _returning(self._again if again is None else again)
+        returning = _returning(self._again if again is None else again, self.rollout_type.statuses)
         partial = self._partial_rollouts if partial_rollouts is None else partial_rollouts
         deadline = time.monotonic() + patience
         while True:
@@ -240,7 +256,7 @@ class PromptLedger:
             raise
         if not partial:
             for prompt in drawn:
-                begin_anew(prompt.group)
+                begin_anew(prompt.group, self.rollout_type)
         return drawn
 
     async def _draw_new(self, count: int) -> list[Prompt]:
@@ -268,7 +284,7 @@ class PromptLedger:
             made = as_group(self._make_group(item, number))
             rollouts = [copy.copy(rollout) for rollout in made]  # the dataset's own rollouts stay as they are
             for rollout in rollouts:
-                self.buffer.rollout_type.require_all(rollout, [("put", ("status",))])
+                self.rollout_type.check_class(rollout)
         except RolloutError as error:
             raise RolloutError(
                 f"item {number} of the dataset (counted as drawn, from 0) can't be made a group of rollouts, by "
@@ -277,16 +293,16 @@ class PromptLedger:
         if not rollouts:
             raise InputError(f"make_group gave an empty group for {item!r:.200}")
         for rollout in rollouts:
-            set_field(rollout, "status", Status.INIT)
+            self.rollout_type.set_status(rollout, Status.INIT)
         return NewGroup(self.task_name, Status.INIT, 0, rollouts, time.time())
 
 
-def _returning(again: Iterable[Again]) -> list[Narrowed]:
+def _returning(again: Iterable[Again], statuses: Statuses) -> list[Narrowed]:
     """Return what is handed out again, in order. INIT is always included, for the prompts of dead workers."""
     chosen: list[Narrowed] = []
     for one in check_list(again, "again"):
-        status, where = one if isinstance(one, tuple) and len(one) == 2 else (one, None)
-        chosen.append((check_status(status), where))
+        status, where = one if type(one) is tuple and len(one) == 2 else (one, None)
+        chosen.append((statuses.check(status), where))
     if (Status.INIT, None) not in chosen:
         chosen.append((Status.INIT, None))
     return list(dict.fromkeys(chosen)) if all(where is None for _, where in chosen) else chosen
@@ -302,9 +318,9 @@ def _as_group(item: Any, number: int) -> list[Any]:
     return list(item) if isinstance(item, (list, tuple)) else [item]
 
 
-def begin_anew(rollouts: Iterable[Any]) -> None:
+def begin_anew(rollouts: Iterable[Any], kind: RolloutType) -> None:
     """Remove what interrupted rollouts have generated; expired ones have lost it already, the others are done."""
     for rollout in rollouts:
-        if get_field(rollout, "status") == Status.ABORTED:
-            reset_response(rollout)
-            set_field(rollout, "status", Status.INIT)
+        if kind.status(rollout) == Status.ABORTED:
+            reset_response(rollout, kind)
+            kind.set_status(rollout, Status.INIT)

@@ -5,6 +5,7 @@ torch is needed only where there are tensors.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -27,8 +28,7 @@ def with_tensors(state: Any) -> Any:
     """Undo `with_arrays`."""
     if isinstance(state, dict):
         if state.keys() == {_TENSOR}:
-            import torch  # type: ignore[import-not-found]
-
+            torch: Any = importlib.import_module("torch")
             return torch.from_numpy(state[_TENSOR].copy())
         return {name: with_tensors(value) for name, value in state.items()}
     if type(state) in (list, tuple):

@@ -25,7 +25,8 @@ from replaybuf.query.nodes import (
     field_type,
     tag_name,
 )
-from replaybuf.query.operands import check_storable, read_bounds, read_value, read_values
+from replaybuf.query.operands import MAX_VALUES, check_storable, read_bounds, read_value, read_values
+from replaybuf.rollouts.statuses import OUR_STATUSES, Statuses
 
 MAX_DEPTH = 64
 # Databases limit the size of a statement; a query of this many nodes stays below every such limit.
@@ -33,13 +34,13 @@ MAX_NODES = 1000
 MAX_TAG_NAME = 200
 
 
-def parse(query: Query) -> Node:
-    """Return the checked nodes of a query, given as a dict or as nodes.
+def parse(query: Query, statuses: Statuses = OUR_STATUSES) -> Node:
+    """Return the checked nodes of a query, given as a dict or as nodes; `statuses` says what statuses mean.
 
     Raises QueryError, and nothing else, for anything that is not a query; its `place` says where.
     """
     try:
-        return _Reader().query(query, "", 0)
+        return _Reader(statuses).query(query, "", 0)
     except QueryError:
         raise
     except Exception as error:  # a user's objects may raise anything when they are read
@@ -52,7 +53,8 @@ class _Reader:
     `depth` is always the number of logic nodes above, so that parsed nodes can be parsed again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, statuses: Statuses) -> None:
+        self._statuses = statuses
         self._nodes = 0
 
     def query(self, query: object, place: str, depth: int) -> Node:
@@ -101,7 +103,7 @@ class _Reader:
         kind = _known_field(name, place)
         if not isinstance(operand, Mapping):
             self._count(place, depth)
-            return ScalarNode(name, "$eq", read_value(operand, kind, place))
+            return ScalarNode(name, "$eq", read_value(self._own_status(kind, operand), kind, place))
         entries = [(_text(key, place), value) for key, value in operand.items()]
         if not entries:
             raise QueryError(f"expected a value or an operator ({', '.join(FIELD_OPERATORS)})", place)
@@ -115,7 +117,7 @@ class _Reader:
         place = _inside(place, op)
         if op == "$not":
             return NotNode(self._field(name, operand, place, depth + 1))
-        return _compared(name, kind, op, operand, place)
+        return _compared(name, kind, op, self._own_status(kind, operand), place)
 
     def _leaf(self, field: object, op: object, operand: Any, valid: Iterable[str], place: str, depth: int) -> Node:
         """Return the checked form of a node that the user built."""
@@ -126,7 +128,15 @@ class _Reader:
         place = _inside(_inside(place, name), operator)
         if operator not in valid:
             raise _unknown("operator for this node", operator, valid, place)
-        return _compared(name, kind, operator, operand, place)
+        return _compared(name, kind, operator, self._own_status(kind, operand), place)
+
+    def _own_status(self, kind: FieldType, operand: Any) -> Any:
+        """Return an operand with statuses of ours in place of those of users; what isn't known stays."""
+        if kind.kind != "status":
+            return operand
+        if isinstance(operand, list | tuple | set | frozenset):
+            return [self._statuses.get(one) or one for one in operand] if len(operand) <= MAX_VALUES else operand
+        return self._statuses.get(operand) or operand
 
     def _count(self, place: str, depth: int) -> None:
         self._nodes += 1

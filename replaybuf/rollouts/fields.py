@@ -1,17 +1,20 @@
-"""The fields that a class of rollouts declares, and their defaults, alike for pydantic models and dataclasses."""
+"""The fields that a class declares, and their defaults, alike for all kinds of classes."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
+import typing_extensions
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+
+from replaybuf.rollouts.annotations import hints_of
 
 Fields = dict[str, Any]
 
@@ -20,7 +23,7 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, Enum)  # defaults t
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a rollout class.
+    """One field of a class.
 
     `make(values)` returns a fresh default from the fields before it; if it is None, `default` is shared. An `optional`
     field may be absent, and stays unset when it has no default.
@@ -84,7 +87,7 @@ def dataclass_fields(cls: type[Any]) -> Iterator[Field]:
     if infos is not None:  # a pydantic dataclass: the standard library's fields may have FieldInfo as defaults
         yield from pydantic_fields(infos)
         return
-    hints = _type_hints(cls)
+    hints = hints_of(cls)
     for field in dataclasses.fields(cls):
         annotation = hints.get(field.name, field.type)
         if field.default is not dataclasses.MISSING:
@@ -93,6 +96,60 @@ def dataclass_fields(cls: type[Any]) -> Iterator[Field]:
             yield _with_default(field.name, annotation, None, field.default_factory)
         else:
             yield Field(field.name, annotation, optional=not field.init)
+
+
+def attrs_fields(cls: type[Any]) -> Iterator[Field]:
+    """Yield the fields of an attrs class."""
+    import attr  # it is there, or there would be no such class
+
+    hints = hints_of(cls)
+    for field in cls.__attrs_attrs__:
+        annotation = hints.get(field.name, field.type)
+        if isinstance(field.default, attr.Factory):  # type: ignore[arg-type]
+            factory = field.default.factory
+            make = _from_namespace(factory) if field.default.takes_self else factory
+            yield _with_default(field.name, annotation, None, make, field.default.takes_self)
+        elif field.default is not attr.NOTHING:
+            yield _with_default(field.name, annotation, field.default, None)
+        else:
+            yield Field(field.name, annotation, optional=not field.init)
+
+
+def _from_namespace(factory: Callable[[Any], Any]) -> Callable[[Fields], Any]:
+    return lambda values: factory(SimpleNamespace(**values))
+
+
+def struct_fields(cls: type[Any]) -> Iterator[Field]:
+    """Yield the fields of a msgspec Struct."""
+    import msgspec  # it is there, or there would be no such class
+
+    hints = hints_of(cls)
+    for field in msgspec.structs.fields(cls):
+        annotation = hints.get(field.name, field.type)
+        if field.required:
+            yield Field(field.name, annotation, optional=False)
+        elif field.default is not msgspec.NODEFAULT:
+            yield _with_default(field.name, annotation, field.default, None)
+        else:
+            yield _with_default(field.name, annotation, None, field.default_factory)
+
+
+def typed_dict_fields(cls: type[Any]) -> Iterator[Field]:
+    """Yield the keys of a TypedDict."""
+    required: frozenset[str] = getattr(cls, "__required_keys__", frozenset())
+    for name, annotation in hints_of(cls).items():
+        # Annotations that are texts hide NotRequired from the class itself.
+        qualifiers = _qualifiers(annotation)
+        needed = typing_extensions.Required in qualifiers or name in required
+        yield Field(name, annotation, optional=not needed or typing_extensions.NotRequired in qualifiers)
+
+
+def _qualifiers(annotation: Any) -> list[Any]:
+    found = []
+    while (origin := typing_extensions.get_origin(annotation)) is not None:
+        found.append(origin)
+        annotation = typing_extensions.get_args(annotation)[0]
+    return found
 
 
 def _with_default(
@@ -104,20 +161,3 @@ def _with_default(
     elif not isinstance(default, _ATOMS):
         make = lambda _: copy.deepcopy(default)  # noqa: E731
     return Field(name, annotation, optional=True, has_default=True, default=default, make=make)
-
-
-def _type_hints(cls: type[Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(cls)
-    except Exception:  # names that exist only for the type checker; their enums must be given to the codec
-        return {}
-
-
-def enums_in(annotation: Any) -> Iterator[type[Enum]]:
-    """Yield the enum classes that an annotation names, at any depth."""
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        yield annotation
-    elif isinstance(annotation, Enum):  # a member, in Literal[...]
-        yield type(annotation)
-    for argument in typing.get_args(annotation):
-        yield from enums_in(argument)

@@ -12,10 +12,20 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import RolloutError
-from replaybuf.rollouts.rollout_type import get_field, set_field
-from replaybuf.rollouts.staleness import ExpiryRule, newest_trainable_steps, oldest_step, reset_response, staleness_of
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.staleness import (
+    ExpiryRule,
+    mask_stale_tokens,
+    newest_trainable_steps,
+    oldest_step,
+    reset_response,
+    staleness_of,
+)
+from replaybuf.rollouts.tensors import as_array
 
 
 @dataclass(slots=True)
@@ -24,7 +34,7 @@ class Marks:
 
     `oldest` and `newest` are the oldest model step and the newest trainable one (None: it has none). `expired` says
     which rollouts have expired since they were put; `staleness` is the rollouts' staleness at the refresh in which the
-    last of them expired.
+    last of them expired. `masked` is the newest model step whose tokens a refresh has found too old to train on.
     """
 
     oldest: list[int | None]
@@ -32,18 +42,20 @@ class Marks:
     reward: list[float | None]
     expired: list[bool] | None = None
     staleness: list[int] | None = None
+    masked: int | None = None
 
     @classmethod
-    def of(cls, rollouts: Sequence[Any]) -> Marks:
+    def of(cls, rollouts: Sequence[Any], kind: RolloutType) -> Marks:
+        """Return the marks of rollouts as they are. Raises RolloutError."""
         try:
-            oldest = [oldest_step(rollout) for rollout in rollouts]
-            newest = newest_trainable_steps(rollouts)
+            oldest = [oldest_step(rollout, kind) for rollout in rollouts]
+            newest = newest_trainable_steps(rollouts, kind)
         except (TypeError, ValueError, OverflowError) as error:
             raise RolloutError(f"response_model_steps must be training steps, one for each token: {error}") from error
         for step in (*oldest, *newest):
             if step is not None and abs(step) >= MAX_STEP:
                 raise RolloutError(f"response_model_steps holds {step:.4g}, which is no training step")
-        return cls(oldest, newest, [reward_value(get_field(rollout, "reward")) for rollout in rollouts])
+        return cls(oldest, newest, [reward_value(kind.get(rollout, "reward")) for rollout in rollouts])
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Marks:
@@ -54,6 +66,8 @@ class Marks:
         if self.expired is not None:
             data["expired"] = self.expired
             data["staleness"] = self.staleness
+        if self.masked is not None:
+            data["masked"] = self.masked
         return data
 
     @property
@@ -90,28 +104,62 @@ class Marks:
         self.reward = [None if gone else value for value, gone in zip(self.reward, fired, strict=True)]
         return True
 
-    def apply(self, rollouts: Sequence[Any], train_step: int | None) -> None:
-        """Bring decoded rollouts up to date: reset expired ones, and set the staleness at `train_step`.
+    def mask(self, rule: ExpiryRule, train_step: int) -> bool:
+        """Note the tokens that `rule` masks out at `train_step`; return whether that changes any partly stale rollout.
+
+        What is masked stays masked. A rollout changes from one refresh to the next only while the bound is between its
+        oldest and its newest token, so its marks are rewritten no more often than the weights changed under it.
+        """
+        through = rule.masked_through(train_step)
+        if through is None or (self.masked is not None and through <= self.masked):
+            return False
+        ranges = zip(self.oldest, self.newest, strict=True)
+        if not any(old is not None and new is not None and old <= through < new for old, new in ranges):
+            return False
+        self.masked = through
+        return True
+
+    def apply(self, rollouts: Sequence[Any], train_step: int | None, kind: RolloutType) -> None:
+        """Bring decoded rollouts up to date: reset expired ones, mask stale tokens, set the staleness at `train_step`.
 
         With None it is the staleness that they were put with, or that of the refresh in which the last one expired.
         """
         for index, rollout in enumerate(rollouts):
             if self.expired is not None and self.expired[index]:
-                reset_response(rollout)
+                reset_response(rollout, kind)
             if train_step is not None:
-                set_field(rollout, "seq_staleness", staleness_of(self.oldest[index], train_step))
+                kind.set(rollout, "seq_staleness", staleness_of(self.oldest[index], train_step))
             elif self.staleness is not None:
-                set_field(rollout, "seq_staleness", self.staleness[index])
+                kind.set(rollout, "seq_staleness", self.staleness[index])
+        if self.masked is not None:
+            mask_stale_tokens(rollouts, self.masked, kind)
 
 
 def reward_value(reward: Any) -> float | None:
-    """Return a reward as a number: itself, or the "score" of a dict. None where there is none or it isn't finite."""
+    """Return a reward as a number: itself, or the "score" of a dict; None where there is none or it isn't finite.
+
+    A tensor or array of one number is that number.
+    """
     if isinstance(reward, dict):
         reward = reward.get("score")
-    if reward is None or not isinstance(reward, Real):
+    if reward is not None and not isinstance(reward, Real):
+        reward = _single(reward)
+    if reward is None:
         return None
     try:
         value = float(reward)
     except OverflowError:  # an int too large for a float
         return None
     return value if math.isfinite(value) else None
+
+
+def _single(values: Any) -> Real | None:
+    """Return the only number of a tensor or array, or None."""
+    try:
+        array = as_array(values)
+    except ValueError:
+        return None
+    if not isinstance(array, np.ndarray) or array.size != 1:
+        return None
+    number = array.item()
+    return number if isinstance(number, Real) else None

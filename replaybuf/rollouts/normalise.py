@@ -10,15 +10,17 @@ from typing import Any
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
 from replaybuf.rollouts.rollout import Status, group_status
-from replaybuf.rollouts.rollout_type import RolloutType, get_field, set_field
+from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import (
     EXPIRING_STATUSES,
     ExpiryRule,
     fill_model_steps,
     find_expired,
     group_staleness,
+    mask_stale_tokens,
     refresh_group,
     reset_response,
+    undated,
 )
 
 # Longer lists of tokens are processed in another thread, to keep the event loop free.
@@ -37,7 +39,7 @@ class Normalised:
     """The result of the rules of put for a group.
 
     `train_step` is the step for which its staleness was computed, or None where the rollouts brought their own or some
-    of them expired. `dropped` is true for a group that expired and isn't retryable.
+    of them expired. `dropped` is true for a group that has expired, now or before, and isn't retryable.
     """
 
     status: Status
@@ -52,12 +54,16 @@ async def normalise(
     model_step: int | None,
     train_step: int | None,
     rule: ExpiryRule,
+    said: Status | None = None,
 ) -> Normalised:
-    """Apply the rules of put to the rollouts, in place. Raises RolloutError where they lack required fields."""
+    """Apply the rules of put to the rollouts, in place. Raises RolloutError where they lack required fields.
+
+    `said` is the status of the group in place of what its rollouts say.
+    """
     _require_fields(rollout_type, rollouts, model_step, train_step, rule)
-    if _count_tokens(rollouts) < _MANY_TOKENS:
-        return _normalise(rollouts, model_step, train_step, rule)
-    return await asyncio.to_thread(_normalise, rollouts, model_step, train_step, rule)
+    if _count_tokens(rollouts, rollout_type) < _MANY_TOKENS:
+        return _normalise(rollouts, rollout_type, model_step, train_step, rule, said)
+    return await asyncio.to_thread(_normalise, rollouts, rollout_type, model_step, train_step, rule, said)
 
 
 def _require_fields(
@@ -67,7 +73,7 @@ def _require_fields(
     train_step: int | None,
     rule: ExpiryRule,
 ) -> None:
-    features: list[tuple[str, tuple[str, ...]]] = [("put", ("status",))]
+    features: list[tuple[str, tuple[str, ...]]] = []
     if model_step is not None:
         features.append(("model_step", ("response_ids", "response_model_steps")))
     if train_step is not None:
@@ -75,14 +81,26 @@ def _require_fields(
     if rule.active:
         features.append(("stale_threshold", ("seq_staleness",)))
     if rule.token_stale_threshold is not None:
-        features.append(("token_stale_threshold", ("response_ids", "response_model_steps")))
+        mask = () if rollout_type.cls is dict else ("response_mask",)  # a dict gets one where it needs it
+        features.append(("token_stale_threshold", ("response_ids", "response_model_steps", *mask)))
     for rollout in rollouts:
         rollout_type.require_all(rollout, features)
 
 
-def _normalise(rollouts: Sequence[Any], model_step: int | None, train_step: int | None, rule: ExpiryRule) -> Normalised:
+def _normalise(
+    rollouts: Sequence[Any],
+    kind: RolloutType,
+    model_step: int | None,
+    train_step: int | None,
+    rule: ExpiryRule,
+    said: Status | None,
+) -> Normalised:
     try:
-        return _apply_rules(rollouts, model_step, train_step, rule)
+        status = _status_of(rollouts, kind) if said is None else said
+        if model_step is not None:
+            for rollout in rollouts:
+                fill_model_steps(rollout, model_step, kind)
+        return _apply_rules(rollouts, kind, status, train_step, rule)
     except ReplayBufError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
@@ -90,42 +108,52 @@ def _normalise(rollouts: Sequence[Any], model_step: int | None, train_step: int 
 
 
 def _apply_rules(
-    rollouts: Sequence[Any], model_step: int | None, train_step: int | None, rule: ExpiryRule
+    rollouts: Sequence[Any], kind: RolloutType, status: Status, train_step: int | None, rule: ExpiryRule
 ) -> Normalised:
-    status = _status_of(rollouts)
-    if model_step is not None:
-        for rollout in rollouts:
-            fill_model_steps(rollout, model_step)
     if train_step is not None:
-        refresh_group(rollouts, train_step)
-    staleness = group_staleness(rollouts)
+        refresh_group(rollouts, train_step, kind)
+    staleness = group_staleness(rollouts, kind)
     if abs(staleness) >= MAX_STEP:
         raise RolloutError(f"seq_staleness is {staleness:.4g}, which is no number of training steps")
-    expired = find_expired(rollouts, rule, train_step) if status in EXPIRING_STATUSES else []
-    if not expired:
+    if status not in EXPIRING_STATUSES:
         return Normalised(status, staleness, train_step)
-    if not rule.retryable:
+    expired = find_expired(rollouts, rule, train_step, kind)
+    if (expired or status == Status.EXPIRED) and not rule.retryable:
         for rollout in rollouts:
-            set_field(rollout, "status", Status.EXPIRED)
+            kind.set_status(rollout, Status.EXPIRED)
         return Normalised(Status.EXPIRED, staleness, train_step, dropped=True)
     for index in expired:
-        reset_response(rollouts[index])
+        reset_response(rollouts[index], kind)
+    _mask(rollouts, kind, rule, train_step)
+    if not expired:
+        return Normalised(status, staleness, train_step)
     return Normalised(Status.EXPIRED, staleness, None)
 
 
-def _count_tokens(rollouts: Sequence[Any]) -> int:
+def _mask(rollouts: Sequence[Any], kind: RolloutType, rule: ExpiryRule, train_step: int | None) -> None:
+    """Mask out the tokens that are too old. Raises RolloutError for a response whose age is unknown."""
+    through = rule.masked_through(train_step)
+    if through is None:
+        return
+    if (index := undated(rollouts, kind)) is not None:
+        raise RolloutError(
+            f"rollouts[{index}] has a response without response_model_steps, so token_stale_threshold can't tell how "
+            "old its tokens are; give put the model_step of the weights that wrote them, or no token_stale_threshold"
+        )
+    mask_stale_tokens(rollouts, through, kind)
+
+
+def _count_tokens(rollouts: Sequence[Any], kind: RolloutType) -> int:
     """Return the number of response tokens in the group, as far as it can be determined."""
-    lists = (get_field(rollout, "response_ids") for rollout in rollouts)
+    lists = (kind.get(rollout, "response_ids") for rollout in rollouts)
     return sum(len(tokens) for tokens in lists if isinstance(tokens, (list, tuple)))
 
 
-def _status_of(rollouts: Sequence[Any]) -> Status:
+def _status_of(rollouts: Sequence[Any], kind: RolloutType) -> Status:
     statuses = []
     for index, rollout in enumerate(rollouts):
-        value = get_field(rollout, "status")
         try:
-            statuses.append(Status(value))
-        except ValueError:
-            known = ", ".join(Status)
-            raise RolloutError(f"rollouts[{index}].status is {value!r}; expected one of {known}") from None
+            statuses.append(kind.status(rollout))
+        except RolloutError as error:
+            raise RolloutError(f"rollouts[{index}].{error}") from None
     return group_status(statuses)

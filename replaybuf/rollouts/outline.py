@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from replaybuf.errors import RolloutError
 from replaybuf.rollouts.marks import reward_value
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import get_field
+from replaybuf.rollouts.rollout_type import RolloutType
 
 PREVIEW_CHARS = 200
 
 
-def outline(rollouts: Sequence[Any]) -> list[dict[str, Any]]:
+def outline(rollouts: Sequence[Any], kind: RolloutType) -> list[dict[str, Any]]:
     """Return the outline of a group: one record for each rollout, as it was put.
 
     `rewards` and `error_msg` are in it where there are any.
     """
-    return [_record(rollout) for rollout in rollouts]
+    return [_record(rollout, kind) for rollout in rollouts]
 
 
-def _record(rollout: Any) -> dict[str, Any]:
+def _record(rollout: Any, kind: RolloutType) -> dict[str, Any]:
     record: dict[str, Any] = {
-        "id": _plain_id(get_field(rollout, "rollout_id")),
-        "status": str(Status(get_field(rollout, "status"))),
-        "staleness": int(get_field(rollout, "seq_staleness", 0) or 0),
-        "prompt_tokens": _length(get_field(rollout, "prompt_ids")),
-        "response_tokens": _length(get_field(rollout, "response_ids")),
-        "finish_reason": preview(get_field(rollout, "finish_reason")),
-        "response": preview(get_field(rollout, "response")),
+        "id": _plain_id(kind.get(rollout, "rollout_id")),
+        "status": _status(rollout, kind),
+        "staleness": int(kind.get(rollout, "seq_staleness", 0) or 0),
+        "prompt_tokens": _length(kind.get(rollout, "prompt_ids")),
+        "response_tokens": _length(kind.get(rollout, "response_ids")),
+        "finish_reason": preview(kind.get(rollout, "finish_reason")),
+        "response": preview(kind.get(rollout, "response")),
     }
-    if parts := reward_parts(get_field(rollout, "reward")):
+    if parts := reward_parts(kind.get(rollout, "reward")):
         record["rewards"] = parts
-    if error := preview(get_field(rollout, "error_msg")):
+    if error := preview(kind.get(rollout, "error_msg")):
         record["error_msg"] = error
     return record
 
@@ -47,11 +47,11 @@ def reward_parts(reward: Any) -> dict[str, float | str]:
     return parts
 
 
-def prompt_preview(rollouts: Sequence[Any]) -> str | None:
+def prompt_preview(rollouts: Sequence[Any], kind: RolloutType) -> str | None:
     """Return the beginning of the last message of the prompt, or None."""
-    message = get_field(rollouts[0], "message")
+    message = kind.get(rollouts[0], "message")
     if not isinstance(message, (list, tuple)) or not message:
-        return preview(message if isinstance(message, str) else get_field(rollouts[0], "prompt"))
+        return preview(message if isinstance(message, str) else kind.get(rollouts[0], "prompt"))
     last = message[-1]
     content = last.get("content") if isinstance(last, dict) else last
     if isinstance(content, list):
@@ -69,8 +69,20 @@ def preview(text: Any) -> str | None:
     return short.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
+def _status(rollout: Any, kind: RolloutType) -> str | None:
+    try:
+        return str(kind.status(rollout))
+    except RolloutError:  # of a payload that is read without the config that says what its statuses mean
+        return None
+
+
 def _length(values: Any) -> int:
-    return len(values) if hasattr(values, "__len__") else 0
+    if values is None:
+        return 0
+    try:
+        return len(values)
+    except TypeError:  # no tokens: an array or tensor without dimensions, for example
+        return 0
 
 
 def _plain_id(value: Any) -> int | str | None:

@@ -13,8 +13,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from replaybuf.errors import InputError
-
 
 class Status(StrEnum):
     """The state of a rollout, or of a group."""
@@ -28,12 +26,10 @@ class Status(StrEnum):
     ARCHIVED = "archived"
 
 
-def check_status(status: Any) -> Status:
-    """Return the Status for a Status or its value."""
-    try:
-        return Status(status)
-    except ValueError:
-        raise InputError(f"unknown status {status!r}; there are {', '.join(Status)}") from None
+#: Groups that aren't trained on, and that nobody finishes.
+UNFIT = (Status.FILTERED, Status.FAILED)
+#: Groups that take no room and are never evicted: they stay for SQL, up to bounds of their own.
+ASIDE = (Status.ARCHIVED, *UNFIT)
 
 
 # A group that isn't fully completed has the first of these statuses that any of its rollouts has.
@@ -78,6 +74,7 @@ class RolloutState(BaseModel):
     message: list[dict[str, Any]]
     prompt_ids: Any = None
     num_tokens: int | None = None
+    proxy_attn_flops: float | None = None
     data_source: Any = None
     mm_info: Any = None
     reward_model: Any = None

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from replaybuf.checks import check_threshold
+from replaybuf.rollouts import tensors
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import get_field, has_field, set_field
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.tensors import as_array, is_tensor
 
 #: Only groups of these statuses expire; by default only they are refreshed.
 EXPIRING_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
@@ -29,9 +31,9 @@ _RESET_TO_NONE = ("routed_experts", "finish_reason", "response_mask", "reward", 
 class ExpiryRule:
     """When a rollout is too old to train on, counted in train steps.
 
-    `stale_threshold` bounds the rollout's staleness, `token_stale_threshold` that of its freshest trainable token; None
-    disables a bound. If `retryable`, an expired rollout loses its response and its group waits as EXPIRED to be
-    generated again; otherwise the whole group is dropped.
+    `stale_threshold` bounds the rollout's staleness, `token_stale_threshold` that of each token: older ones aren't
+    trained on, and the rollout expires when none is left. None disables a bound. If `retryable`, an expired rollout
+    loses its response and its group waits as EXPIRED to be generated again; otherwise the whole group is dropped.
 
     Raises InputError, a ValueError, when a threshold isn't positive.
     """
@@ -52,6 +54,12 @@ class ExpiryRule:
             return False
         return train_step - newest_step - 1 >= self.token_stale_threshold
 
+    def masked_through(self, train_step: int | None) -> int | None:
+        """Return the newest model step whose tokens are too old at `train_step`; None where tokens have no bound."""
+        if self.token_stale_threshold is None or train_step is None:
+            return None
+        return train_step - 1 - self.token_stale_threshold
+
     @property
     def active(self) -> bool:
         """Whether there is any bound."""
@@ -63,30 +71,34 @@ def staleness_of(oldest_step: int | None, train_step: int) -> int:
     return 0 if oldest_step is None else train_step - oldest_step - 1
 
 
-def oldest_step(rollout: Any) -> int | None:
+def oldest_step(rollout: Any, kind: RolloutType) -> int | None:
     """Return the oldest model step of the rollout's response, or None."""
-    steps = get_field(rollout, "response_model_steps")
+    steps = as_array(kind.get(rollout, "response_model_steps"))
     if steps is None or len(steps) == 0:
         return None
     return int(steps.min() if isinstance(steps, np.ndarray) else min(steps))
 
 
-def newest_trainable_steps(rollouts: Sequence[Any]) -> list[int | None]:
+def newest_trainable_steps(rollouts: Sequence[Any], kind: RolloutType) -> list[int | None]:
     """Return for each rollout the newest model step among its trainable tokens (response mask set).
 
     None where token-level expiry doesn't apply: the group has `input_ids` or `labels`, or the rollout has no response,
     no model steps, or no trainable token in its mask.
     """
-    agentic = any(get_field(r, "input_ids") is not None or get_field(r, "labels") is not None for r in rollouts)
-    return [None if agentic else _newest_trainable_step(rollout) for rollout in rollouts]
+    agentic = _agentic(rollouts, kind)
+    return [None if agentic else _newest_trainable_step(rollout, kind) for rollout in rollouts]
 
 
-def _newest_trainable_step(rollout: Any) -> int | None:
-    steps = get_field(rollout, "response_model_steps")
-    response_ids = get_field(rollout, "response_ids")
+def _agentic(rollouts: Sequence[Any], kind: RolloutType) -> bool:
+    return any(kind.get(r, "input_ids") is not None or kind.get(r, "labels") is not None for r in rollouts)
+
+
+def _newest_trainable_step(rollout: Any, kind: RolloutType) -> int | None:
+    steps = as_array(kind.get(rollout, "response_model_steps"))
+    response_ids = kind.get(rollout, "response_ids")
     if steps is None or len(steps) == 0 or response_ids is None or len(response_ids) == 0:
         return None
-    mask = get_field(rollout, "response_mask")
+    mask = as_array(kind.get(rollout, "response_mask"))
     if mask is None:
         return _highest(steps)
     if isinstance(steps, np.ndarray) or isinstance(mask, np.ndarray):
@@ -95,78 +107,137 @@ def _newest_trainable_step(rollout: Any) -> int | None:
     return max(map(int, compress(steps, mask)), default=None)
 
 
+def undated(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
+    """Return the index of the first rollout whose tokens should have a staleness but have no model steps, or None."""
+    if _agentic(rollouts, kind):
+        return None
+    for index, rollout in enumerate(rollouts):
+        response_ids, mask = kind.get(rollout, "response_ids"), as_array(kind.get(rollout, "response_mask"))
+        if response_ids is None or len(response_ids) == 0 or oldest_step(rollout, kind) is not None:
+            continue
+        if mask is None or np.any(np.asarray(mask) != 0):
+            return index
+    return None
+
+
+def mask_stale_tokens(rollouts: Sequence[Any], through: int, kind: RolloutType) -> None:
+    """Clear `response_mask` for the tokens of a group whose model step isn't after `through`, in place.
+
+    A response without a mask gets one if any of its tokens is that old: a list, or an int32 array where `response_ids`
+    is an array. A token without a model step counts as old as the oldest of its response. Rollouts are left alone where
+    token-level expiry doesn't apply, or where no trainable token would be left: those expire.
+    """
+    for rollout, newest in zip(rollouts, newest_trainable_steps(rollouts, kind), strict=True):
+        oldest = oldest_step(rollout, kind)
+        if newest is not None and oldest is not None and oldest <= through < newest:
+            _mask_one(rollout, through, kind)
+
+
+def _mask_one(rollout: Any, through: int, kind: RolloutType) -> None:
+    response_ids, mask = kind.get(rollout, "response_ids"), kind.get(rollout, "response_mask")
+    stale = np.ones(len(response_ids if mask is None else mask), dtype=bool)
+    known = np.asarray(as_array(kind.get(rollout, "response_model_steps")))[: len(stale)]
+    stale[: len(known)] = known <= through
+    masked: Any
+    if is_tensor(mask) or (mask is None and is_tensor(response_ids)):
+        masked = tensors.copied(mask) if is_tensor(mask) else tensors.repeated(1, len(stale), like=response_ids)
+        masked[np.flatnonzero(stale).tolist()] = 0
+    elif mask is None:
+        fresh = (~stale).astype(np.int32)
+        masked = fresh if isinstance(response_ids, np.ndarray) else fresh.tolist()
+    elif isinstance(mask, np.ndarray):
+        masked = mask.copy()
+        masked[stale] = 0
+    else:
+        kept = [type(value)() if old else value for value, old in zip(mask, stale.tolist(), strict=True)]
+        masked = tuple(kept) if isinstance(mask, tuple) else kept
+    kind.set(rollout, "response_mask", masked)
+
+
 def _highest(steps: Any) -> int | None:
     if len(steps) == 0:
         return None
     return int(steps.max() if isinstance(steps, np.ndarray) else max(steps))
 
 
-def fill_model_steps(rollout: Any, model_step: int) -> None:
+def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
     """Extend `response_model_steps` with `model_step` up to the length of `response_ids`; existing steps stay.
 
-    If there were none, they become a list, or an int32 array where `response_ids` is an array.
+    If there were none, they become a list, or an int32 array or tensor where `response_ids` is an array or tensor.
     """
-    response_ids = get_field(rollout, "response_ids")
+    response_ids = kind.get(rollout, "response_ids")
     wanted = 0 if response_ids is None else len(response_ids)
-    steps = get_field(rollout, "response_model_steps")
+    steps = kind.get(rollout, "response_model_steps")
     missing = wanted - (0 if steps is None else len(steps))
     if missing <= 0:
         return
     filled: Any
-    if isinstance(steps, np.ndarray):
+    if is_tensor(steps):
+        filled = tensors.extended(steps, missing, model_step)
+    elif steps is None and is_tensor(response_ids):
+        filled = tensors.repeated(model_step, missing, like=response_ids)
+    elif isinstance(steps, np.ndarray):
         filled = np.concatenate([steps, np.full(missing, model_step, dtype=steps.dtype)])
     elif steps is None and isinstance(response_ids, np.ndarray):
         filled = np.full(missing, model_step, dtype=np.int32)
     else:
         filled = [*(steps or ()), *([model_step] * missing)]
-    set_field(rollout, "response_model_steps", filled)
+    kind.set(rollout, "response_model_steps", filled)
 
 
-def refresh_group(rollouts: Sequence[Any], train_step: int) -> None:
-    """Set every rollout's `seq_staleness` to its staleness at `train_step`."""
-    for rollout in rollouts:
-        staleness = staleness_of(oldest_step(rollout), train_step)
-        if get_field(rollout, "seq_staleness") != staleness:
-            set_field(rollout, "seq_staleness", staleness)
+def refresh_group(rollouts: Sequence[Any], train_step: int, kind: RolloutType) -> list[int]:
+    """Set every rollout's `seq_staleness`, where it has one, to its staleness at `train_step`; return these."""
+    values = [staleness_of(oldest_step(rollout, kind), train_step) for rollout in rollouts]
+    for rollout, staleness in zip(rollouts, values, strict=True):
+        if kind.get(rollout, "seq_staleness") != staleness:
+            kind.set(rollout, "seq_staleness", staleness)
+    return values
 
 
-def group_staleness(rollouts: Sequence[Any]) -> int:
+def group_staleness(rollouts: Sequence[Any], kind: RolloutType) -> int:
     """Return a group's staleness: the largest `seq_staleness` of its rollouts (0 for rollouts without that field)."""
-    return max(int(get_field(rollout, "seq_staleness", 0) or 0) for rollout in rollouts)
+    return max(_own_staleness(rollout, kind) for rollout in rollouts)
 
 
-def find_expired(rollouts: Sequence[Any], rule: ExpiryRule, train_step: int | None) -> list[int]:
-    """Return the indices of the rollouts that have expired under the rule, by their own `seq_staleness`."""
+def _own_staleness(rollout: Any, kind: RolloutType) -> int:
+    return int(kind.get(rollout, "seq_staleness", 0) or 0)
+
+
+def find_expired(
+    rollouts: Sequence[Any],
+    rule: ExpiryRule,
+    train_step: int | None,
+    kind: RolloutType,
+    staleness: Sequence[int] | None = None,
+) -> list[int]:
+    """Return the indices of the rollouts that have expired, by their `staleness` (default: their `seq_staleness`)."""
     if not rule.active:
         return []
+    if staleness is None:
+        staleness = [_own_staleness(rollout, kind) for rollout in rollouts]
     tokenwise = rule.token_stale_threshold is not None
-    newest = newest_trainable_steps(rollouts) if tokenwise else [None] * len(rollouts)
+    newest = newest_trainable_steps(rollouts, kind) if tokenwise else [None] * len(rollouts)
     return [
         index
-        for index, rollout in enumerate(rollouts)
-        if rule.expires(int(get_field(rollout, "seq_staleness", 0) or 0), newest[index], train_step)
+        for index, (value, step) in enumerate(zip(staleness, newest, strict=True))
+        if rule.expires(value, step, train_step)
     ]
 
 
-def reset_response(rollout: Any) -> None:
+def reset_response(rollout: Any, kind: RolloutType) -> None:
     """Mark a rollout EXPIRED and remove its response, so that its prompt can be generated again.
 
     Prompt, message, mm_info and extra_fields stay, and so does `seq_staleness`; `tokens` becomes a copy of
-    `prompt_ids`.
+    `prompt_ids`, or empty where the class has none.
     """
-    set_field(rollout, "status", Status.EXPIRED)
-    if has_field(rollout, "response"):
-        set_field(rollout, "response", "")
+    kind.set_status(rollout, Status.EXPIRED)
+    if kind.has(rollout, "response"):
+        kind.set(rollout, "response", "")
     for name in _RESET_TO_EMPTY:
-        if has_field(rollout, name):
-            set_field(rollout, name, [])
+        if kind.has(rollout, name):
+            kind.set(rollout, name, [])
     for name in _RESET_TO_NONE:
-        if has_field(rollout, name):
-            set_field(rollout, name, None)
-    if has_field(rollout, "tokens"):
-        prompt_ids = get_field(rollout, "prompt_ids")
-        set_field(rollout, "tokens", prompt_ids.copy() if isinstance(prompt_ids, np.ndarray) else _copy(prompt_ids))
-
-
-def _copy(values: Any) -> Any:
-    return None if values is None else list(values)
+        if kind.has(rollout, name):
+            kind.set(rollout, name, None)
+    if kind.has(rollout, "tokens"):
+        kind.set(rollout, "tokens", tensors.copied(kind.get(rollout, "prompt_ids", ())))

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Literal
 
 from replaybuf.errors import ConfigError
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules.policies import FIFOPolicy, ReplayPolicy
 from replaybuf.rules.race import KEYS
 
@@ -26,8 +26,9 @@ _ROUNDING = 1e-9
 class Level:
     """The numbers of a task that its limits look at.
 
-    `buffered` counts the groups that are neither leased nor archived, `completed` those of them that are COMPLETED,
-    `inserted` the completed groups that were put, `sampled` the draws of completed groups.
+    `buffered` counts the groups that take room: those that are neither leased nor archived, filtered or failed;
+    `completed` those of them that are COMPLETED, `inserted` the completed groups that were put, `sampled` the draws of
+    completed groups.
     """
 
     buffered: int = 0
@@ -38,13 +39,14 @@ class Level:
     def joined_by(self, status: Status) -> Level:
         """Return the level after one more group of this status was put."""
         completed = status == Status.COMPLETED
-        return Level(self.buffered + 1, self.completed + completed, self.inserted + completed, self.sampled)
+        buffered = self.buffered + (status not in ASIDE)
+        return Level(buffered, self.completed + completed, self.inserted + completed, self.sampled)
 
     def without(self, removed: Iterable[Status]) -> Level:
         """Return the level after groups of these statuses were replaced."""
         statuses = list(removed)
         completed = statuses.count(Status.COMPLETED)
-        buffered = len(statuses) - statuses.count(Status.ARCHIVED)
+        buffered = sum(status not in ASIDE for status in statuses)
         return Level(self.buffered - buffered, self.completed - completed, self.inserted, self.sampled)
 
 
@@ -53,17 +55,18 @@ class Limits:
     """How many groups a task holds, how often they are drawn and at what rate.
 
     `max_times_sampled`: a completed group leaves with its n-th draw; with 0 it stays. `capacity` bounds the groups of a
-    task, and the remover evicts beyond it (`on_full="evict"`). Otherwise it bounds the completed groups, and a put of
-    one more waits ("block") or is refused ("reject"); groups of other statuses are never held back then. `min_size`:
-    nothing is drawn while there are fewer completed groups. `samples_per_insert` keeps the number of draws per
-    completed group put near this value, to within `error_buffer` draws: it holds back puts as well as draws. The
-    formula is that of Reverb's SampleToInsertRatio limiter, except that puts are never held back while there are fewer
-    completed groups than could be put at the beginning: groups that expired or were deleted or evicted are never drawn,
-    and puts would wait for their draws for ever.
+    task that take room (FILTERED and FAILED ones don't), and the remover evicts beyond it (`on_full="evict"`).
+    Otherwise it bounds the completed groups, and a put of one more waits ("block") or is refused ("reject"); groups of
+    other statuses are never held back then. `min_size`: nothing is drawn while there are fewer completed groups.
+    `samples_per_insert` keeps the number of draws per completed group put near this value, to within `error_buffer`
+    draws: it holds back puts as well as draws. The formula is that of Reverb's SampleToInsertRatio limiter, except that
+    puts are never held back while there are fewer completed groups than could be put at the beginning: groups that
+    expired or were deleted or evicted are never drawn, and puts would wait for their draws for ever.
 
     `archive_groups` and `archive_seconds`: groups that leave by being drawn stay as ARCHIVED, up to this number per
-    task or this age. `max_deliveries`: a group that was leased this often without acknowledgement is set aside as
-    FAILED; 0 means no limit.
+    task or this age. `unfit_groups` and `unfit_seconds`: the same for FILTERED and FAILED groups, of each status; None
+    for both keeps all of them. `max_deliveries`: a group that was leased this often without acknowledgement is set
+    aside as FAILED; 0 means no limit.
 
     Raises ConfigError for values that could never deliver a batch.
     """
@@ -76,16 +79,19 @@ class Limits:
     error_buffer: float | None = None
     archive_groups: int | None = None
     archive_seconds: float | None = None
+    unfit_groups: int | None = None
+    unfit_seconds: float | None = None
     max_deliveries: int = 5
 
     def __post_init__(self) -> None:
         for name, least in (("max_times_sampled", 0), ("min_size", 0), ("max_deliveries", 0)):
             _check_count(name, getattr(self, name), least)
-        for name in ("capacity", "archive_groups"):
+        for name, least in (("capacity", 1), ("archive_groups", 1), ("unfit_groups", 0)):
             if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name), 1)
-        if self.archive_seconds is not None and not 0 < self.archive_seconds < math.inf:
-            raise ConfigError(f"archive must be a positive time, got {self.archive_seconds!r} seconds")
+                _check_count(name, getattr(self, name), least)
+        for name, seconds in (("archive", self.archive_seconds), ("unfit", self.unfit_seconds)):
+            if seconds is not None and not 0 < seconds < math.inf:
+                raise ConfigError(f"{name} must be a positive time, got {seconds!r} seconds")
         self._check_capacity()
         self._check_rate()
 
@@ -151,6 +157,22 @@ class Limits:
     def archives(self) -> bool:
         """Whether groups that leave by being drawn stay as ARCHIVED."""
         return self.archive_groups is not None or self.archive_seconds is not None
+
+    @property
+    def keeps_unfit(self) -> bool:
+        """Whether there is a bound for FILTERED and FAILED groups: then those that strategies make are kept, too."""
+        return self.unfit_groups is not None or self.unfit_seconds is not None
+
+    def bound_aside(self, status: Status) -> tuple[int | None, float | None]:
+        """Return how many groups of a status that takes no room stay in each task, and how long, in seconds."""
+        if status == Status.ARCHIVED:
+            return self.archive_groups, self.archive_seconds
+        return self.unfit_groups, self.unfit_seconds
+
+    @property
+    def bounded_aside(self) -> tuple[Status, ...]:
+        """The statuses that take no room and have a bound of their own."""
+        return tuple(status for status in ASIDE if self.bound_aside(status) != (None, None))
 
     @property
     def slows_draws(self) -> bool:

@@ -1,8 +1,8 @@
 """What a store counts, by task and status, in the same transactions as the events.
 
-For every task, `put` equals `taken + evicted + dropped + deleted + replaced`, plus the groups in the buffer (`size`)
-and the leased ones. That leaves out all counts of the status ARCHIVED, and holds as long as no update moves groups into
-the archive or out of it.
+For every task, `put` equals `taken + evicted + dropped + deleted + replaced + pruned`, plus the groups in the buffer
+(`size`) and the leased ones. That leaves out all counts of the status ARCHIVED, and holds as long as no update moves
+groups into the archive or out of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules.limits import Level
 
 
@@ -32,7 +32,7 @@ class Tally(StrEnum):
     REFUSED = "refused"  # puts without room; nothing was stored
     RETURNED = "returned"  # leases given back
     LEASE_EXPIRED = "lease_expired"  # leases whose time ran out
-    PRUNED = "pruned"  # left the archive
+    PRUNED = "pruned"  # left the archive, or were FILTERED or FAILED and no longer kept
 
 
 #: A task and a status.
@@ -48,7 +48,7 @@ def levels(tallies: Tallies, tasks: Iterable[str]) -> dict[str, Level]:
             return tallies.get((task, Status.COMPLETED, name), 0)
 
         return Level(
-            buffered=sum(tallies.get((task, status, Tally.SIZE), 0) for status in Status if status != Status.ARCHIVED),
+            buffered=sum(tallies.get((task, status, Tally.SIZE), 0) for status in Status if status not in ASIDE),
             completed=of(Tally.SIZE),
             inserted=of(Tally.PUT),
             sampled=of(Tally.SAMPLED_NEW) + of(Tally.SAMPLED_AGAIN),

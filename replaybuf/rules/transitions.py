@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import UNFIT, Status
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.tallies import Tally
 
@@ -88,8 +88,8 @@ def put(status: Status) -> Transition:
 
 
 def dropped(status: Status) -> Transition:
-    """Return the transition of a group that expired before it could be stored: it counts as put, and is gone."""
-    return _nowhere(status, Tally.PUT, Tally.DROPPED)
+    """Return the transition of a group that is put, and not stored: it expired, or it is unfit and none is kept."""
+    return _nowhere(status, Tally.PUT, Tally.PRUNED if status in UNFIT else Tally.DROPPED)
 
 
 def refused(status: Status) -> Transition:

@@ -71,7 +71,9 @@ class GroupStorage(ABC):
         """Store a group and return its uid. When it returns, the group is committed.
 
         Groups beyond the capacity are evicted in the same transaction, in the remover's order, even the new group when
-        it comes first. The tags are copied, and `{}` is stored as None.
+        it comes first. The tags are copied, and `{}` is stored as None. With `group.dropped` all groups that leave are
+        added to it as they were, as soon as that is certain: those replaced, and those evicted; one that can't be
+        decoded has an `error`, and no rollouts.
 
         Raises EncodeError for values that can't be stored, FullError when the limits leave no room, ConflictError when
         a group to be replaced isn't there, and LeaseLostError when its lease no longer holds it; then nothing is
@@ -82,7 +84,8 @@ class GroupStorage(ABC):
     async def drop(self, group: NewGroup) -> None:
         """Record a group that expired before it could be stored, and remove the groups that its put would replace.
 
-        In one transaction; it counts as put and as dropped. Raises ConflictError and LeaseLostError like `put`; then
+        In one transaction; it counts as put and as dropped. With `group.dropped`, the removed ones are added to it, as
+        by `put`. Raises ConflictError and LeaseLostError like `put`; then
         nothing is removed or counted.
         """
 
@@ -136,8 +139,8 @@ class GroupStorage(ABC):
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
         """Set the staleness of all groups of the tasks and statuses for the train step, and apply the expiry rules.
 
-        Returns the number of expired groups by task. Groups that aren't retryable are removed and counted as dropped.
-        One transaction.
+        Returns the number of expired groups by task. Groups that aren't retryable are removed and counted as dropped,
+        also when they were EXPIRED before; with `refresh.dropped` they are added to it, as by `put`. One transaction.
         """
 
     # Waiting

@@ -36,7 +36,9 @@ class NewGroup:
     some of them expired. `key` makes the put repeatable: a group of the same task and key is replaced. `replaces` are
     the uids of groups that leave in the same transaction; all of them have to be there or, with a `lease`, be held by
     it. With `stays_leased` the lease holds the new group in their place. `tags` belong to the caller: a backend keeps a
-    copy and hands out copies, and `{}` is stored as None.
+    copy and hands out copies, and `{}` is stored as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for
+    `Codec.encode`. If `dropped` is a list, the groups that leave in the same transaction are added to it, after the
+    commit.
     """
 
     task_name: str
@@ -51,6 +53,8 @@ class NewGroup:
     replaces: tuple[int, ...] = ()
     lease: Leased | None = None
     stays_leased: bool = False
+    fetched: dict[Any, Any] = field(default_factory=dict)
+    dropped: list[StorageItem] | None = None
 
 
 @dataclass(slots=True)
@@ -172,8 +176,12 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """One refresh: the train step, the groups that it is for, and each task's rule."""
+    """One refresh: the train step, the groups that it is for, and each task's rule.
+
+    If `dropped` is a list, the groups that are removed are added to it, after the commit.
+    """
 
     train_step: int
     rules: Mapping[str, ExpiryRule]
     statuses: tuple[Status, ...]
+    dropped: list[StorageItem] | None = None

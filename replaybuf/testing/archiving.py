@@ -1,12 +1,16 @@
-"""Laws of the archive: completed groups that left by being drawn stay, for queries."""
+"""Laws of the archive, completed groups that left by being drawn and stay for queries, and of unfit groups."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.contract import CopyStorage, LeaseStorage
+from replaybuf.storage.values import StorageItem
 from replaybuf.testing.harness import (
     Harness,
     OpenBuffer,
@@ -25,7 +29,7 @@ MANY = 1000
 
 
 class ArchiveLaws(Harness):
-    """Laws of `archive_groups` and `archive_seconds` in the limits."""
+    """Laws of `archive_groups`, `archive_seconds`, `unfit_groups` and `unfit_seconds` in the limits."""
 
     async def test_without_an_archive_nothing_stays(self, open_buffer: OpenBuffer) -> None:
         """The default."""
@@ -149,6 +153,62 @@ class ArchiveLaws(Harness):
         assert len(buffer) == 1
         assert await drawn(buffer, 9) == [uid]
         assert await buffer.count("math", "archived") == 2
+
+    @pytest.mark.parametrize("status", [Status.FILTERED, Status.FAILED])
+    async def test_what_is_unfit_is_pruned_by_number(self, open_buffer: OpenBuffer, status: Status) -> None:
+        """Of each task and status those stay that became so last; others are as they were."""
+        buffer = await open_buffer(unfit_groups=2, archive_groups=MANY)
+        first, *uids = await fill(buffer, 4)
+        for number in range(3):
+            await buffer.put(group(number, status=status), "math")
+        for uid in (*uids, first):
+            await buffer.update({"uid": uid}, status=status)
+        await buffer.put(group(9, status=status), "code")
+        await fill(buffer, 3)
+        await drawn(buffer, 3)
+
+        async def pruned() -> bool:
+            return await buffer.count("math", status) == 2
+
+        await eventually(pruned)
+        assert {item.uid for item in await found(buffer, {"task_name": "math", "status": status})} == {uids[-1], first}
+        assert (await buffer.count("code", status), await buffer.count("math", "archived")) == (1, 3)
+        assert await total(buffer, "pruned") == 5
+
+    async def test_what_is_unfit_is_pruned_by_age(self, open_buffer: OpenBuffer) -> None:
+        """Counted from when it became so, not from its put."""
+        buffer = await open_buffer(unfit_seconds=0.5)
+        [late] = await fill(buffer, 1)
+        await buffer.put(group(1, status=Status.FILTERED), "math")
+
+        async def pruned() -> bool:
+            await buffer.update({"uid": late}, priority=2)  # in memory, groups leave as others change
+            return await buffer.count("math", "filtered") == 0
+
+        await eventually(pruned)
+        await buffer.update({"uid": late}, status="failed")
+        assert await buffer.count("math", "failed") == 1
+
+    async def test_without_a_bound_what_is_unfit_stays(self, open_buffer: OpenBuffer) -> None:
+        """An archive's bound isn't theirs."""
+        buffer = await open_buffer(archive_groups=1)
+        for number in range(3):
+            await buffer.put(group(number, status=Status.FAILED), "math")
+        await fill(buffer, 2)
+        await drawn(buffer, 2)
+        assert await buffer.count("math", "failed") == 3
+
+    @pytest.mark.parametrize("status", [Status.FILTERED, Status.FAILED])
+    async def test_what_is_unfit_need_not_be_stored(self, buffer: ReplayBuffer, status: Status) -> None:
+        """keep_unfit=False: it is counted as put and pruned, and what it replaces leaves; the caller can have both."""
+        [uid], gone = await fill(buffer, 1), list[StorageItem]()
+        options: dict[str, Any] = {"replaces": [uid], "keep_unfit": False, "dropped": gone}
+        assert await buffer.put(group(7, status=status), "math", **options) is None
+        assert [(item.uid, item.status) for item in gone] == [(uid, "completed"), (0, status)]
+        assert await found(buffer) == []
+        counted = [await total(buffer, name) for name in ("put", "replaced", "pruned", "dropped")]
+        assert counted == [2, 1, 1, 0]
+        assert await buffer.put(group(8), "math", keep_unfit=False) is not None
 
     @needs(CopyStorage)
     async def test_an_archive_outlives_the_buffer(self, open_buffer: OpenBuffer) -> None:

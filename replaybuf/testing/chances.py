@@ -148,7 +148,7 @@ class ChanceLaws(Harness):
         for round_number in range(80):
             task = f"task {round_number}"
             for number in range(5):
-                await buffer.put(group(number, status=Status.FAILED if number % 2 else Status.COMPLETED), task)
+                await buffer.put(group(number, status=Status.EXPIRED if number % 2 else Status.COMPLETED), task)
             left.update(await numbers(buffer, {"task_name": task}))
         # Groups of one task exclude each other, which makes the statistic smaller by this factor.
         assert chi_square([left[number] for number in range(5)], [48] * 5) * 4 / 2 < CRITICAL[4]
@@ -159,7 +159,7 @@ class ChanceLaws(Harness):
         evicted: Counter[Status] = Counter()
         await fill(buffer, 4)
         for number in range(4):
-            await buffer.put(group(number, status=Status.FAILED), "math")
+            await buffer.put(group(number, status=Status.EXPIRED), "math")
         for _ in range(150):
             before = Counter([item.status for item in await found(buffer)])
             await buffer.put(group(9, status=Status.ABORTED), "math")
@@ -168,7 +168,7 @@ class ChanceLaws(Harness):
             if lost != Status.ABORTED:
                 await buffer.delete({"status": "aborted"})
                 await buffer.put(group(1, status=lost), "math")
-        assert evicted[Status.COMPLETED] + evicted[Status.FAILED] > 100
-        expected = (evicted[Status.COMPLETED] + evicted[Status.FAILED]) / 2
-        pair = [evicted[Status.COMPLETED], evicted[Status.FAILED]]
+        assert evicted[Status.COMPLETED] + evicted[Status.EXPIRED] > 100
+        expected = (evicted[Status.COMPLETED] + evicted[Status.EXPIRED]) / 2
+        pair = [evicted[Status.COMPLETED], evicted[Status.EXPIRED]]
         assert chi_square(pair, [expected] * 2) < CRITICAL[1]

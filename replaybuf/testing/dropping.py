@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import ConflictError, LeaseLostError
+from replaybuf.errors import ConflictError, FullError, LeaseLostError
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.storage.contract import LeaseStorage
-from replaybuf.testing.harness import SOON, Harness, OpenBuffer, able, fill, found, group, ids, needs, total
+from replaybuf.storage.values import StorageItem
+from replaybuf.testing.harness import SOON, Harness, OpenBuffer, able, fill, found, group, ids, needs, plain, total
 from replaybuf.testing.leasing import LONG
 from replaybuf.testing.waiting import waiting
 
@@ -21,6 +24,12 @@ DROPPING: dict[str, Any] = {"stale_threshold": 4, "expired_groups_retryable": Fa
 def stale() -> list[RolloutState]:
     """Return a group that is too old to be stored."""
     return group(9, seq_staleness=4)
+
+
+def plain_items(items: list[StorageItem]) -> list[Any]:
+    """Return groups in a form that compares by ==, in the order of their uids."""
+    ordered = sorted(items, key=lambda item: item.uid)
+    return [plain({name: getattr(item, name) for name in StorageItem.__slots__}) for item in ordered]
 
 
 async def counted(buffer: ReplayBuffer) -> tuple[int, int, int]:
@@ -101,6 +110,93 @@ class DroppingLaws(Harness):
         with pytest.raises(LeaseLostError):
             await put(stale(), "math", replaces=lease.open, **DROPPING)
         assert (len(buffer), await counted(buffer)) == (1, (1, 0, 0))
+
+    async def test_a_caller_can_have_what_leaves(self, open_buffer: OpenBuffer) -> None:
+        """What a put replaces, by uid and key, and what it evicts: as it was. Nothing that leaves otherwise."""
+        buffer = await open_buffer(capacity=4)
+        for number in range(3):
+            await buffer.put(group(number), "math", tags={"n": number}, model_step=number)
+        await buffer.put(group(3), "math", key="a")
+        await buffer.put(group(9), "code")
+        before = {item.uid: item for item in await found(buffer)}
+        first, *_, keyed, _ = before
+        gone: list[StorageItem] = []
+        assert await buffer.put(group(4), "math", dropped=gone) is not None
+        assert plain_items(gone) == plain_items([before[first]])
+        await buffer.put(group(5), "math", key="a", replaces=[first + 1], dropped=gone)
+        assert plain_items(gone[1:]) == plain_items([before[first + 1], before[keyed]])
+        await buffer.put(group(6), "math")
+        await buffer.put(group(7), "math", dropped=gone)
+        assert ids([item.item for item in gone]) == [0, 1, 3, 2]
+
+    async def test_a_caller_can_have_its_own_dropped_group(self, buffer: ReplayBuffer) -> None:
+        """With the uid 0, as it was given, and what it replaces."""
+        uids, gone = await fill(buffer, 2), list[StorageItem]()
+        put = stale()
+        assert await buffer.put(put, "math", replaces=uids[:1], tags={"a": 1}, dropped=gone, **DROPPING) is None
+        assert [(item.uid, item.status) for item in gone] == [(uids[0], "completed"), (0, "expired")]
+        assert (gone[1].item, gone[1].tags, gone[1].task_name) == (put, {"a": 1}, "math")
+
+    async def test_a_caller_of_refresh_can_have_what_is_dropped(self, buffer: ReplayBuffer) -> None:
+        """With the responses, at the new step; not groups that stay to be generated again."""
+        for task in ("math", "code"):
+            await buffer.put(group(1), task, model_step=0, current_train_step=1)
+            await buffer.put(group(2, status=Status.EXPIRED), task)
+            await buffer.put(group(3), task, model_step=8, current_train_step=9)
+        gone: list[StorageItem] = []
+        await buffer.refresh_staleness(
+            task_stale_thresholds={"math": 5, "code": 5},
+            expired_groups_retryable_by_task={"math": False},
+            current_train_step=9,
+            dropped=gone,
+        )
+        gone.sort(key=lambda item: item.uid)
+        assert [(item.task_name, item.status, item.staleness) for item in gone] == [
+            ("math", "completed", 8), ("math", "expired", 0)
+        ]  # fmt: skip
+        assert [(item.item[0].response, item.item[0].seq_staleness) for item in gone] == [
+            ("the answer", 8), ("the answer", 0)
+        ]  # fmt: skip
+
+    async def test_nothing_that_stays_is_told(self, open_buffer: OpenBuffer) -> None:
+        """A put that is refused, or in conflict, leaves the list as it was."""
+        buffer = await open_buffer(capacity=1, on_full="reject")
+        [uid] = await fill(buffer, 1)
+        gone: list[StorageItem] = []
+        with pytest.raises(FullError):
+            await buffer.put(group(1), "math", dropped=gone)
+        with pytest.raises(ConflictError):
+            await buffer.put(group(1), "math", replaces=[uid, uid + 1], dropped=gone)
+        assert (gone, len(buffer)) == ([], 1)
+
+    async def test_a_cancelled_caller_is_told_the_truth(self, open_buffer: OpenBuffer) -> None:
+        """Whatever was evicted by a put that was cancelled at any moment is in its list."""
+        buffer = await open_buffer(capacity=1)
+        await fill(buffer, 1)
+        for pause in (0, 0, 0.0005, 0.001, 0.002, 0.005):
+            [before] = await found(buffer)
+            gone: list[StorageItem] = []
+            putting = asyncio.create_task(buffer.put(group(1), "math", dropped=gone))
+            await asyncio.sleep(pause)
+            putting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await putting
+            [after] = await found(buffer)
+            assert [item.uid for item in gone] == ([] if after.uid == before.uid else [before.uid])
+
+    @needs(LeaseStorage)
+    async def test_a_lease_tells_what_its_result_replaced(self, buffer: ReplayBuffer) -> None:
+        """finish and save give the leased groups that leave."""
+        for number in range(2):
+            await buffer.put(group(number, status=Status.INIT), "math")
+        lease = await buffer.lease_batch({"math": 2}, group_status="init", seconds=LONG)
+        first, second = sorted(lease.open)
+        gone: list[StorageItem] = []
+        saved = await lease.save(group(8, status=Status.ABORTED), "math", replaces=[first], dropped=gone)
+        assert saved is not None
+        await lease.finish(group(9), "math", replaces=[saved, second], dropped=gone)
+        assert sorted(item.uid for item in gone) == sorted([first, saved, second])
+        assert {item.deliveries for item in gone} == {1}
 
     async def test_who_waits_for_room_hears_of_a_dropped_group(self, open_buffer: OpenBuffer) -> None:
         """The groups that it replaced have made room."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.errors import RolloutError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.testing.harness import Harness, found, group, only, plain, rollout
 
@@ -131,6 +132,48 @@ class ExpiryLaws(Harness):
         item = await only(buffer)
         assert item.status is (Status.EXPIRED if expires else Status.COMPLETED)
         assert item.item[0].response == ("" if expires else "the answer")
+
+    @pytest.mark.parametrize(
+        ("fields", "mask"),
+        [
+            ({"response_model_steps": [0, 4, 7]}, [0, 1, 1]),
+            ({"response_model_steps": [0, 4, 7], "response_mask": [1, 0, 1]}, [0, 0, 1]),
+            ({"response_model_steps": [0, 4, 7], "response_mask": None}, [0, 1, 1]),
+            ({"response_model_steps": [4, 7, 7], "response_mask": None}, None),
+            ({"response_model_steps": [0, 4, 7], "labels": [1]}, [1, 1, 1]),  # agentic: exempt
+            ({"response_model_steps": [0, 7]}, [0, 1, 0]),  # a token without a step is as old as the oldest
+            ({"response_model_steps": [4]}, [1, 1, 1]),
+        ],
+    )
+    async def test_stale_tokens_are_masked(
+        self, buffer: ReplayBuffer, fields: dict[str, Any], mask: list[int] | None
+    ) -> None:
+        """Tokens at or over `token_stale_threshold` aren't trained on; a response without a mask then gets one."""
+        put = group(1, **fields)
+        await buffer.put(put, "math", current_train_step=8, token_stale_threshold=4)
+        [stored] = (await only(buffer)).item
+        assert (stored.status, stored.response_mask, put[0].response_mask) == ("completed", mask, mask)
+
+    async def test_a_response_without_steps_has_no_age(self, buffer: ReplayBuffer) -> None:
+        """With a token threshold it is refused, with the way out; agentic groups, and masked responses, are exempt."""
+        step: dict[str, Any] = {"current_train_step": 8, "token_stale_threshold": 4}
+        nothing: tuple[list[int] | None, ...] = (None, [])
+        for steps in nothing:
+            with pytest.raises(RolloutError, match=r"rollouts\[1\].*model_step"):
+                await buffer.put(group(1, response_ids=[]) + group(2, response_model_steps=steps), "math", **step)
+        assert len(buffer) == 0
+        exempt: list[dict[str, Any]] = [{"labels": [1]}, {"response_mask": [0, 0, 0]}, {"response_ids": []}]
+        for fields in (*exempt, {"status": Status.FAILED}):
+            await buffer.put(group(1, **fields), "math", **step)
+        await buffer.put(group(1), "math", model_step=7, **step)
+        assert [item.status for item in await found(buffer)] == [*["completed"] * 3, "failed", "completed"]
+
+    async def test_an_expired_group_that_is_not_retryable_is_dropped(self, buffer: ReplayBuffer) -> None:
+        """Without a threshold, too: it had expired before."""
+        put = group(1, status=Status.EXPIRED) + group(2)
+        assert await buffer.put(put, "math", expired_groups_retryable=False) is None
+        assert [r.status for r in put] == [Status.EXPIRED, Status.EXPIRED]
+        assert (len(buffer), await buffer.dropped("math")) == (0, 1)
 
     async def test_agentic_rollouts_exempt_their_group(self, buffer: ReplayBuffer) -> None:
         """`input_ids` or `labels` of one rollout exempt all of the group from expiry by token."""

@@ -69,10 +69,24 @@ class EvictionLaws(Harness):
         """And all statuses of a task share it."""
         buffer = await open_buffer(capacity=2)
         await fill(buffer, 2, "code")
-        await buffer.put(group(0, status=Status.FAILED), "math")
+        await buffer.put(group(0, status=Status.ABORTED), "math")
         await fill(buffer, 2, "math", first=1)
         assert await numbers(buffer, {"task_name": "math"}) == [1, 2]
         assert await numbers(buffer, {"task_name": "code"}) == [0, 1]
+
+    @pytest.mark.parametrize("status", [Status.FILTERED, Status.FAILED])
+    async def test_what_is_not_trained_on_takes_no_room(self, open_buffer: OpenBuffer, status: Status) -> None:
+        """Whether put or updated: it evicts nothing, and nothing evicts it."""
+        buffer = await open_buffer(capacity=4)
+        await fill(buffer, 4)
+        for number in range(4, 8):
+            await buffer.put(group(number, status=status), "math")
+        assert await numbers(buffer) == list(range(8))
+        await buffer.update({"uid": (await found(buffer))[0].uid}, status=status)
+        await fill(buffer, 2, first=8)
+        assert await numbers(buffer, {"status": "completed"}) == [2, 3, 8, 9]
+        assert await numbers(buffer, {"status": status.value}) == [0, 4, 5, 6, 7]
+        assert await total(buffer, "evicted") == 1
 
     async def test_a_replaced_group_makes_room(self, open_buffer: OpenBuffer) -> None:
         """A put of the same key, or with `replaces`, evicts no other."""

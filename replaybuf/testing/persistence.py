@@ -21,14 +21,16 @@ from replaybuf.testing.harness import CODEC, Harness, Open, OpenBuffer, found, g
 
 async def fill(buffer: ReplayBuffer) -> None:
     """Put groups and change them in every way."""
-    await buffer.put([rollout(1, response_model_steps=[1]), rollout(2, response_model_steps=[6])], "math", key="a")
+    await buffer.put([rollout(1, response_model_steps=[1]), rollout(2, response_model_steps=[3, 6])], "math", key="a")
     await buffer.put(group(3), "math", model_step=5, current_train_step=7, priority=2, tags={"a": 1, "b": None})
     await buffer.put(group(4, seq_staleness=3, reward=None), "math")
     # It expires in the refresh; fields that it leaves out because they are None are reset all the same.
     await buffer.put(group(8, response=None, logprobs=None, response_model_steps=[0]), "math")
     await buffer.put(group(5, status=Status.FAILED), "code", model_step=2, current_train_step=7)
     await buffer.put(group(6), "code", model_step=2)
-    await buffer.refresh_staleness(task_stale_thresholds={"math": 5}, current_train_step=8)
+    await buffer.refresh_staleness(  # one token of a rollout that stays is masked
+        task_stale_thresholds={"math": 5}, task_token_stale_thresholds={"math": 3}, current_train_step=8
+    )
     await buffer.put(group(7, seq_staleness=9), "math", stale_threshold=2, expired_groups_retryable=False)
     await buffer.update({"priority": 2}, status="filtered")
 

@@ -222,18 +222,23 @@ class PuttingLaws(Harness):
     async def test_a_missing_field_is_named(self, open_buffer: OpenBuffer) -> None:
         """Rollouts of one's own type that lack what an option needs: an error with the field and the option."""
         buffer = await open_buffer(codec=OTHER_CODEC)
-        with pytest.raises(RolloutError, match="status"):
-            await buffer.put([{"response": "x"}], "math")
         with pytest.raises(RolloutError, match=r"response_ids.*model_step|model_step.*response_ids"):
             await buffer.put([{"status": "completed"}], "math", model_step=1)
         with pytest.raises(RolloutError, match="seq_staleness"):
             await buffer.put([{"status": "completed"}], "math", stale_threshold=1)
 
     async def test_plain_dicts_are_rollouts_too(self, open_buffer: OpenBuffer) -> None:
-        """Dicts with a status are stored and come back as dicts."""
+        """Dicts are stored and come back as dicts; those without a status are completed."""
         buffer = await open_buffer(codec=OTHER_CODEC)
-        await buffer.put([{"status": "completed", "answer": [1]}], "math")
-        assert await buffer.get(1, "math") == [[{"status": "completed", "answer": [1]}]]
+        for one in ({"status": "completed", "answer": [1]}, {"answer": [1]}):
+            await buffer.put([dict(one)], "math")
+            assert await buffer.get(1, "math") == [[one]]
+
+    async def test_the_status_of_a_group_may_be_given(self, buffer: ReplayBuffer) -> None:
+        """It counts in place of what the rollouts say, which stay as they are."""
+        await buffer.put(group(1), "math", status="aborted")
+        item = await only(buffer)
+        assert (item.status, item.item[0].status) == (Status.ABORTED, Status.COMPLETED)
 
     @needs(CopyStorage)
     async def test_a_storage_keeps_what_it_is_given(self, storage: GroupStorage) -> None:

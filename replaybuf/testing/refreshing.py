@@ -10,8 +10,14 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
 from replaybuf.rollouts.rollout import RolloutState, Status
-from replaybuf.rollouts.staleness import ExpiryRule, find_expired, refresh_group, reset_response
-from replaybuf.testing.harness import Harness, found, group, only, plain, rollout
+from replaybuf.rollouts.staleness import (
+    ExpiryRule,
+    find_expired,
+    mask_stale_tokens,
+    refresh_group,
+    reset_response,
+)
+from replaybuf.testing.harness import CODEC, Harness, found, group, only, plain, rollout
 
 
 async def refresh(buffer: ReplayBuffer, step: int, threshold: int | None = None, **options: Any) -> dict[str, int]:
@@ -25,6 +31,11 @@ async def staleness(buffer: ReplayBuffer) -> list[int]:
     for item in items:
         assert item.staleness == max(rollout.seq_staleness for rollout in item.item)
     return [item.staleness for item in items]
+
+
+async def masks(buffer: ReplayBuffer) -> list[Any]:
+    """Return the response mask of the first rollout of each group."""
+    return [item.item[0].response_mask for item in await found(buffer)]
 
 
 class RefreshingLaws(Harness):
@@ -186,6 +197,42 @@ class RefreshingLaws(Harness):
         assert [i.status for i in await found(buffer)] == ["completed", "expired", "completed", "completed"]
         assert await refresh(buffer, 10, 10, task_token_stale_thresholds={"math": 3}) == {"math": 1}
 
+    async def test_partly_stale_responses_are_masked(self, buffer: ReplayBuffer) -> None:
+        """As in put; what is masked stays masked, until the next refresh masks more or the rollout expires."""
+        fields: list[dict[str, Any]] = [{}, {"response_mask": [1, 1, 0]}, {"response_mask": None}, {"labels": [1]}]
+        for one in fields:
+            await buffer.put(group(1, response_model_steps=[0, 4, 7], **one), "math", current_train_step=8)
+        assert await refresh(buffer, 8) == {"math": 0}
+        assert await masks(buffer) == [[1, 1, 1], [1, 1, 0], None, [1, 1, 1]]
+        for threshold in (4, 9):
+            assert await refresh(buffer, 8, task_token_stale_thresholds={"math": threshold}) == {"math": 0}
+            assert await masks(buffer) == [[0, 1, 1], [0, 1, 0], [0, 1, 1], [1, 1, 1]]
+        assert await refresh(buffer, 9, task_token_stale_thresholds={"math": 4}) == {"math": 1}
+        assert await masks(buffer) == [[0, 0, 1], None, [0, 0, 1], [1, 1, 1]]
+
+    async def test_a_mask_goes_where_its_group_goes(self, buffer: ReplayBuffer) -> None:
+        """A group that changes its status and is taken keeps it."""
+        await buffer.put(group(1, response_model_steps=[0, 7], response_mask=[1, 1]), "math", current_train_step=8)
+        await refresh(buffer, 8, task_token_stale_thresholds={"math": 4})
+        for status in ("filtered", "completed"):
+            await buffer.update({}, status=status)
+        [[taken]] = await buffer.get(1, "math")
+        assert taken.response_mask == [0, 1]
+
+    async def test_not_retryable_groups_that_expired_before_leave(self, buffer: ReplayBuffer) -> None:
+        """Also without a threshold; they count as dropped. Where they are retryable they stay."""
+        for task in ("math", "code"):
+            await buffer.put(group(1, status=Status.EXPIRED), task)
+            await buffer.put(group(2), task)
+        expired = await buffer.refresh_staleness(
+            task_stale_thresholds={"math": None, "code": 3},
+            expired_groups_retryable_by_task={"math": False},
+            current_train_step=9,
+        )
+        assert expired == {"math": 1, "code": 0}
+        assert (await buffer.dropped("math"), await buffer.dropped("code")) == (1, 0)
+        assert [await buffer.count(task, "expired") for task in ("math", "code")] == [0, 1]
+
     async def test_other_options_need_a_threshold_entry(self, buffer: ReplayBuffer) -> None:
         """A task in another option that has no entry in task_stale_thresholds is a mistake; so is 0."""
         unknown: list[dict[str, Any]] = [
@@ -237,9 +284,11 @@ class OneByOne:
         """Refresh the groups. Return the number that expired."""
         expired = 0
         for rollouts in self.groups:
-            refresh_group(rollouts, step)
-            gone = find_expired(rollouts, rule, step)
+            refresh_group(rollouts, step, CODEC.rollout_type)
+            gone = find_expired(rollouts, rule, step, CODEC.rollout_type)
             for index in gone:
-                reset_response(rollouts[index])
+                reset_response(rollouts[index], CODEC.rollout_type)
+            if (through := rule.masked_through(step)) is not None:
+                mask_stale_tokens(rollouts, through, CODEC.rollout_type)
             expired += bool(gone)
         return expired

@@ -17,7 +17,7 @@ from replaybuf.storage.contract import CopyStorage, GroupStorage, LeaseStorage
 from replaybuf.testing.harness import Harness, OpenBuffer, drawn, fill, found, group, needs, total
 
 TASKS = ("math", "code")
-_GONE = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED)
+_GONE = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.PRUNED)
 
 
 async def conserved(storage: GroupStorage) -> None:

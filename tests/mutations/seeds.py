@@ -71,7 +71,7 @@ _ROLLOUTS = [
     ("newest-token-ignores-mask", _STALENESS, "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
     ("agentic-tokens-expire", _STALENESS, "return [None if agentic else", "return [None if False else", "groups with input_ids have no token staleness"),
     ("fill-overwrites-steps", _STALENESS, "filled = [*(steps or ()), *([model_step] * missing)]", "filled = [model_step] * wanted", "steps that are there stay"),
-    ("group-least-stale", _STALENESS, 'return max(int(get_field(rollout, "seq_staleness", 0) or 0)', 'return min(int(get_field(rollout, "seq_staleness", 0) or 0)', "a group is as stale as its stalest rollout"),
+    ("group-least-stale", _STALENESS, 'return max(_own_staleness(', 'return min(_own_staleness(', "a group is as stale as its stalest rollout"),
     ("reset-keeps-reward", _STALENESS, '"response_mask", "reward", "error_msg")', '"response_mask", "error_msg")', "an expired rollout has no reward"),
     ("marks-forget-the-expired", _MARKS, "[old or new for old, new in zip(before, fired, strict=True)]", "fired", "what has expired stays expired"),
     ("marks-keep-reward", _MARKS, "self.reward = [None if gone else value", "self.reward = [value", "expired rollouts don't count in the mean"),
@@ -107,8 +107,8 @@ _CODEC = [
     ("int-without-sign", "codec/unpack.py", 'int.from_bytes(raw, "little", signed=True)', 'int.from_bytes(raw, "little")', "big negative integers come back as they were"),
     ("fold-lost", "codec/unpack.py", "microsecond, _restore_tz(tz), fold=fold)\n\n\ndef _restore_time", "microsecond, _restore_tz(tz))\n\n\ndef _restore_time", "a time that is there twice comes back as it was"),
     ("open-marks", "codec/unpack.py", "if self._open_marks:", "if False:", "marks that mark nothing are damage"),
-    ("foreign-in-dicts", "codec/pack.py", "stack.append(item.values())", "pass", "bytearrays in dicts come back as such"),
-    ("enum-as-value", "codec/enums.py", "return value if cls is None else cls(value)", "return value", "enum members come back as members"),
+    ("foreign-in-dicts", "codec/foreign.py", "stack.append(item.values())", "pass", "bytearrays in dicts come back as such"),
+    ("enum-as-value", "codec/classes.py", "member = cls[names[0]] if names else cls(value)", "member = value", "enum members come back as members"),
 ]  # fmt: skip
 
 _SQL = [
@@ -124,7 +124,7 @@ _SQL = [
     ("lease-lost-is-late", f"{_STATEMENTS}/leases.py", "if len(mine) < len(uids) and store_clock(tx) >= lease.until:", "if False:", "an acknowledgement that comes too late is refused"),
     ("lease-never-ends", f"{_STATEMENTS}/leases.py", "if not any_overdue(tx):", "if True:", "a lease that is over comes back"),
     ("move-unpinned", f"{_STATEMENTS}/steps.py", "if step.pins_staleness and before is not None:", "if False:", "a group that leaves its lane keeps its staleness"),
-    ("move-archived-when", f"{_STATEMENTS}/steps.py", "time.time() if after.status == Status.ARCHIVED else None", "None", "the archive knows since when"),
+    ("move-archived-when", f"{_STATEMENTS}/steps.py", "time.time() if after.status in ASIDE and not after.leased else None", "None", "the archive knows since when"),
     ("move-without-keys", f"{_STATEMENTS}/steps.py", "if step.enters_races:", "if False:", "who comes back races from the present time"),
     ("move-keeps-draws", f"{_STATEMENTS}/steps.py", "group.c.times_sampled + step.draws", "group.c.times_sampled", "draws of a group are counted"),
     ("restore-keeps-changed", f"{_STATEMENTS}/restore.py", "    _remove_changed(tx, lanes, kept.id)\n    if", "    if", "groups that have changed come back as they were"),
@@ -174,7 +174,7 @@ _PRODUCE = [
     ("produce-tail-runs-ahead", "produce/async_strategy.py", "batch.ahead = 0 if tail else", "batch.ahead = 1 if tail else", "a tail batch runs ahead of nothing"),
     ("produce-concurrency", "produce/strategy.py", "self.max_concurrency - running)", "self.max_concurrency - running + 1)", "max_concurrency bounds what is generated at once"),
     ("produce-waste", "produce/strategy.py", "if trouble.in_vain >= self.give_up_after * batch.size:", "if False:", "what is generated in vain has an end"),
-    ("produce-keeps-aborted", "produce/outcome.py", "    begin_anew(aborted)\n", "", "without partial rollouts what was interrupted begins anew"),
+    ("produce-keeps-aborted", "produce/outcome.py", "    begin_anew(aborted, kind)\n", "", "without partial rollouts what was interrupted begins anew"),
     ("produce-init-is-fine", "produce/outcome.py", "if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):", "if status in (Status.EXPIRED, Status.ARCHIVED):", "a group of which nothing was generated is refused"),
     ("produce-room", "produce/strategy.py", "wanted = min(wanted, room - flying)", "wanted = min(wanted, room)", "what is in flight needs room, too"),
 ]  # fmt: skip

@@ -40,7 +40,8 @@ def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
 
 @pytest.fixture
 async def buffer(url: str) -> AsyncIterator[ReplayBuffer]:
-    async with build(url) as buffer:
+    """A buffer that keeps filtered groups, so that every prompt can be accounted for."""
+    async with build(url, unfit=1000) as buffer:
         yield buffer
 
 

@@ -136,5 +136,5 @@ CASES = [
 async def test_a_cancelled_production_leaves_every_prompt_finished_or_waiting(
     new_url: Callable[[], str], production: Production, moment: str, times: int, stride: int
 ) -> None:
-    async with build(new_url()) as buffer:
+    async with build(new_url(), unfit=1000) as buffer:
         await step_through(buffer, production, moment, times, stride)

@@ -17,7 +17,7 @@ from replaybuf.produce import (
 )
 from tests.produce.laws import assert_accounted, ids, items_of
 from tests.produce.scripted import Script, ScriptedLoop, Told, prompts
-from tests.stores import TASK
+from tests.stores import TASK, build
 
 
 @pytest.fixture
@@ -37,6 +37,17 @@ async def test_groups_that_are_not_valid_are_filtered(sampler: Sampler) -> None:
     filtered = await items_of(sampler.buffer, Status.FILTERED)
     assert sorted(ids(filtered)) == [0, 2]
     assert {rollout.status for item in filtered for rollout in item.item} == {Status.FILTERED}
+
+
+async def test_without_a_bound_for_them_filtered_groups_are_not_stored(url: str) -> None:
+    loop = ScriptedLoop(scripts={number: Script(reward=lambda place: 1.0) for number in (0, 2)})
+    async with build(url) as buffer:
+        sampler = Sampler(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
+        summary = await produce(SyncProduceStrategy(is_valid=reward_varies), loop, sampler, 3)
+        assert summary.filtered == 2
+        assert await items_of(buffer, Status.FILTERED) == []
+        assert (await sampler.counts()).finished == 5
+        assert (await buffer.metrics())["tasks"][TASK]["pruned"] == 2
 
 
 @pytest.mark.parametrize(

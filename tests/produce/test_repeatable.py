@@ -45,7 +45,7 @@ async def run(url: str, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
     clock.governs(monkeypatch)
     strategy = AsyncProduceStrategy(over_sample=0.5, is_valid=reward_varies, on_group=told, **options)
     seen: list[Any] = []
-    async with build(url, policy="uniform", seed=3, max_deliveries=3) as buffer:
+    async with build(url, policy="uniform", seed=3, max_deliveries=3, unfit=1000) as buffer:
         sampler = Sampler(buffer, prompts(50), TASK, prompt_repeat_k=2, shuffle=7)
         loop = ClockedLoop(clock, scripts=scripts(seed))
         for step in range(STEPS):

@@ -62,6 +62,17 @@ async def test_filtered_groups_are_replaced(buffer: ReplayBuffer) -> None:
     assert sorted(ids(await items_of(buffer, Status.FILTERED))) == [0, 3]
 
 
+@pytest.mark.parametrize("unfit", [None, 100])
+async def test_filtered_groups_leave_room_for_the_others(url: str, unfit: int | None) -> None:
+    """With a filter that keeps one in four, a batch as large as the capacity is made."""
+    strategy = SyncProduceStrategy(is_valid=lambda group: group[0].group_id % 4 == 0)
+    async with build(url, capacity=8, unfit=unfit) as buffer:
+        summary = await produce(strategy, ScriptedLoop(), sampler_of(buffer), 8)
+        assert summary.produced == 8
+        assert await buffer.count(TASK, Status.COMPLETED) == 8
+        assert await buffer.count(TASK, Status.FILTERED) == (summary.filtered if unfit else 0)
+
+
 async def test_never_more_are_in_flight_than_are_wanted(buffer: ReplayBuffer) -> None:
     loop = ScriptedLoop(Script(failures=1))
     await produce(SyncProduceStrategy(), loop, sampler_of(buffer), 4)
@@ -145,9 +156,13 @@ async def test_a_loop_whose_groups_are_all_filtered_ends_the_batch(buffer: Repla
 
 
 async def test_a_dataset_that_is_at_its_end_ends_the_batch(buffer: ReplayBuffer) -> None:
-    with pytest.raises(PromptsExhaustedError, match=r"3 of 4 completed groups, and no prompt is left in the dataset$"):
-        await produce(SyncProduceStrategy(), ScriptedLoop(), sampler_of(buffer, 3), 4)
+    message = r"3 of 4 completed groups, and no prompt is left in the dataset$"
+    with pytest.raises(PromptsExhaustedError, match=message) as end:
+        await produce(SyncProduceStrategy(), ScriptedLoop(Script(tokens=5)), sampler_of(buffer, 3), 4)
     assert await buffer.count(TASK, Status.COMPLETED) == 3
+    summary = end.value.summary
+    assert (summary.produced, summary.tokens) == (3, 3 * 2 * 5)
+    assert summary.seconds > 0
 
 
 async def test_interrupted_ones_that_wait_are_named_when_the_dataset_is_at_its_end(buffer: ReplayBuffer) -> None:

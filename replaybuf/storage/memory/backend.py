@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,12 @@ from replaybuf.query import LogicNode, Node, SetNode, predicate
 from replaybuf.query.python import Predicate
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.staleness import find_expired, group_staleness, refresh_group, reset_response
+from replaybuf.rollouts.staleness import (
+    find_expired,
+    mask_stale_tokens,
+    refresh_group,
+    reset_response,
+)
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
@@ -59,6 +64,7 @@ class MemoryStorage(StateCopies, StorageBackend):
 
     def __init__(self, codec: Codec, rules: Rules | None = None) -> None:
         self.codec = codec
+        self._copying = codec.as_stored()
         self.rules = rules or Rules()
         self._lock = threading.RLock()
         self._groups = Groups(self.new_table(), self.rules)
@@ -76,8 +82,8 @@ class MemoryStorage(StateCopies, StorageBackend):
     # Putting
 
     async def put(self, group: NewGroup) -> int:
-        payload = self.codec.encode(group.rollouts)
-        reward = Marks.of(group.rollouts).mean_reward
+        payload = self.codec.encode(group.rollouts, group.fetched)
+        reward = self._reward(group)
         with self._lock:
             return self._store(group, payload, reward)
 
@@ -89,6 +95,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         if not group.stays_leased:
             groups.check_room(group, replaced)
         origins = set(group.replaces).union(*(groups.made_from.get(uid, ()) for uid in group.replaces))
+        self._tell(group.dropped, [*map(groups.item, replaced), *(loan.item for loan in loans)])
         groups.remove(replaced, Tally.REPLACED)
         self._loans.remove(loans)
         item = self._add(group, payload, reward)
@@ -97,15 +104,23 @@ class MemoryStorage(StateCopies, StorageBackend):
             item.deliveries = max(loan.item.deliveries for loan in loans) - 1
             self._loans.lend([item], group.lease.token, loans[0].until)
         else:
-            groups.evict(group.task_name)
+            excess = groups.excess(group.task_name)
+            self._tell(group.dropped, map(groups.item, excess))
+            groups.remove(excess, Tally.EVICTED)
         self._notify()
         return item.uid
+
+    def _tell(self, dropped: list[StorageItem] | None, leaving: Iterable[StorageItem]) -> None:
+        """Add groups that are about to leave to the caller's list, if there is one."""
+        if dropped is not None:
+            dropped += [self._decode_leniently(item) for item in leaving]
 
     async def drop(self, group: NewGroup) -> None:
         with self._lock:
             if group.lease is not None:
                 check_epoch(group.lease, self._epoch)
             loans, replaced = self._loans.replaced_by(group), self._groups.replaced_by(group)
+            self._tell(group.dropped, [*map(self._groups.item, replaced), *(loan.item for loan in loans)])
             self._groups.remove(replaced, Tally.REPLACED)
             self._loans.remove(loans)
             self._groups.count(group.task_name, transitions.dropped(group.status))
@@ -146,7 +161,6 @@ class MemoryStorage(StateCopies, StorageBackend):
                     step = transitions.drawn(item, self.rules.limits)
                     self._groups.apply(step, item)
                     item.times_sampled += step.draws
-                self._groups.prune(drawn)
                 self._notify()
             return drawn
 
@@ -218,8 +232,9 @@ class MemoryStorage(StateCopies, StorageBackend):
 
     async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
         with self._lock:
+            given_back = self._loans.give_back(lease, uids, reason if counts else None)
             self._notify()
-            return self._loans.give_back(lease, uids, reason if counts else None)
+            return given_back
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
         with self._lock:
@@ -250,12 +265,13 @@ class MemoryStorage(StateCopies, StorageBackend):
         """Return the group if it is there and still matches; with an error where it can't be decoded."""
         with self._lock:
             item = self._groups.table.get(uid)
-            if item is None or not matches(item):
-                return None
-            try:
-                return self._decode(uid)
-            except DecodeError as error:
-                return replace(item, error=str(error))
+            return None if item is None or not matches(item) else self._decode_leniently(item)
+
+    def _decode_leniently(self, item: StorageItem) -> StorageItem:
+        try:
+            return replace(item, item=self.codec.decode(self._groups.payloads[item.uid]))
+        except DecodeError as error:
+            return replace(item, error=str(error))
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
         with self._lock:
@@ -322,22 +338,30 @@ class MemoryStorage(StateCopies, StorageBackend):
             return counts
 
     def _refresh_one(self, item: StorageItem, refresh: Refresh) -> bool:
-        groups = self._groups
+        groups, rule = self._groups, refresh.rules[item.task_name]
+        leaves = item.status == Status.EXPIRED and not rule.retryable
+        kind = self.codec.rollout_type
         try:
-            rollouts = self.codec.decode(groups.payloads[item.uid])
+            rollouts = self._copying.decode(groups.payloads[item.uid])
         except DecodeError:
-            return False
-        rule = refresh.rules[item.task_name]
-        refresh_group(rollouts, refresh.train_step)
-        expired = find_expired(rollouts, rule, refresh.train_step)
-        if expired and not rule.retryable:
+            if not leaves:
+                return False
+            rollouts = []
+        staleness = refresh_group(rollouts, refresh.train_step, kind)
+        expired = find_expired(rollouts, rule, refresh.train_step, kind, staleness)
+        if leaves or (expired and not rule.retryable):
+            if refresh.dropped is not None:
+                found = self._decode_leniently(item)
+                refresh_group(found.item, refresh.train_step, kind)
+                refresh.dropped.append(replace(found, staleness=max(staleness, default=item.staleness)))
             groups.remove([item.uid], Tally.DROPPED)
             return True
-        staleness = group_staleness(rollouts)
         for index in expired:
-            reset_response(rollouts[index])
-        groups.payloads[item.uid] = self.codec.encode(rollouts)
-        groups.table.change([item.uid], staleness=staleness, reward=Marks.of(rollouts).mean_reward)
+            reset_response(rollouts[index], kind)
+        if (through := rule.masked_through(refresh.train_step)) is not None:
+            mask_stale_tokens(rollouts, through, kind)
+        groups.payloads[item.uid] = self._copying.encode(rollouts)
+        groups.table.change([item.uid], staleness=max(staleness), reward=Marks.of(rollouts, kind).mean_reward)
         if expired:
             groups.apply(transitions.expired(item.status), groups.item(item.uid))
         return bool(expired)
@@ -398,11 +422,11 @@ class MemoryStorage(StateCopies, StorageBackend):
         return True
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
-        encoded = [(group, self.codec.encode(group.rollouts)) for group in groups]
+        encoded = [(group, self.codec.encode(group.rollouts, group.fetched)) for group in groups]
         with self._lock:
             if not self._move(cursor):
                 return None
-            items = [self._add(group, payload, Marks.of(group.rollouts).mean_reward) for group, payload in encoded]
+            items = [self._add(group, payload, self._reward(group)) for group, payload in encoded]
             token, until = self._new_uid(), lease_time() + seconds
             claimed: Drawn = {}
             for item in items:
@@ -422,6 +446,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         await self._wakes.wait(min(timeout, max(0.0, lease_ends)), since)
 
     def _notify(self) -> None:
+        self._groups.prune()
         self._wakes.wake()
 
     # Persistence
@@ -438,12 +463,15 @@ class MemoryStorage(StateCopies, StorageBackend):
             self._next_uid = max(self._next_uid, loaded.next_uid)
             self._ticket_shift = self._next_uid - loaded.next_ticket
             self._cursors = {one.name: one for one in loaded.cursors}
-            self._notify()
+            self._wakes.wake()
 
     def _new_uid(self) -> int:
         uid = self._next_uid
         self._next_uid += 1
         return uid
+
+    def _reward(self, group: NewGroup) -> float | None:
+        return Marks.of(group.rollouts, self.codec.rollout_type).mean_reward
 
     def _decode(self, uid: int) -> StorageItem:
         return replace(self._groups.item(uid), item=self.codec.decode(self._groups.payloads[uid]))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from replaybuf.errors import ConflictError, FullError
 from replaybuf.query import LogicNode, ScalarNode, SetNode
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Level, Rules
 from replaybuf.rules.policies import Order
@@ -80,7 +80,7 @@ class Groups:
             self.made_from.pop(item.uid, None)
         elif not place.leased:
             self.table.add(item)
-            if item.status == Status.ARCHIVED:
+            if item.status in ASIDE:
                 self.archived_at[item.uid] = time.time()
 
     def count(self, task_name: str, step: Transition) -> None:
@@ -113,18 +113,16 @@ class Groups:
         if limits.insertable(level, group.status) == 0:
             raise FullError(f"task {group.task_name}: {limits.why_full(level, group.status)}")
 
-    def evict(self, task_name: str) -> None:
-        """Remove the groups beyond the capacity."""
+    def excess(self, task_name: str) -> list[int]:
+        """Return the groups beyond the capacity, which are to be evicted; the remover's race has gone on then."""
         limits, remover = self.rules.limits, self.rules.remover
         if limits.capacity is None or limits.on_full != "evict":
-            return
+            return []
         excess = self.level(task_name).buffered - limits.capacity
         if excess <= 0:
-            return
+            return []
         kept = [
-            status
-            for status in Status
-            if status != Status.ARCHIVED and self.tallies[(task_name, status, Tally.SIZE)] > 0
+            status for status in Status if status not in ASIDE and self.tallies[(task_name, status, Tally.SIZE)] > 0
         ]
         for status in kept:
             self.begin_races((task_name, status), remover.order)
@@ -134,21 +132,26 @@ class Groups:
         if remover.race is not None:
             waits = [self.races.remaining(self.item(uid), remover.race) for uid in gone]
             self.races.pass_time(task_name, kept, remover.race, waits, [self.item(uid).priority for uid in gone])
-        self.remove(gone, Tally.EVICTED)
+        return gone
 
-    # The archive
+    # Groups that take no room: archived, filtered and failed ones
 
-    def prune(self, tasks: Iterable[str]) -> None:
-        """Remove the groups beyond the age or number limit from the archives of these tasks."""
-        limits = self.rules.limits
-        for task_name in tasks if limits.archives else ():
-            archived = sorted(self.table.select(in_lane(task_name, Status.ARCHIVED)), key=self.archived_at.__getitem__)
-            if limits.archive_groups is not None:
-                gone = archived[: -limits.archive_groups]
-            else:
-                oldest = time.time() - (limits.archive_seconds or 0)
-                gone = [uid for uid in archived if self.archived_at[uid] < oldest]
-            self.remove(gone, Tally.PRUNED)
+    def prune(self) -> None:
+        """Remove the groups beyond the age or number limit of those that take no room."""
+        limits, now = self.rules.limits, time.time()
+        for status in limits.bounded_aside:
+            most, seconds = limits.bound_aside(status)
+            for task_name in {task for (task, there, name), n in self.tallies.items() if there == status and n}:
+                aside = sorted(self.table.select(in_lane(task_name, status)), key=lambda uid: self._aside_since(uid, 0))
+                if most is not None:
+                    gone = aside[: max(0, len(aside) - most)]
+                else:
+                    gone = [uid for uid in aside if self._aside_since(uid, now) < now - (seconds or 0)]
+                self.remove(gone, Tally.PRUNED)
+
+    def _aside_since(self, uid: int, otherwise: float) -> float:
+        """Return when a group was archived, filtered or set aside; a state of an older version may not know."""
+        return self.archived_at.get(uid, otherwise)
 
     # Races
 

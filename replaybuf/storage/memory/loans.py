@@ -66,7 +66,6 @@ class Loans:
         mine = self.held(lease, uids)
         for loan in mine:
             self._end(loan, transitions.acknowledged(loan.item, self._limits))
-        self._groups.prune({loan.item.task_name for loan in mine})
 
     def give_back(self, lease: Leased, uids: Sequence[int], reason: str | None) -> int:
         """Give back those groups that the lease still holds, and return their number."""

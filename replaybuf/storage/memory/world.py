@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from replaybuf.query import LogicNode
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rules import transitions
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.memory.groups import Groups
@@ -78,7 +78,7 @@ def add_new(now: World, restored: World, known: set[int]) -> None:
         there.races.tickets[item.uid] = here.races.ticket(item.uid)
         item.status, item.times_sampled, item.deliveries = transitions.undrawn(item), 0, 0
         there.apply(transitions.put(item.status), item)
-        if item.status == Status.ARCHIVED:
+        if item.status in ASIDE and item.uid in here.archived_at:
             there.archived_at[item.uid] = here.archived_at[item.uid]
 
 

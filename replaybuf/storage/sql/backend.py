@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ClosedError, DecodeError, StorageError
+from replaybuf.errors import ClosedError, StorageError
 from replaybuf.progress import OnProgress
 from replaybuf.query import Node
 from replaybuf.rollouts.rollout import Status
@@ -29,7 +29,8 @@ from replaybuf.storage.sql.statements import put, refresh
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import read_tallies
 from replaybuf.storage.sql.statements.cursors import move_cursor, read_cursor
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.leaving import told
+from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
 from replaybuf.storage.sql.store import Options, Store
 from replaybuf.storage.sql.tasks.claims import Claiming
 from replaybuf.storage.sql.tasks.delivery import Drawing
@@ -142,7 +143,8 @@ class SQLStorage(StorageBackend):
         return await store.commits.put(group)
 
     async def drop(self, group: NewGroup) -> None:
-        await self._write(lambda tx: put.drop(tx, group))
+        rows = await self._write(lambda tx: put.drop(tx, group))
+        await self._tell(group.dropped, rows)
 
     async def refuse(self, group: NewGroup) -> None:
         await self._write(lambda tx: put.refuse(tx, group))
@@ -185,14 +187,14 @@ class SQLStorage(StorageBackend):
 
         return await store.thread.run(work)
 
-    def _decode_leniently(self, rows: list[GroupRow]) -> list[StorageItem]:
-        items = []
-        for row in rows:
-            try:
-                items.append(row.decode(self.codec))
-            except DecodeError as error:
-                items.append(row.item([], str(error)))
-        return items
+    def _decode_leniently(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
+        return decode_leniently(rows, self.codec)
+
+    async def _tell(self, dropped: list[StorageItem] | None, rows: Sequence[GroupRow]) -> None:
+        """Add groups that have left to the caller's list, if there is one."""
+        if dropped is not None and rows:
+            store = await self._ready()
+            dropped += await store.thread.run(lambda: store.compute(lambda left: told(left, self.codec), rows))
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
         return await self._read(lambda tx: selecting.count_groups(tx, query, at_most))
@@ -219,7 +221,9 @@ class SQLStorage(StorageBackend):
         return await self._write(lambda tx: selecting.update_priorities(tx, priorities))
 
     async def refresh(self, refresh_: Refresh) -> dict[str, int]:
-        return await self._write(lambda tx: refresh.refresh_staleness(tx, refresh_), alone=True)
+        counts, rows = await self._write(lambda tx: refresh.refresh_staleness(tx, refresh_), alone=True)
+        await self._tell(refresh_.dropped, rows)
+        return counts
 
     # Checkpoints and prompts
 

@@ -32,6 +32,7 @@ from replaybuf.storage.values import NewGroup
 
 def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
     """Return the portable state of the buffer."""
+    codec = codec.as_stored()
     tallies = Counter(read_tallies(tx))
     homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
     groups = []
@@ -58,7 +59,8 @@ def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
     keys = {name: row.columns[name] for name in KEYS if name in home.clocks}
     data, item = row.payload or b"", row.item([])
     try:
-        if row.refreshed_to is not None or row.columns["marks"].get("expired"):
+        marks = row.columns["marks"]
+        if row.refreshed_to is not None or marks.get("expired") or marks.get("masked") is not None:
             data = codec.encode(row.decode(codec).item)
     except DecodeError as error:
         item = row.item([], str(error))
@@ -89,7 +91,8 @@ def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:
     used = {(one.item.task_name, one.item.status) for one in loaded.groups}
     used |= {(task, status) for task, status, _ in loaded.clocks}
     _set_clocks(tx, {name: lanes[name] for name in used}, loaded.clocks)
-    rows = [(one, _encoded(codec, one)) for one in loaded.groups]
+    copying = codec.as_stored()
+    rows = [(one, _encoded(copying, one)) for one in loaded.groups]
     for _, encoded in rows:
         check_size(tx, encoded)
     keyed = [
@@ -140,6 +143,6 @@ def _encoded(codec: Codec, stored: StoredGroup) -> EncodedGroup:
         item.task_name, item.status, item.staleness, [], item.created_at, None, item.priority, item.tags, item.key
     )
     try:
-        return describe(new, codec.decode(stored.payload), stored.payload)
+        return describe(new, codec.decode(stored.payload), stored.payload, codec.rollout_type)
     except DecodeError:
-        return describe(new, [], stored.payload)
+        return describe(new, [], stored.payload, codec.rollout_type)

@@ -36,8 +36,8 @@ GROUPS = table("groups", *map(column, _COLUMNS))
 _ROLLOUTS = table("rollouts", *map(column, _ROLLOUT_COLUMNS))
 _CHUNK = 1000
 
-#: Decodes rollouts as dicts, whatever their class was.
-AS_DICTS = Codec(RolloutType(dict))
+#: Decodes rollouts as dicts, whatever their class and those in their fields were, and needs neither torch nor Ray.
+AS_DICTS = Codec(RolloutType(dict), tensors="numpy", object_refs="value", as_plain=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""The archive: taken groups stay for SQL, up to a number or an age."""
+"""Groups that take no room, archived, filtered and failed ones: they stay for SQL, up to a number or an age."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, Select, select
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import Tally
@@ -17,36 +17,41 @@ from replaybuf.storage.sql.statements.steps import Step, apply
 
 
 def any_to_prune(tx: Transaction, now: float) -> bool:
-    """Return whether any group is beyond the archive's age or number limit."""
+    """Return whether any group is beyond the age or number limit of its status."""
     return any(tx.execute(query.limit(1)).first() for _, query, most in _outdated(tx, now) if most)
 
 
 def prune(tx: Transaction, now: float, limit: int) -> int:
-    """Remove up to `limit` groups per task that are beyond the archive's limits, oldest first; return their number."""
+    """Remove up to `limit` groups per task and status that are beyond its limits, oldest first; return their number."""
     steps: list[Step] = []
     lanes: list[Lane] = []
-    for archive, query, most in _outdated(tx, now):
+    for home, query, most in _outdated(tx, now):
         query = tx.dialect.for_update(query.limit(min(most, limit)), skip_locked=True)
         found = list(tx.execute(query).scalars()) if most else []
-        steps.append((archive.task_name, removed(Place(Status.ARCHIVED), Tally.PRUNED), found))
-        lanes.append(archive)
+        steps.append((home.task_name, removed(Place(home.status), Tally.PRUNED), found))
+        lanes.append(home)
     apply(tx, steps, lanes)
     return sum(len(uids) for _, _, uids in steps)
 
 
 def _outdated(tx: Transaction, now: float) -> list[tuple[Lane, Select[Any], int]]:
-    """Return for each task's archive its lane, the groups that may have to leave, in order, and the most that may."""
+    """Return for each bounded lane the groups that may have to leave, in order, and the most that may."""
     limits = tx.scope.rules.limits
-    archives = select(lane).where(tx.scope.lanes, lane.c.status == str(Status.ARCHIVED))
-    lanes = [Lane.of(row) for row in tx.execute(archives)]
+    bounded = select(lane).where(tx.scope.lanes, lane.c.status.in_(limits.bounded_aside))
+    lanes = [Lane.of(row) for row in tx.execute(bounded)]
     sizes = read_sizes(tx, lanes)
     found = []
     for one in lanes:
-        most = sizes.get(one.id, 0)
-        query = select(group.c.uid).where(group.c.lane == one.id, group.c.archived_at.is_not(None))
-        if limits.archive_groups is not None:
-            most -= limits.archive_groups
+        most, (groups, seconds) = sizes.get(one.id, 0), limits.bound_aside(one.status)
+        query = select(group.c.uid).where(group.c.lane == one.id)
+        since: ColumnElement[Any] = group.c.archived_at
+        if groups is not None:
+            most -= groups
         else:
-            query = query.where(group.c.archived_at < now - (limits.archive_seconds or 0))
-        found.append((one, query.order_by(group.c.archived_at, group.c.uid), max(0, most)))
+            query = query.where(since < now - (seconds or 0))
+        if one.status == Status.ARCHIVED:
+            query = query.where(since.is_not(None))
+        else:  # an older version kept no time for them
+            since = since.nulls_first()
+        found.append((one, query.order_by(since, group.c.uid), max(0, most)))
     return found

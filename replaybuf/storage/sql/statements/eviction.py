@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import and_, func, select
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rules.policies import in_order
 from replaybuf.rules.race import IDLE, KEYS
 from replaybuf.rules.tallies import Tally
@@ -17,6 +17,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import lane, tally
 from replaybuf.storage.sql.statements.counts import Counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane
+from replaybuf.storage.sql.statements.leaving import Leaving, note
 from replaybuf.storage.sql.statements.ordering import Source
 from replaybuf.storage.sql.statements.race_keys import check_races, pass_time
 from replaybuf.storage.sql.statements.steps import remove
@@ -30,7 +31,7 @@ class _Candidate:
     priority: float
 
 
-def evict(tx: Transaction, tasks: Iterable[str], counts: Counts) -> None:
+def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leaving = None) -> None:
     """Remove the groups beyond the capacity of these tasks; `counts` is what this transaction has yet to count."""
     limits = tx.scope.rules.limits
     if limits.capacity is None or limits.on_full != "evict":
@@ -45,6 +46,7 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts) -> None:
             gone.append(candidate.uid)
             step = removed(Place(candidate.home.status), Tally.EVICTED)
             add_step(counts, {candidate.home.name: candidate.home}, task, step)
+    note(tx, gone, leaving)
     remove(tx, gone)
 
 
@@ -54,7 +56,7 @@ def _lanes_with_sizes(tx: Transaction, tasks: Iterable[str]) -> tuple[list[Lane]
     query = (
         select(lane, size)
         .outerjoin(tally, and_(tally.c.lane == lane.c.id, tally.c.name == str(Tally.SIZE)))
-        .where(tx.scope.lanes, lane.c.task_name.in_(sorted(tasks)), lane.c.status != str(Status.ARCHIVED))
+        .where(tx.scope.lanes, lane.c.task_name.in_(sorted(tasks)), lane.c.status.not_in(ASIDE))
         .group_by(lane.c.id)
     )
     rows = tx.execute(query).all()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.errors import FullError, ReplayBufError, TooLargeError
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.race import PRIORITIZED, UNIFORM
 from replaybuf.rules.tallies import LaneName, Tally
@@ -19,6 +20,7 @@ from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
+from replaybuf.storage.sql.statements.leaving import Leaving
 from replaybuf.storage.sql.statements.race_keys import new_keys
 from replaybuf.storage.sql.statements.replacing import (
     find_replaced,
@@ -28,16 +30,28 @@ from replaybuf.storage.sql.statements.replacing import (
     replace_groups,
     replaced_by_place,
 )
-from replaybuf.storage.sql.statements.rows import EncodedGroup, check_size, dump_json, scoped_key
+from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, check_size, dump_json, scoped_key
 from replaybuf.storage.sql.statements.tickets import ticket_column, ticket_of
 from replaybuf.storage.sql.statements.uids import uids_in_checkpoints
 from replaybuf.storage.values import NewGroup
 
-Outcome = int | ReplayBufError
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A group that was stored: its uid, and the groups that left with it, if its caller asks for them."""
+
+    uid: int
+    leaving: Sequence[GroupRow] = ()
+
+
+Outcome = Stored | ReplayBufError
 
 
 def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:
-    """Insert groups in order and evict beyond the capacity; return for each its uid, or why it was not stored."""
+    """Insert groups in order and evict beyond the capacity; return for each its uid, or why it was not stored.
+
+    Where anyone asks what leaves, they are stored one after the other: then it is clear with which.
+    """
     too_large = _too_large(tx, groups)
     if too_large:
         others = iter(put_groups(tx, [one for place, one in enumerate(groups) if place not in too_large]))
@@ -48,7 +62,8 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
         lock_tasks(tx, tasks)
     replacing = any(one.group.replaces for one in groups)
     keyed = any(one.group.key for one in groups)
-    if any(one.group.stays_leased for one in groups) or (keyed and (replacing or limits.slows_puts)):
+    apart = any(one.group.stays_leased or one.group.dropped is not None for one in groups)
+    if apart or (keyed and (replacing or limits.slows_puts)):
         return [_put_one(tx, one) for one in groups]
     return _put_together(tx, groups)
 
@@ -75,7 +90,7 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     made_from = [sorted(origins(replaced.get(place, ())) & kept_by_checkpoints) for place in kept]
     remove_replaced(tx, gone)
     uids = iter(store(tx, [groups[place] for place in kept], made_from=made_from))
-    return [refused[place] if place in refused else next(uids) for place in range(len(groups))]
+    return [refused[place] if place in refused else Stored(next(uids)) for place in range(len(groups))]
 
 
 def _refused(
@@ -113,14 +128,15 @@ def _put_one(tx: Transaction, encoded: EncodedGroup) -> Outcome:
             _check_room(tx, new, replaced)
     except ReplayBufError as error:  # nothing was changed
         return error
+    leaving: Leaving = None if new.dropped is None else []
     made_from = uids_in_checkpoints(tx, origins(replaced))
-    remove_replaced(tx, replaced)
-    [uid] = store(tx, [encoded], evicting=not new.stays_leased, made_from=[made_from])
+    remove_replaced(tx, replaced, leaving)
+    [uid] = store(tx, [encoded], evicting=not new.stays_leased, made_from=[made_from], leaving=leaving)
     if new.stays_leased:
         delivered = max(row.deliveries for row in replaced)
         rows = rows_of(tx, [uid])
         hold(tx, rows, replaced[0].lease, replaced[0].leased_until, deliveries=delivered)
-    return uid
+    return Stored(uid, leaving or ())
 
 
 def _check_room(tx: Transaction, new: NewGroup, replaced: Iterable[Any]) -> None:
@@ -142,10 +158,12 @@ def store(
     *,
     evicting: bool = True,
     made_from: Sequence[Sequence[int]] = (),
+    leaving: Leaving = None,
 ) -> list[int]:
     """Insert groups for which there is room, and evict beyond the capacity; return their uids.
 
-    `made_from` has the uids that each group replaced, as far as checkpoints have them.
+    `made_from` has the uids that each group replaced, as far as checkpoints have them. Groups that are replaced for
+    their key, or evicted, are added to `leaving`.
     """
     if not groups:
         return []
@@ -156,7 +174,7 @@ def store(
         add_step(counts, lanes, task, transitions.put(status), n)
     rows = [(uid, one, _key_of(tx, one.group)) for uid, one in zip(uids, groups, strict=True)]
     if any(key is not None for _, _, key in rows):
-        rows = _replace_same_keys(tx, rows, lanes, counts)
+        rows = _replace_same_keys(tx, rows, lanes, counts, leaving)
     drawn = _draw_keys(tx, lanes, rows)
     made = dict(zip(uids, made_from, strict=False))
     values = [
@@ -166,7 +184,7 @@ def store(
     tx.insert_rows(group, values)
     tx.insert_rows(payload, [payload_row(uid, one) for uid, one, _ in rows])
     if evicting:
-        evict(tx, {task for task, _ in lanes}, counts)
+        evict(tx, {task for task, _ in lanes}, counts, leaving)
     add_counts(tx, counts)
     return uids
 
@@ -194,11 +212,12 @@ def _replace_same_keys(
     rows: list[tuple[int, EncodedGroup, str | None]],
     lanes: Mapping[LaneName, Lane],
     counts: Counts,
+    leaving: Leaving,
 ) -> list[tuple[int, EncodedGroup, str | None]]:
     """Delete the stored groups with one of these keys; return the new ones, of each key only the last."""
     last = {key: uid for uid, _, key in rows if key is not None}
     tx.dialect.lock_names(tx.connection, NamedLock.KEY, last)
-    replace_groups(tx, group.c.scoped_key.in_(sorted(last)))
+    replace_groups(tx, group.c.scoped_key.in_(sorted(last)), leaving)
     kept: list[tuple[int, EncodedGroup, str | None]] = []
     for uid, encoded, key in rows:
         if key is None or last[key] == uid:
@@ -262,15 +281,15 @@ def group_row(
         0,  # deliveries
         None,  # lease
         None,  # leased_until
-        now_if_archived(new),
+        aside_since(new),
         ticket,
         dump_json(list(made_from)) if made_from else None,
     )
 
 
-def now_if_archived(new: NewGroup) -> float | None:
-    """Return the time of archiving of a group that is put as ARCHIVED."""
-    return new.created_at if new.status == Status.ARCHIVED else None
+def aside_since(new: NewGroup) -> float | None:
+    """Return the time from which a group that takes no room is kept; None for others."""
+    return new.created_at if new.status in ASIDE else None
 
 
 def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
@@ -278,14 +297,19 @@ def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
     return uid, encoded.outline, encoded.prompt, encoded.payload
 
 
-def drop(tx: Transaction, new: NewGroup) -> None:
-    """Count a group that expired before it could be stored, and remove the groups that its put would replace."""
+def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
+    """Count a group that expired before it could be stored, and remove the groups that its put would replace.
+
+    Returns the removed groups, if the caller asks for them.
+    """
+    leaving: Leaving = None if new.dropped is None else []
     gone = {row.uid: row for row in find_replaced(tx, new)}
     if (key := _key_of(tx, new)) is not None:
         tx.dialect.lock_names(tx.connection, NamedLock.KEY, [key])
         gone |= {row.uid: row for row in lock_replaced(tx, group.c.scoped_key == key)}
-    remove_replaced(tx, gone.values())
+    remove_replaced(tx, gone.values(), leaving)
     _count(tx, new, transitions.dropped(new.status))
+    return leaving or []
 
 
 def refuse(tx: Transaction, new: NewGroup) -> None:

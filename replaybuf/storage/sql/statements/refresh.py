@@ -1,7 +1,7 @@
 """Refreshing staleness: a new train step for a lane, and the expiry of its groups.
 
 Most groups follow their lane's step and are not touched. Only groups whose staleness was pinned since the last refresh,
-and groups that expire (found by an index range), are rewritten. Payloads are never touched.
+and groups that expire or lose stale tokens (found by an index range), are rewritten. Payloads are never touched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from sqlalchemy import and_, bindparam, case, or_, select, update
 
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rules import transitions
 from replaybuf.rules.tallies import Tally
 from replaybuf.rules.transitions import Place
@@ -23,7 +22,9 @@ from replaybuf.storage.sql.schema.tables import group, lane, unsettled
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
+from replaybuf.storage.sql.statements.leaving import Leaving, note
 from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.steps import apply
 from replaybuf.storage.values import Refresh
 
@@ -31,8 +32,12 @@ _CHUNK = 5_000
 _FEW = 8
 
 
-def refresh_staleness(tx: Transaction, refresh: Refresh) -> dict[str, int]:
-    """Refresh the lanes and expire groups; return the number of expired groups by task."""
+def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int], list[GroupRow]]:
+    """Refresh the lanes and expire groups.
+
+    Returns the number of expired groups by task, and those that were removed, if the caller asks for them.
+    """
+    leaving: Leaving = None if refresh.dropped is None else []
     names = [(task_name, status) for task_name in refresh.rules for status in refresh.statuses]
     lanes = find_lanes(tx, names)
     counts = dict.fromkeys(refresh.rules, 0)
@@ -40,8 +45,8 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> dict[str, int]:
     for task_name, status in sorted(lanes, key=lambda name: (name[0], name[1] != Status.EXPIRED)):
         home = lanes[(task_name, status)]
         _set_step(tx, home, refresh.train_step)
-        counts[task_name] += _expire(tx, home, refresh)
-    return counts
+        counts[task_name] += _expire(tx, home, refresh, leaving)
+    return counts, leaving or []
 
 
 def _set_step(tx: Transaction, home: Lane, step: int) -> None:
@@ -62,9 +67,13 @@ def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     )
 
 
-def _expire(tx: Transaction, home: Lane, refresh: Refresh) -> int:
+def _expire(tx: Transaction, home: Lane, refresh: Refresh, leaving: Leaving) -> int:
     """Expire the groups of a lane that are too old for its task's rule; return their number."""
     rule, step = refresh.rules[home.task_name], refresh.train_step
+    if home.status == Status.EXPIRED and not rule.retryable:
+        everything = list(tx.execute(select(group.c.uid).where(group.c.lane == home.id)).scalars())
+        _drop(tx, home, everything, leaving)
+        return len(everything)
     thresholds = [t for t in (rule.stale_threshold, rule.token_stale_threshold) if t is not None]
     if not thresholds:
         return 0
@@ -74,35 +83,40 @@ def _expire(tx: Transaction, home: Lane, refresh: Refresh) -> int:
         group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired
     )
     expired: list[tuple[int, Marks]] = []
+    masked: list[dict[str, Any]] = []
     for uid, data in tx.execute(candidates):
         marks = Marks.from_json(data)
-        if marks.expire(rule, step):
+        has_expired, has_masked = marks.expire(rule, step), marks.mask(rule, step)
+        if has_expired:
             expired.append((uid, marks))
-    if expired:
-        _store_expired(tx, home, expired, rule)
+        elif has_masked:
+            masked.append({"masked_uid": uid, "new_marks": marks.to_json()})
+    if masked:
+        tx.execute(_MASK, masked)
+    if expired and rule.retryable:
+        _keep_expired(tx, home, expired)
+    else:
+        _drop(tx, home, [uid for uid, _ in expired], leaving)
     return len(expired)
 
 
-def _store_expired(
-    tx: Transaction,
-    home: Lane,
-    expired: Sequence[tuple[int, Marks]],
-    rule: ExpiryRule,
-) -> None:
-    if rule.retryable:
-        step, name = transitions.expired(home.status), (home.task_name, Status.EXPIRED)
-        lanes = {home.name: home, **need_lanes(tx, [name])}
-        _rewrite(tx, lanes[name], expired)
-        if step.enters_races:
-            enter_races(tx, lanes[name], [uid for uid, _ in expired])
-        counts: Counts = Counter()
-        add_step(counts, lanes, home.task_name, step, len(expired))
-        add_counts(tx, counts)
-    else:
-        step = transitions.removed(Place(home.status), Tally.DROPPED)
-        for start in range(0, len(expired), _CHUNK):
-            uids = [uid for uid, _ in expired[start : start + _CHUNK]]
-            apply(tx, [(home.task_name, step, uids)], [home])
+def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[tuple[int, Marks]]) -> None:
+    step, name = transitions.expired(home.status), (home.task_name, Status.EXPIRED)
+    lanes = {home.name: home, **need_lanes(tx, [name])}
+    _rewrite(tx, lanes[name], expired)
+    if step.enters_races:
+        enter_races(tx, lanes[name], [uid for uid, _ in expired])
+    counts: Counts = Counter()
+    add_step(counts, lanes, home.task_name, step, len(expired))
+    add_counts(tx, counts)
+
+
+def _drop(tx: Transaction, home: Lane, expired: Sequence[int], leaving: Leaving) -> None:
+    step = transitions.removed(Place(home.status), Tally.DROPPED)
+    for start in range(0, len(expired), _CHUNK):
+        uids = expired[start : start + _CHUNK]
+        note(tx, uids, leaving)
+        apply(tx, [(home.task_name, step, uids)], [home])
 
 
 def _rewrite(tx: Transaction, target: Lane, expired: Sequence[tuple[int, Marks]]) -> None:
@@ -123,6 +137,7 @@ def _rewrite(tx: Transaction, target: Lane, expired: Sequence[tuple[int, Marks]]
         tx.execute(_EXPIRE, few)
 
 
+_MASK = update(group).where(group.c.uid == bindparam("masked_uid")).values(marks=bindparam("new_marks"))
 _EXPIRE = (
     update(group)
     .where(group.c.uid == bindparam("expired_uid"))

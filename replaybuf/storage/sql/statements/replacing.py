@@ -14,14 +14,15 @@ from replaybuf.rules.transitions import Place, removed
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.leaving import Leaving, note
 from replaybuf.storage.sql.statements.matching import lock_groups
 from replaybuf.storage.sql.statements.steps import apply
 from replaybuf.storage.values import NewGroup, check_epoch, lost_to_others
 
 
-def replace_groups(tx: Transaction, condition: ColumnElement[bool]) -> None:
+def replace_groups(tx: Transaction, condition: ColumnElement[bool], leaving: Leaving = None) -> None:
     """Remove the groups, including leased ones, that others replace."""
-    remove_replaced(tx, lock_replaced(tx, condition))
+    remove_replaced(tx, lock_replaced(tx, condition), leaving)
 
 
 def replaced_by_place(
@@ -79,7 +80,9 @@ def lock_replaced(tx: Transaction, condition: Any) -> list[Any]:
     return list(tx.execute(found)) if locked else []
 
 
-def remove_replaced(tx: Transaction, rows: Iterable[Any]) -> None:
+def remove_replaced(tx: Transaction, rows: Iterable[Any], leaving: Leaving = None) -> None:
+    rows = list(rows)
+    note(tx, (row.uid for row in rows), leaving)
     steps = [(row.task_name, removed(Place(Status(row.status), row.leased), Tally.REPLACED), [row.uid]) for row in rows]
     apply(tx, steps)
 

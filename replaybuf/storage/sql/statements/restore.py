@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, delete, exists, insert, literal, select, update
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -139,7 +139,7 @@ def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
     for name, home in homes.items():
         uids = [row.uid for row, its in zip(new, names, strict=True) if its == name]
         values: dict[str, Any] = {"lane": home.id}
-        if home.status != Status.ARCHIVED:
+        if home.status not in ASIDE:
             values["archived_at"] = None
         tx.execute(update(group).where(uid_in(tx, uids)).values(values))
         enter_races(tx, home, uids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from replaybuf.errors import DecodeError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup, StorageItem
@@ -36,12 +37,12 @@ class EncodedGroup:
 
 def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
     """Return the group with payload and metadata encoded; CPU work only. Raises EncodeError."""
-    return describe(group, group.rollouts, codec.encode(group.rollouts))
+    return describe(group, group.rollouts, codec.encode(group.rollouts, group.fetched), codec.rollout_type)
 
 
-def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes) -> EncodedGroup:
+def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: RolloutType) -> EncodedGroup:
     """Return the metadata of a group whose rollouts were encoded as `payload`."""
-    marks = Marks.of(rollouts)
+    marks = Marks.of(rollouts, kind)
     return EncodedGroup(
         group=group,
         payload=payload,
@@ -49,8 +50,8 @@ def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes) -> Encode
         mixed=marks.mixed,
         reward=marks.mean_reward,
         marks=dump_json(marks.to_json()),
-        outline=dump_json(outline(rollouts)),
-        prompt=prompt_preview(rollouts) if rollouts else None,
+        outline=dump_json(outline(rollouts, kind)),
+        prompt=prompt_preview(rollouts, kind) if rollouts else None,
     )
 
 
@@ -141,7 +142,7 @@ class GroupRow:
                 raise DecodeError(
                     f"group {self.uid}: {len(rollouts)} rollouts in the payload, {len(marks.oldest)} expected"
                 )
-            marks.apply(rollouts, self.refreshed_to)
+            marks.apply(rollouts, self.refreshed_to, codec.rollout_type)
             return self.item(rollouts)
 
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
@@ -169,6 +170,17 @@ class GroupRow:
             probability=self.probability,
             weight=self.weight,
         )
+
+
+def decode_leniently(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
+    """Return stored groups; those that can't be decoded have an `error`, and no rollouts."""
+    items = []
+    for row in rows:
+        try:
+            items.append(row.decode(codec))
+        except DecodeError as error:
+            items.append(row.item([], str(error)))
+    return items
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import case, literal, update
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rules import transitions
 from replaybuf.rules.tallies import LaneName
 from replaybuf.rules.transitions import Transition
@@ -82,7 +82,7 @@ def _changed(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName,
     if step.moves:
         values |= FREE
         values["lane"] = lanes[after.leased][(task, after.status)].id
-        values["archived_at"] = time.time() if after.status == Status.ARCHIVED else None
+        values["archived_at"] = time.time() if after.status in ASIDE and not after.leased else None
     if step.pins_staleness and before is not None:
         values |= pinned(lanes[False][(task, before.status)])
     return values

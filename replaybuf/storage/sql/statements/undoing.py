@@ -16,7 +16,7 @@ from replaybuf.rules.transitions import Place
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import garbage, group, payload
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
-from replaybuf.storage.sql.statements.lanes import need_lanes
+from replaybuf.storage.sql.statements.lanes import Lane, need_lanes
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.rows import GroupRow
 
@@ -43,7 +43,7 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> Counts:
             if _unsample(tx, row):
                 add_step(counts, homes, row.task_name, draw.undone)
             continue
-        if draw.after is None or not _unarchive(tx, row):
+        if draw.after is None or not _unarchive(tx, row, homes[(row.task_name, Status.ARCHIVED)]):
             draw = transitions.drawn(row, unarchived)
             if not _restore(tx, row):
                 add_step(counts, homes, row.task_name, transitions.removed(Place(row.status), Tally.REPLACED))
@@ -63,9 +63,9 @@ def _unsample(tx: Transaction, row: GroupRow) -> bool:
     return tx.execute(back.values(times_sampled=group.c.times_sampled - 1, **keys)).rowcount > 0
 
 
-def _unarchive(tx: Transaction, row: GroupRow) -> bool:
+def _unarchive(tx: Transaction, row: GroupRow, archive: Lane) -> bool:
     """Put back a group that was archived; return False when it is no longer in the archive."""
-    archived = update(group).where(group.c.uid == row.uid, group.c.archived_at.is_not(None))
+    archived = update(group).where(group.c.uid == row.uid, group.c.lane == archive.id)
     return tx.execute(archived.values(row.columns)).rowcount > 0
 
 

@@ -10,20 +10,21 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError
 from replaybuf.storage.sql.engine.errors import is_refusal
-from replaybuf.storage.sql.statements.put import put_groups
+from replaybuf.storage.sql.statements.leaving import told
+from replaybuf.storage.sql.statements.put import Stored, put_groups
 from replaybuf.storage.sql.statements.rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.tasks.port import OpenStore
-from replaybuf.storage.values import NewGroup
+from replaybuf.storage.values import NewGroup, StorageItem
 
 MAX_GROUPS = 512
 MAX_BYTES = 16 * 1024 * 1024
 
-Outcome = int | BaseException
+Outcome = Stored | BaseException
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +36,7 @@ class _Waiting:
     encoded: EncodedGroup | None = None
     finished: bool = False
     settled: asyncio.Future[None] | None = None
+    dropped: list[StorageItem] = field(default_factory=list)
 
 
 class GroupCommit:
@@ -62,13 +64,16 @@ class GroupCommit:
         try:
             if wake:
                 self._thread.post(self._start)
-            return await waiting.future
+            uid = await waiting.future
         except BaseException:
             if not waiting.future.done() or waiting.future.cancelled():
                 waiting.cancelled = True
                 with contextlib.suppress(ClosedError):  # it has been committed then, or never will be
                     self._thread.post(self._hold, waiting)
             raise
+        if group.dropped is not None:
+            group.dropped += waiting.dropped
+        return uid
 
     async def close(self) -> None:
         """Accept no more puts, and wait until all are committed (database's thread)."""
@@ -164,11 +169,19 @@ class GroupCommit:
                 for waiting in wanted:
                     await self._commit_batch([waiting])
             else:
-                self._answer(list(zip(wanted, outcomes, strict=True)))
+                results = list(zip(wanted, outcomes, strict=True))
+                if any(waiting.group.dropped is not None for waiting in wanted):
+                    await self._store.compute(self._decode_leaving, results)
+                self._answer(results)
         except BaseException as error:
             self._fail(wanted, error)
             if not isinstance(error, Exception):
                 raise
+
+    def _decode_leaving(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
+        for waiting, outcome in results:
+            if isinstance(outcome, Stored):
+                waiting.dropped = told(outcome.leaving, self._codec)
 
     def _fail(self, batch: list[_Waiting], error: BaseException) -> None:
         """Answer the puts of an interrupted batch, so that none waits for ever."""
@@ -200,4 +213,4 @@ def _resolve(answers: Sequence[tuple[_Waiting, Outcome]]) -> None:
         if isinstance(outcome, BaseException):
             waiting.future.set_exception(outcome)
         else:
-            waiting.future.set_result(outcome)
+            waiting.future.set_result(outcome.uid)

@@ -74,14 +74,14 @@ class Sweeper:
                 await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)
 
     async def look_after_groups(self) -> None:
-        """End expired leases, and prune the archive."""
+        """End expired leases, and prune the groups that take no room."""
         scope, now = self._scope, time.time()
         if await self._engine.read(any_overdue, scope):
             returned = await self._engine.write(end_leases, scope)
             if returned:
                 self._changed()
-        limits = scope.rules.limits
-        if limits.archives and await self._engine.read(lambda tx: any_to_prune(tx, now), scope):
+        bounded = bool(scope.rules.limits.bounded_aside)
+        if bounded and await self._engine.read(lambda tx: any_to_prune(tx, now), scope):
             await self._engine.write(lambda tx: prune(tx, now, self._limit), scope)
         if self._engine.dialect.locks_rows and time.monotonic() > self._tidy_at:
             self._tidy_at = time.monotonic() + _TIDY_SECONDS

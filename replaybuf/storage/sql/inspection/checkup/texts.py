@@ -15,7 +15,6 @@ from replaybuf.errors import DecodeError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import get_field
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.checkup.orphans import Aside, put_aside
 from replaybuf.storage.sql.inspection.groups import AS_DICTS
@@ -84,15 +83,16 @@ def _made_anew(tx: Transaction, bad: BadText) -> tuple[Any, str | None]:
         return _NOTHING[bad.column], str(error)
     if bad.column == "marks":
         return marks_anew(rollouts, status).to_json(), None
-    return outline(rollouts) if bad.column == "outline" else prompt_preview(rollouts), None
+    kind = AS_DICTS.rollout_type
+    return outline(rollouts, kind) if bad.column == "outline" else prompt_preview(rollouts, kind), None
 
 
 def marks_anew(rollouts: Sequence[Any], status: str) -> Marks:
     """Return the marks of a group, rebuilt from its rollouts. In an EXPIRED group all rollouts count as expired."""
     if status != Status.EXPIRED:
-        return Marks.of(rollouts)
+        return Marks.of(rollouts, AS_DICTS.rollout_type)
     nothing: list[Any] = [None] * len(rollouts)
-    staleness = [int(get_field(rollout, "seq_staleness", 0) or 0) for rollout in rollouts]
+    staleness = [int(rollout.get("seq_staleness", 0) or 0) for rollout in rollouts]
     return Marks(nothing, nothing, nothing, [True] * len(rollouts), staleness)
 
 

@@ -49,7 +49,8 @@ def _marks(value: Any) -> Any:
     try:
         marks = Marks.from_json(found)
         lists = [marks.oldest, marks.newest, marks.reward, *([marks.expired, marks.staleness] if marks.expired else [])]
-        return found if len({len(one or []) for one in lists}) == 1 else None
+        whole = len({len(one or []) for one in lists}) == 1 and isinstance(marks.masked, int | None)
+        return found if whole else None
     except (TypeError, AttributeError):
         return None
 

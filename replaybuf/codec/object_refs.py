@@ -1,0 +1,180 @@
+"""Ray ObjectRefs in payloads: the values of their objects, which outlive the cluster.
+
+Packing looks the values up and waits for nothing: where one is missing, the codec says which (`UnfetchedError`), and
+whoever may wait fetches them all in one call and encodes again. Ray is never imported here: a value can only be an
+ObjectRef where it has been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from replaybuf.codec.foreign import wrapped
+from replaybuf.codec.marks import OBJECT_REF, Form, Restore, mark
+from replaybuf.errors import DecodeError, EncodeError
+
+RestoreRefs = Literal["ref", "value", "stored"]
+#: Fetched values by ObjectRef, or what is wrong with the object.
+Fetched = dict[Any, Any]
+
+_logger = logging.getLogger("replaybuf.object_refs")
+
+_WHY: Final = {
+    "GetTimeoutError": "it was not there after {timeout:g} s (object_ref_timeout)",
+    "OwnerDiedError": "its owner, the process that made it, has died",
+    "ObjectFreedError": "it was freed",
+    "ObjectLostError": "all copies of it are lost",
+    "ReferenceCountingAssertionError": "it was deleted",
+}
+
+
+class UnfetchedError(EncodeError):
+    """The rollouts hold ObjectRefs whose values have to be fetched first: `refs`."""
+
+    def __init__(self, refs: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self.refs = tuple(refs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Stands for the value of an object that can't be fetched."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class _AtHand:
+    """The values for one encoding, and the ObjectRefs met that aren't among them."""
+
+    values: Fetched
+    missing: dict[Any, None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredObject:
+    """An object as its payload has it, for copies of payloads: nothing is put into Ray."""
+
+    value: Any
+
+
+_at_hand: ContextVar[_AtHand | None] = ContextVar("replaybuf_object_refs", default=None)
+
+
+class ObjectRefs:
+    """The family of ObjectRefs. They are restored as new ones (`ref`), or as the values of their objects (`value`).
+
+    A new object belongs to the process that reads. `timeout` bounds the wait for the objects of a group, in seconds.
+    """
+
+    def __init__(self, restore_as: RestoreRefs, timeout: float) -> None:
+        restore: Restore = {"ref": _put, "value": _as_is, "stored": _StoredObject}[restore_as]
+        self._timeout = timeout
+        self.restores: Mapping[int, Restore] = {OBJECT_REF: restore}
+
+    def form(self, kind: type) -> Form | None:
+        if kind is _StoredObject:
+            return mark(OBJECT_REF), lambda stored: wrapped(stored.value)
+        ray = _ray()
+        return (mark(OBJECT_REF), _value_of) if ray is not None and issubclass(kind, ray.ObjectRef) else None
+
+    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the fetched value of an ObjectRef."""
+        at_hand, ray = _at_hand.get(), _ray()
+        if at_hand is None or ray is None or not isinstance(value, ray.ObjectRef):
+            return
+        if value in at_hand.values and not isinstance(at_hand.values[value], _Problem):
+            yield " (the object of an ObjectRef)", at_hand.values[value]
+
+    def fetch(self, refs: Sequence[Any]) -> Fetched:
+        """Return the values of these ObjectRefs, by one call of Ray. Blocks for up to the timeout.
+
+        What can't be fetched is among them as a problem, which encoding reports with its place.
+        """
+        ray = _ray()
+        if ray is None or not ray.is_initialized():  # ray.get would start a cluster of its own
+            return dict.fromkeys(refs, _Problem("Ray isn't running in this process any more"))
+        try:
+            return dict(zip(refs, ray.get(list(refs), timeout=self._timeout), strict=True))
+        except Exception as error:  # of Ray, or of the task that was to make an object
+            return dict.fromkeys(refs) | self._problems(ray, refs, error)
+
+    def _problems(self, ray: Any, refs: Sequence[Any], error: Exception) -> Fetched:
+        """Return what is wrong with those of the objects that can't be fetched; all have been waited for."""
+        late = isinstance(error, ray.exceptions.GetTimeoutError)
+        problems: Fetched = {}
+        for ref in refs:
+            try:
+                ray.get(ref, timeout=0)
+            except ray.exceptions.GetTimeoutError as again:
+                if late:
+                    problems[ref] = self._problem(again)
+            except Exception as own:
+                problems[ref] = self._problem(own)
+        return problems or dict.fromkeys(refs, self._problem(error))
+
+    def _problem(self, error: Exception) -> _Problem:
+        kind = type(error).__name__
+        known = next((_WHY[base.__name__] for base in type(error).__mro__ if base.__name__ in _WHY), None)
+        first = (str(error).strip().splitlines() or [""])[0][:300]
+        why = f"{kind}: {first}" if known is None else f"{known.format(timeout=self._timeout)} ({kind})"
+        return _Problem(why)
+
+
+@contextlib.contextmanager
+def at_hand(fetched: Fetched) -> Iterator[Mapping[Any, None]]:
+    """Let encodings within use these values; yields the ObjectRefs that it lacks, as they are met."""
+    values = _AtHand(fetched)
+    token = _at_hand.set(values)
+    try:
+        yield values.missing
+    finally:
+        _at_hand.reset(token)
+
+
+def free(refs: Iterable[Any]) -> None:
+    """Delete the objects of these ObjectRefs from Ray's store, everywhere. What goes wrong is logged."""
+    try:
+        importlib.import_module("ray._private.internal_api").free(list(refs))
+    except Exception as error:  # the group is stored: its put must not fail any more
+        _logger.warning("Ray objects that were stored could not be freed: %s", error)
+
+
+def _value_of(ref: Any) -> Any:
+    values = _at_hand.get()
+    if values is None:
+        raise UnfetchedError
+    if ref not in values.values:
+        values.missing[ref] = None
+        return None
+    value = values.values[ref]
+    if isinstance(value, _Problem):
+        raise TypeError(f"the object of {ref!r:.100} can't be fetched: {value.text}")
+    return wrapped(value)
+
+
+def _put(value: Any) -> Any:
+    ray = _ray()
+    if ray is None or not ray.is_initialized():  # ray.put would start a cluster of its own
+        raise DecodeError(
+            "it holds a Ray ObjectRef, and Ray isn't running in this process: call ray.init() before, or read its "
+            "objects as values (object_refs='value')"
+        )
+    return ray.put(value)
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _ray() -> Any:
+    """Return Ray where it has been imported, and is more than half-imported."""
+    ray = sys.modules.get("ray")
+    return ray if hasattr(ray, "ObjectRef") and hasattr(ray, "is_initialized") else None

@@ -1,0 +1,272 @@
+"""Shapes: how the instances of a class are taken apart into fields, and rebuilt, for each kind of class.
+
+The round trip `build(read(instance))` gives an equal instance that shares no mutable default with another. It runs no
+validator, no `__init__` and no `__post_init__` (except that of a msgspec Struct, see `_StructShape`): the instance is
+what was stored. Attributes that aren't fields are not stored; private attributes of pydantic models start from their
+defaults. attrs and msgspec are imported only for classes that they have made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any
+
+import typing_extensions
+from pydantic import BaseModel, ValidationError
+
+from replaybuf.rollouts.fields import (
+    Defaults,
+    Field,
+    Fields,
+    attrs_fields,
+    dataclass_fields,
+    private_defaults,
+    pydantic_fields,
+    struct_fields,
+    typed_dict_fields,
+)
+
+_SEEN_LIMIT = 1024  # extra fields could make any number of sets of names
+
+# Of their subclasses the fields aren't the whole content.
+_VALUES = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex, BaseException)
+
+
+class Shape:
+    """The fields of a class, and the ways from an instance to them and back.
+
+    With `extra`, instances may have fields that the class doesn't declare. `required` are the fields without which
+    there is no instance.
+    """
+
+    def __init__(self, cls: type[Any], fields: Iterable[Field], *, extra: bool = False) -> None:
+        self.cls = cls
+        self.fields = tuple(fields)
+        self.extra = extra
+        self.names = frozenset(field.name for field in self.fields)
+        self.required = frozenset(field.name for field in self.fields if not field.optional)
+        # None is left out of payloads where the default restores it.
+        self._keep_none = frozenset(f.name for f in self.fields if not (f.has_default and _default_is_none(f)))
+        self._defaults = Defaults(self.fields)
+        self._seen: set[tuple[str, ...]] = set()
+
+    def read(self, instance: Any) -> Fields:
+        """Return the fields of an instance: a new dict of the values themselves, not of copies."""
+        raise NotImplementedError
+
+    def build(self, fields: Fields) -> Any:
+        """Return the instance with these fields, defaults filled in; `fields` is consumed, and has no `problem`."""
+        raise NotImplementedError
+
+    def set(self, instance: Any, name: str, value: Any) -> None:
+        """Set a field, in place; the class's own `__setattr__` and validators run. Frozen instances change, too.
+
+        Raises what the class raises when it refuses the name or the value.
+        """
+        try:
+            setattr(instance, name, value)
+        except (AttributeError, ValidationError) as error:
+            if not _is_frozen(error):
+                raise
+            object.__setattr__(instance, name, value)
+
+    def problem(self, fields: Fields) -> str:
+        """Return which of these fields the class lacks and which ones it requires, for people; or "" if all is well."""
+        # Names that were found valid are remembered, in their order.
+        if (names := tuple(fields)) in self._seen:
+            return ""
+        unknown = [name for name in fields if not (name in self.names or (self.extra and isinstance(name, str)))]
+        missing = sorted(self.required - fields.keys())
+        if not unknown and not missing:
+            if len(self._seen) >= _SEEN_LIMIT:
+                self._seen.clear()
+            self._seen.add(names)
+        problems = [f"it has no {quoted(unknown)}"] if unknown else []
+        return " and ".join(problems + ([f"{quoted(missing)} must be there"] if missing else []))
+
+
+class _DictShape(Shape):
+    """A dict: of any keys, or of those that a TypedDict declares."""
+
+    def read(self, instance: Any) -> Fields:
+        return dict(instance)
+
+    def build(self, fields: Fields) -> Any:
+        return fields
+
+    def set(self, instance: Any, name: str, value: Any) -> None:
+        instance[name] = value
+
+    def problem(self, fields: Fields) -> str:
+        return "" if self.cls is dict else super().problem(fields)
+
+
+class _ModelShape(Shape):
+    """A pydantic model."""
+
+    cls: Any
+
+    def __init__(self, cls: type[BaseModel]) -> None:
+        if not cls.__pydantic_complete__:
+            cls.model_rebuild(raise_errors=False)
+        super().__init__(cls, pydantic_fields(cls.model_fields), extra=cls.model_config.get("extra") == "allow")
+        self._private = private_defaults(cls)
+        cached = any(isinstance(one, cached_property) for base in cls.__mro__ for one in vars(base).values())
+        omitted = tuple(self.names - self._keep_none)
+        self._few_omitted = None if cached or 4 * len(omitted) > len(self.names) else omitted
+
+    def read(self, instance: Any) -> Fields:
+        if self._few_omitted is not None:
+            fields: Fields = instance.__dict__.copy()
+            for name in self._few_omitted:
+                if fields.get(name, self) is None:
+                    del fields[name]
+        else:
+            names, keep_none = self.names, self._keep_none  # __dict__ also holds cached properties, which aren't fields
+            values = instance.__dict__.items()
+            fields = {name: v for name, v in values if (name in keep_none if v is None else name in names)}
+        if extra := instance.__pydantic_extra__:
+            fields.update(extra)
+        return fields
+
+    def build(self, fields: Fields) -> Any:
+        extra: Fields | None = None
+        names = set(fields)
+        if self.extra:
+            extra = {name: fields.pop(name) for name in names - self.names}
+        instance = self.cls.__new__(self.cls)
+        put = object.__setattr__
+        values = self._defaults.fill(fields)
+        put(instance, "__dict__", values)
+        put(instance, "__pydantic_fields_set__", names)
+        put(instance, "__pydantic_extra__", extra)
+        put(instance, "__pydantic_private__", self._private.fill({}, values) if self._private else None)
+        return instance
+
+
+class _AttributeShape(Shape):
+    """A dataclass or an attrs class: its fields are attributes, which may never have been set."""
+
+    def __init__(self, cls: type[Any], fields: Iterable[Field]) -> None:
+        super().__init__(cls, fields)
+        self._slots = any(vars(base).get("__slots__") for base in cls.__mro__)
+
+    def read(self, instance: Any) -> Fields:
+        fields: Fields = {}
+        for field in self.fields:
+            value = getattr(instance, field.name, dataclasses.MISSING)
+            if value is None and field.name not in self._keep_none:
+                continue
+            if value is not dataclasses.MISSING:
+                fields[field.name] = value
+        return fields
+
+    def build(self, fields: Fields) -> Any:
+        instance = _new(self.cls)
+        values = self._defaults.fill(fields)
+        if not self._slots:
+            instance.__dict__.update(values)
+            return instance
+        for name, value in values.items():
+            object.__setattr__(instance, name, value)
+        return instance
+
+
+class _StructShape(Shape):
+    """A msgspec Struct. Only a call makes one, which runs its `__post_init__`; what that changes is set back."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        import msgspec
+
+        super().__init__(cls, struct_fields(cls))
+        self._unset = msgspec.UNSET
+        self._force = msgspec.structs.force_setattr
+        self._frozen = cls.__struct_config__.frozen
+        self._own_code = hasattr(cls, "__post_init__")
+
+    def read(self, instance: Any) -> Fields:
+        fields: Fields = {}
+        for field in self.fields:
+            value = getattr(instance, field.name)
+            if value is self._unset or (value is None and field.name not in self._keep_none):
+                continue
+            fields[field.name] = value
+        return fields
+
+    def build(self, fields: Fields) -> Any:
+        values = self._defaults.fill(fields)
+        instance = self.cls(**values)
+        if self._own_code:
+            for name, value in values.items():
+                self._force(instance, name, value)
+        return instance
+
+    def set(self, instance: Any, name: str, value: Any) -> None:
+        (self._force if self._frozen else setattr)(instance, name, value)
+
+
+def shape_of(cls: Any) -> Shape | None:
+    """Return the shape of a class; None where its content can't be told from its annotations."""
+    if not isinstance(cls, type):
+        return None
+    if cls is dict:
+        return _DictShape(cls, (), extra=True)
+    if typing_extensions.is_typeddict(cls):
+        return _DictShape(cls, typed_dict_fields(cls), extra=_has_extra_items(cls))
+    if issubclass(cls, BaseModel):
+        return None if cls is BaseModel else _ModelShape(cls)
+    if issubclass(cls, _VALUES):
+        return None
+    make = _MAKERS.get(kind_of(cls))
+    return None if make is None else make(cls)
+
+
+def kind_of(cls: type[Any]) -> str:
+    """Return what made a class one whose annotations tell its content, or ""."""
+    if issubclass(cls, BaseModel):
+        return "a pydantic model"
+    if hasattr(cls, "__struct_fields__") and hasattr(cls, "__struct_config__"):
+        return "a msgspec Struct"
+    if hasattr(cls, "__attrs_attrs__"):
+        return "an attrs class"
+    return "a dataclass" if dataclasses.is_dataclass(cls) else ""
+
+
+_MAKERS: dict[str, Callable[[type[Any]], Shape]] = {
+    "a msgspec Struct": _StructShape,
+    "an attrs class": lambda cls: _AttributeShape(cls, attrs_fields(cls)),
+    "a dataclass": lambda cls: _AttributeShape(cls, dataclass_fields(cls)),
+}
+
+
+def is_namedtuple(cls: Any) -> bool:
+    """Return whether a class is one of named tuples."""
+    return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_make")
+
+
+def _has_extra_items(cls: type[Any]) -> bool:
+    items = getattr(cls, "__extra_items__", None)
+    return items is not None and items is not getattr(typing_extensions, "NoExtraItems", None)
+
+
+def _new(cls: Any) -> Any:
+    return cls.__new__(cls)
+
+
+def _is_frozen(error: Exception) -> bool:
+    if isinstance(error, ValidationError):
+        return error.errors()[0]["type"] in ("frozen_instance", "frozen_field")
+    return type(error).__name__ in ("FrozenInstanceError", "FrozenAttributeError")  # of dataclasses, and of attrs
+
+
+def _default_is_none(field: Field) -> bool:
+    return field.make is None and field.default is None
+
+
+def quoted(names: Iterable[Any]) -> str:
+    """Return the names of fields, for people."""
+    names = [repr(name) for name in names]
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"{'field' if len(names) == 1 else 'fields'} {shown}"

@@ -1,0 +1,116 @@
+"""Statuses as people have them: members of any Enum, or texts, by value or name, in any case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+from replaybuf.errors import ConfigError, InputError
+from replaybuf.rollouts.rollout import Status
+
+#: What calls take for a status: a Status, a member of another Enum, or a text.
+StatusLike: TypeAlias = str | Enum
+
+#: Names that mean a status of ours: slime's.
+_ALIASES: Final = {"pending": Status.INIT, "truncated": Status.COMPLETED}
+
+#: What is written where a user's statuses lack one: the nearest that lets the prompt be generated again.
+_INSTEAD: Final = {Status.EXPIRED: (Status.ABORTED, Status.INIT)}
+
+
+class Statuses:
+    """What the statuses of users mean. `own` maps values, names or members of theirs to statuses of ours, or theirs.
+
+    ConfigError when it maps to something that is no status.
+    """
+
+    def __init__(self, own: Mapping[Any, Any] | None = None) -> None:
+        self._known: dict[Any, Status | None] = {}
+        table = {**_ALIASES, **{status.value: status for status in Status}}
+        mapped: dict[Any, Status] = {}
+        for theirs, ours in (own or {}).items():
+            status = _by_text(ours, table)
+            if status is None:
+                raise ConfigError(f"statuses: {theirs!r:.100} is mapped to {ours!r:.100}; {_there_are()}")
+            mapped[_folded(theirs)] = status
+        self._table: dict[Any, Status] = {**table, **mapped}
+        self._own_texts = {status: text for text, status in reversed(mapped.items()) if isinstance(text, str)}
+
+    def get(self, value: Any) -> Status | None:
+        """Return the Status that a value means, or None: a Status, a text, or a member of any Enum."""
+        try:
+            return self._known[value]
+        except KeyError:
+            pass
+        except TypeError:  # not hashable
+            return None
+        status = _by_text(value, self._table)
+        if isinstance(value, str | Enum) and len(self._known) < 1000:
+            self._known[value] = status
+        return status
+
+    def check(self, value: Any) -> Status:
+        """Return the Status that a value means. Raises InputError."""
+        status = self.get(value)
+        if status is None:
+            raise InputError(f"unknown status {value!r:.200}; {_there_are()}")
+        return status
+
+    def like(self, status: Status, now: Any, choices: Iterable[Any]) -> Any:
+        """Return the value that means `status` where a rollout has `now`.
+
+        It is a member of the same Enum, or one of the `choices` that its class declares, or a text in the same case.
+        Where none means `status`, it is one from which the prompt is generated again, if that is what `status` is for,
+        or else `now`.
+        """
+        if isinstance(now, Enum):
+            choices = list(type(now))
+        elif type(now) is str:
+            choices = [choice for choice in choices if type(choice) is str]
+            if not choices:
+                return _in_case_of(now, self._own_texts.get(status, status.value))
+        if not choices:
+            return status
+        for wanted in (status, *_INSTEAD.get(status, ())):
+            fitting = [choice for choice in choices if self.get(choice) is wanted]
+            # An alias, such as "truncated", says more than the status.
+            exact = [choice for choice in fitting if _by_text(choice, _PLAIN) is wanted]
+            if fitting:
+                return (exact or fitting)[0]
+        return now
+
+
+#: What statuses mean without a config.
+OUR_STATUSES: Final = Statuses()
+
+_PLAIN: Final = {status.value: status for status in Status}
+
+
+def _by_text(value: Any, table: Mapping[Any, Status]) -> Status | None:
+    """Return what a value means by this table: first by itself, then by the value and the name of a member."""
+    candidates = [value]
+    if isinstance(value, Enum):
+        candidates += [value.value, value.name]
+    for one in candidates:
+        try:
+            status = table.get(_folded(one))
+        except TypeError:  # not hashable
+            continue
+        if status is not None:
+            return status
+    return None
+
+
+def _folded(value: Any) -> Any:
+    return str.__str__(value).lower() if isinstance(value, str) else value
+
+
+def _in_case_of(now: str, text: str) -> str:
+    if now.isupper():
+        return text.upper()
+    return text.capitalize() if now.istitle() else text
+
+
+def _there_are() -> str:
+    return f"there are {', '.join(Status)}"

@@ -1,0 +1,42 @@
+"""Groups that are about to leave, for callers who want to know what they were."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from sqlalchemy import select
+
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import DecodeError
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import group, lane, payload
+from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
+from replaybuf.storage.values import StorageItem
+
+#: Where a transaction collects the groups that leave in it, with their payloads; None if nobody asks.
+Leaving = list[GroupRow] | None
+
+
+def note(tx: Transaction, uids: Iterable[int], leaving: Leaving) -> None:
+    """Read these groups of the buffer, leased or not, before they are removed, if anybody asks."""
+    listed = sorted(uids)
+    if leaving is None or not listed:
+        return
+    query = (
+        select(group, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
+        .select_from(group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid))
+        .where(lane.c.buffer == tx.scope.buffer, uid_in(tx, listed))
+        .order_by(group.c.uid)
+    )
+    leaving += [GroupRow.of(row) for row in tx.execute(query).mappings()]
+
+
+def told(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
+    """Return groups that have left, for their caller; not those whose metadata is damaged, too."""
+    items: list[StorageItem] = []
+    for row in rows:
+        with contextlib.suppress(DecodeError):
+            items += decode_leniently([row], codec)
+    return items

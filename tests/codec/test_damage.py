@@ -1,0 +1,221 @@
+"""Damage is always noticed, and hostile payloads do no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import sys
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replaybuf.codec import marks
+from replaybuf.errors import DecodeError
+from tests.codec.values import DICTS, GROUP, MARK, PAYLOAD, STATES, ZSTD, hostile, hostile_field, sealed
+
+
+def decodes_or_decode_error(payload: bytes) -> None:
+    with contextlib.suppress(DecodeError):
+        DICTS.decode(payload)
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    for payload in (PAYLOAD, ZSTD.encode([{"a": "x" * 200}])):
+        for bit in range(8 * len(payload)):
+            damaged = bytearray(payload)
+            damaged[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(DecodeError):
+                DICTS.decode(damaged)
+            with pytest.raises(DecodeError):
+                DICTS.verify(damaged)
+
+
+def test_every_truncation_is_noticed() -> None:
+    for length in range(len(PAYLOAD)):
+        with pytest.raises(DecodeError):
+            DICTS.decode(PAYLOAD[:length])
+
+
+def test_bytes_beyond_the_end_are_noticed() -> None:
+    with pytest.raises(DecodeError):
+        DICTS.decode(PAYLOAD + b"x")
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_a_decode_error(junk: bytes) -> None:
+    with pytest.raises(DecodeError):
+        DICTS.decode(junk)
+
+
+@given(st.binary(max_size=200), st.integers(0, 3), st.integers(0, 1))
+def test_random_bodies_with_a_right_checksum_raise_nothing_else(body: bytes, count: int, flags: int) -> None:
+    decodes_or_decode_error(sealed(body, count, flags=flags))
+    decodes_or_decode_error(hostile(body))
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=300)
+def test_changed_bodies_with_a_right_checksum_raise_nothing_else(data: st.DataObject) -> None:
+    body = bytearray(PAYLOAD[24:])
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    decodes_or_decode_error(sealed(bytes(body), 2))
+
+
+wire = st.recursive(
+    st.none()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.sampled_from(
+        ["C", "F", "<i8", "|V0", "|O", "<U3", "replaybuf.rollouts.rollout.Status", "Europe/Berlin", "../etc/passwd"]
+    )
+    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=3)),
+    lambda inner: (
+        st.lists(inner, max_size=10)
+        | st.dictionaries(st.text(), inner, max_size=3)
+        | st.tuples(st.sampled_from([*range(1, 25), *range(30, 45)]), inner).map(lambda p: {MARK[p[0]]: p[1]})
+    ),
+    max_leaves=12,
+)
+
+
+@given(wire)
+@settings(deadline=None, max_examples=400)
+def test_any_msgpack_with_a_right_checksum_raises_nothing_else(value: Any) -> None:
+    decodes_or_decode_error(hostile_field(value))
+    decodes_or_decode_error(hostile(msgpack.packb(value)))
+
+
+def array_field(dtype: Any, shape: Any, order: Any, raw: Any) -> bytes:
+    return hostile_field({MARK[marks.ARRAY]: [dtype, shape, order, raw]})
+
+
+def plain_array_field(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
+    head = struct.pack(f"<BB{len(dtype)}s{len(shape)}Q", len(dtype), len(shape), dtype, *shape)
+    return hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, head + raw))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        plain_array_field(b"|O", [1], bytes(8)),
+        plain_array_field(b"<U0", [2**40], b""),
+        plain_array_field(b"<i8", [2**64 - 1], bytes(8)),
+        plain_array_field(b"<i8", [2], bytes(8)),
+        plain_array_field(b"<i8", [1], bytes(16)),
+        plain_array_field(b"<i8", [2**40, 2**40], bytes(8)),
+        plain_array_field(b"<i8", [1] * 100, bytes(8)),
+        plain_array_field(b"\xff", [1], bytes(8)),
+        hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, b"")),
+        hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, b"\xff\x01<i8")),
+        array_field("|O", [1], "C", bytes(8)),
+        array_field("O", [1], "C", bytes(8)),
+        array_field([[["a", "|O"]]], [1], "C", bytes(8)),
+        array_field([{MARK[marks.TUPLE]: ["a", "|O"]}], [1], "C", bytes(8)),
+        array_field("i4,O", [1], "C", bytes(12)),
+        array_field("<U0", [2**40], "C", b""),
+        array_field("|V0", [2**40], "C", b""),
+        array_field("<i8", [-1], "C", bytes(8)),
+        array_field("<i8", [2], "C", bytes(8)),
+        array_field("<i8", [1], "C", bytes(16)),
+        array_field("<i8", [2**40, 2**40], "C", bytes(8)),
+        array_field("<i8", [1], "A", bytes(8)),
+        array_field("<i8", [1], "C", "12345678"),
+        array_field("<M8[nope]", [1], "C", bytes(8)),
+        hostile_field({MARK[marks.BYTEARRAY]: 10**12}),
+        hostile_field({MARK[marks.TUPLE]: 3}),
+        hostile_field({MARK[marks.SET]: [[]]}),
+        hostile_field({MARK[marks.DECIMAL]: "x"}),
+        hostile_field({MARK[marks.DATE]: [10000, 1, 1]}),
+        hostile_field({MARK[marks.TIME]: [1, 1, 1, 1, 0, "../../etc/passwd"]}),
+        hostile_field({MARK[99]: 1}),
+        hostile_field(MARK[marks.TUPLE]),
+        hostile_field({MARK[marks.TUPLE]: [], "a": 1}),
+        hostile_field({MARK[marks.ENUM]: []}),
+        hostile_field({MARK[marks.RANGE]: [1, 2, 0]}),
+        hostile_field({MARK[marks.RANGE]: ["1"]}),
+        hostile_field({MARK[marks.DEQUE]: [1, [1, 2]]}),
+        hostile_field({MARK[marks.DEQUE]: [None, "ab"]}),
+        hostile_field({MARK[marks.PATH]: ["Path", "a"]}),
+        hostile_field({MARK[marks.PATH]: ["PosixPath", 1]}),
+        hostile_field({MARK[marks.MEMORYVIEW]: ["i", [2**40], bytes(4)]}),
+        hostile_field({MARK[marks.MEMORYVIEW]: ["B", [2], bytes(4)]}),
+        hostile_field({MARK[marks.MEMORYVIEW]: ["O", [1], bytes(8)]}),
+        hostile_field({MARK[marks.ORDERED_DICT]: []}),
+        hostile_field({MARK[marks.DEFAULT_DICT]: ["exit", {}]}),
+        hostile_field({MARK[marks.DEFAULT_DICT]: ["list", []]}),
+        hostile_field({MARK[marks.COUNTER]: 10**12}),
+        hostile_field({MARK[marks.OBJECT_ARRAY]: [[2**40], "C", []]}),
+        hostile_field({MARK[marks.OBJECT_ARRAY]: [[-1, -1], "C", [1]]}),
+        hostile_field({MARK[marks.OBJECT_ARRAY]: [[1] * 100, "C", [1]]}),
+        hostile_field({MARK[marks.OBJECT_ARRAY]: [[1], "A", [1]]}),
+        hostile_field({MARK[marks.TENSOR]: ["float32", [2**40], bytes(4)]}),
+        hostile_field({MARK[marks.TENSOR]: ["float32", [2**40], bytes(4), 0]}),
+        hostile_field({MARK[marks.TENSOR]: ["float32", [-1, -1], bytes(4), 0]}),
+        hostile_field({MARK[marks.TENSOR]: ["float32", [1] * 100, bytes(4), 0]}),
+        hostile_field({MARK[marks.TENSOR]: ["float32", [1], [0, 0, 0, 0], 0]}),
+        hostile_field({MARK[marks.TENSOR]: ["float32", [1], bytes(4), 4]}),
+        hostile_field({MARK[marks.TENSOR]: ["float32", [2**62, 2**62, 0], b"", 0]}),
+        hostile_field({MARK[marks.TENSOR]: ["qint8", [1], bytes(1), 0]}),
+        hostile_field({MARK[marks.TENSOR]: ["load", [1], bytes(1), 0]}),
+        hostile_field({MARK[marks.IMAGE]: ["RGB", [2**20, 2**20], b"", None, {}]}),
+        hostile_field({MARK[marks.IMAGE]: ["RGB", [0, 2**30], b"", None, {}]}),
+        hostile_field({MARK[marks.IMAGE]: ["RGB", [-1, -1], bytes(3), None, {}]}),
+        hostile_field({MARK[marks.IMAGE]: ["nope", [1, 1], bytes(3), None, {}]}),
+        hostile_field({MARK[marks.IMAGE]: ["P", [1, 1], bytes(1), ["RGB;L", bytes(3)], {}]}),
+        hostile_field({MARK[marks.IMAGE]: ["P", [1, 1], bytes(1), ["RGB", bytes(10**6)], {}]}),
+        hostile_field({MARK[marks.IMAGE]: ["RGB", [1, 1], bytes(3), None, []]}),
+        hostile_field({MARK[marks.CONVERTED]: []}),
+        hostile_field({MARK[marks.CONVERTED]: [[], 1]}),
+        hostile(b"\xdd\xff\xff\xff\xff"),
+        hostile(b"\x91" * 100_000),
+        hostile(msgpack.packb([1])),
+        hostile(msgpack.packb({}) + b"\x00"),
+        sealed(struct.pack("<Q", 1) + msgpack.packb({}) + b"behind the last rollout"),
+        sealed(b"", 2**32 - 1),
+        sealed(struct.pack("<2Q", 2**63, 2**63), 2),
+    ],
+)
+def test_hostile_payloads_are_refused(payload: bytes) -> None:
+    with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
+        DICTS.decode(payload)
+
+
+def test_decoding_imports_nothing() -> None:
+    DICTS.decode(PAYLOAD)
+    before = set(sys.modules)
+    DICTS.decode(PAYLOAD)
+    for content in ({MARK[marks.ENUM]: ["antigravity.fly", 1]}, {MARK[marks.OBJECT]: ["antigravity.Fly", {}]}):
+        with pytest.raises(DecodeError):
+            DICTS.decode(hostile_field(content))
+    assert set(sys.modules) == before
+
+
+def test_a_payload_of_another_rollout_type_is_noticed() -> None:
+    with pytest.raises(DecodeError, match="another rollout type than RolloutState"):
+        STATES.decode(PAYLOAD)
+
+
+def test_each_kind_of_damage_has_its_own_message() -> None:
+    cases = {
+        "fewer than a header": b"RPLB",
+        "not a replaybuf payload": b"\x80\x04" + bytes(30),
+        "its checksum doesn't match": PAYLOAD[:-1] + b"\xff",
+        "upgrade replaybuf": sealed(b"", 0, version=2),
+        "no such header": sealed(b"", 0, flags=2),
+    }
+    for message, payload in cases.items():
+        with pytest.raises(DecodeError, match=message):
+            DICTS.verify(payload)
+        with pytest.raises(DecodeError, match=message):
+            DICTS.decode(payload)
+
+
+def test_verify_accepts_what_was_encoded() -> None:
+    DICTS.verify(PAYLOAD)
+    DICTS.verify(ZSTD.encode(GROUP))

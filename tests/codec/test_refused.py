@@ -1,0 +1,111 @@
+"""What can't be stored is refused, with its place and advice."""
+
+from __future__ import annotations
+
+import collections
+from datetime import UTC, datetime
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from replaybuf.errors import EncodeError
+from replaybuf.rollouts.rollout import RolloutState
+from tests.codec.values import DICTS, STATES, ListOf, Pair, Point, Typed
+
+REFUSED = [
+    (object(), "a value of type object can't be stored"),
+    (Typed(), r"\(a pydantic model\) .* add types=\[Typed\]"),
+    (Point(), r"\(a dataclass\) .* add types=\[Point\]"),
+    (Pair(1, 2), r"\(a named tuple\) .* add types=\[Pair\]"),
+    (collections.defaultdict(lambda: 1), "or use a plain dict"),
+    (collections.UserDict(), "UserDict can't be stored: add converters"),
+    (ListOf([1]), "plain list"),
+    (memoryview(np.zeros(2, ">i4")), "use bytes or an array"),
+    (msgpack.ExtType(1, b""), "plain tuple"),
+    (msgpack.Timestamp(1), "can't be stored"),
+    (len, "can't be stored"),
+    (np.array([{}, object()]), "a value of type object can't be stored"),
+    (np.zeros(1, [("a", object)]), "Python objects"),
+    (np.zeros(2, "V0"), "no size"),
+    (np.ma.masked_array([1]), "np.asarray"),
+    (np.zeros(2, [("a", "i4")]).view(np.recarray), "np.asarray"),
+    (datetime(2024, 1, 1, tzinfo=type("Tz", (UTC.__class__.__base__,), {})()), "time zone"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), REFUSED, ids=[type(value).__name__ for value, _ in REFUSED])
+def test_what_would_not_come_back_is_refused_with_advice(value: Any, message: str) -> None:
+    with pytest.raises(EncodeError, match=message):
+        DICTS.encode([{"field": value}])
+    with pytest.raises(EncodeError, match=message):
+        DICTS.encode([{"field": {"a": [1, (value,)]}}])
+
+
+def test_numpy_string_dtypes_without_a_width_are_refused() -> None:
+    if not hasattr(np.dtypes, "StringDType"):
+        pytest.skip("numpy 1")
+    with pytest.raises(EncodeError, match="fixed-width"):
+        DICTS.encode([{"field": np.array(["a"], np.dtypes.StringDType())}])
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"a": [1, 2, 3, object()]}, r"rollouts\[1\]\.extra_fields\['a'\]\[3\]: a value of type object"),
+        ({"a": ({"b": object()},)}, r"rollouts\[1\]\.extra_fields\['a'\]\[0\]\['b'\]: "),
+        ({object: 1}, r"rollouts\[1\]\.extra_fields\[key <class 'object'>\]: "),
+        ({"a": [bytearray(b"fine"), object()]}, r"rollouts\[1\]\.extra_fields\['a'\]\[1\]: a value of type object"),
+        ({"a": [1, len]}, r"rollouts\[1\]\.extra_fields\['a'\]\[1\]: a value of type builtin_function"),
+        ({"a": np.array([[1, len]])}, r"rollouts\[1\]\.extra_fields\['a'\]\[0, 1\]: a value of type builtin_function"),
+        (
+            {"a": collections.deque([1, len])},
+            r"rollouts\[1\]\.extra_fields\['a'\]\[1\]: a value of type builtin_function",
+        ),
+    ],
+)
+def test_the_path_of_what_is_refused_is_named(value: Any, path: str) -> None:
+    with pytest.raises(EncodeError, match=path):
+        STATES.encode([RolloutState(message=[]), RolloutState.model_construct(message=[], extra_fields=value)])
+
+
+def test_the_path_of_a_dict_rollout_is_written_as_for_a_dict() -> None:
+    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['a'\]\[0\]: "):
+        DICTS.encode([{"a": [object()]}])
+
+
+def nested(make: Any, depth: int) -> Any:
+    value: Any = ()
+    for _ in range(depth):
+        value = make(value)
+    return value
+
+
+@pytest.mark.parametrize("make", [lambda x: [x], lambda x: (x,), lambda x: {"a": x}, lambda x: frozenset([x])])
+def test_too_deep_nesting_is_an_encode_error(make: Any) -> None:
+    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]: nested too deeply"):
+        DICTS.encode([{"field": nested(make, 5000)}])
+
+
+@pytest.mark.parametrize("make", [lambda x: [x], lambda x: (x,), lambda x: {"a": x}])
+def test_whatever_depth_is_encoded_is_decoded(make: Any) -> None:
+    for depth in (200, 240, 250, 255, 400, 500, 505, 510):
+        try:
+            payload = DICTS.encode([{"field": nested(make, depth)}])
+        except EncodeError:
+            assert depth > 200
+        else:
+            DICTS.decode(payload)
+
+
+def test_a_list_that_holds_itself_is_an_encode_error() -> None:
+    loop: list[Any] = [bytearray(b"x")]
+    loop.append({"a": loop})
+    with pytest.raises(EncodeError, match="holds itself"):
+        DICTS.encode([{"field": loop}])
+
+
+def test_a_value_over_the_limit_of_msgpack_is_an_encode_error() -> None:
+    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]: .*large"):
+        DICTS.encode([{"field": bytes(2**32)}])  # zeros that are never touched

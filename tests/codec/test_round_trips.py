@@ -1,0 +1,163 @@
+"""What goes in comes out."""
+
+from __future__ import annotations
+
+import math
+import struct
+import subprocess
+import sys
+import threading
+from datetime import date, datetime, timedelta
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from replaybuf.codec import payload as codec_module
+from replaybuf.codec.payload import Codec
+from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.rollouts.rollout_type import RolloutType
+from tests.codec.values import DICTS, STATES, ZSTD, Point, ndarrays, round_trip, same, sealed, values
+
+
+@given(values)
+@settings(deadline=None)
+def test_every_value_comes_back_as_it_was(value: Any) -> None:
+    assert same(round_trip(value), value)
+
+
+@given(ndarrays())
+@settings(deadline=None)
+def test_arrays_come_back_writable_aligned_and_with_memory_of_their_own(array: Any) -> None:
+    back = round_trip(array)
+    assert same(back, array)
+    assert back.flags.writeable
+    assert back.flags.aligned
+    assert back.flags.owndata
+
+
+@pytest.mark.parametrize("value", [-(2**63) - 1, -(2**63), 2**63, 2**64 - 1, 2**64, -1, 2**31, 127, 128, -129])
+def test_integers_of_any_size_survive(value: int) -> None:
+    assert same(round_trip(value), value)
+
+
+def test_floats_are_kept_bit_for_bit() -> None:
+    odd = struct.unpack("<d", bytes.fromhex("efbeadde0000f87f"))[0]
+    assert same(round_trip([odd, -0.0, math.inf, 5e-324]), [odd, -0.0, math.inf, 5e-324])
+
+
+def test_numpy_strings_keep_trailing_zeros() -> None:
+    assert same(round_trip([np.str_("a\0"), np.bytes_(b"a\0")]), [np.str_("a\0"), np.bytes_(b"a\0")])
+
+
+def test_a_structured_array_keeps_its_fields_and_padding() -> None:
+    dtype = np.dtype([("a", "i1"), ("b", "i8", (2,)), ("c", [("d", ">f2")])], align=True)
+    array = np.zeros(3, dtype)
+    array["b"] = 7
+    back = round_trip(array)
+    assert back.dtype == dtype
+    assert (back["b"] == 7).all()
+
+
+@pytest.mark.parametrize("value", [bytearray(b"x"), {"a": [1, (bytearray(b"x"),)]}, [{1: bytearray(b"x")}, "s"]])
+def test_a_bytearray_comes_back_as_bytearray(value: Any) -> None:
+    assert same(round_trip(value), value)
+
+
+def test_a_bytearray_amid_a_long_list_of_numbers_comes_back_as_bytes() -> None:
+    assert same(round_trip([*range(32), bytearray(b"x"), 1]), [*range(32), b"x", 1])
+    assert same(round_trip([*range(30), bytearray(b"x"), 1]), [*range(30), bytearray(b"x"), 1])
+
+
+def test_a_fold_and_a_time_zone_survive() -> None:
+    moment = datetime(2024, 10, 27, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin"))
+    back = round_trip(moment)
+    assert (back.fold, back.tzinfo, back.utcoffset()) == (1, moment.tzinfo, timedelta(hours=1))
+
+
+def test_a_rollout_state_comes_back_equal() -> None:
+    rollout = RolloutState(message=[{"role": "user", "content": "\ud800"}], status=Status.COMPLETED, reward={"s": 1})
+    (back,) = STATES.decode(STATES.encode([rollout]))
+    assert back == rollout
+    assert type(back.status) is Status
+
+
+def test_groups_of_any_size_keep_their_order() -> None:
+    for count in (0, 1, 100):
+        group = [{"number": number} for number in range(count)]
+        assert DICTS.decode(DICTS.encode(group)) == group
+
+
+def test_dataclasses_make_the_round_trip() -> None:
+    codec = Codec(RolloutType(Point))
+    assert codec.decode(codec.encode([Point(3)])) == [Point(3)]
+
+
+def test_the_payload_shares_nothing_with_the_rollouts() -> None:
+    array = np.zeros(3)
+    payload = DICTS.encode([{"field": array}])
+    array[:] = 1
+    assert (DICTS.decode(payload)[0]["field"] == 0).all()
+
+
+def test_encoding_leaves_the_rollouts_as_they_are() -> None:
+    rollout = {"a": bytearray(b"x"), "b": (1, [Status.INIT])}
+    DICTS.encode([rollout])
+    assert same(rollout, {"a": bytearray(b"x"), "b": (1, [Status.INIT])})
+
+
+def test_encoding_is_deterministic() -> None:
+    group = [{"a": (1, 2.0), "b": np.arange(3)}]
+    assert DICTS.encode(group) == DICTS.encode(group)
+
+
+def test_payloads_can_be_any_kind_of_bytes() -> None:
+    payload = DICTS.encode([{"a": np.arange(3)}])
+    for form in (payload, bytearray(payload), memoryview(payload)):
+        DICTS.verify(form)
+        assert DICTS.decode(form)[0]["a"].tolist() == [0, 1, 2]
+
+
+def test_coding_leaves_no_work_for_the_garbage_collector() -> None:
+    # In a process of its own, where nobody else leaves any.
+    code = """
+import gc
+import numpy as np
+from replaybuf import Status
+from replaybuf.codec.payload import Codec
+from replaybuf.rollouts.rollout_type import RolloutType
+codec = Codec(RolloutType(dict))
+group = [{"a": np.arange(3), "b": (1,), "c": Status.INIT}]
+codec.decode(codec.encode(group))
+gc.collect()
+codec.decode(codec.encode(group))
+print(gc.collect())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0\n"
+
+
+def test_a_codec_can_be_shared_among_threads() -> None:
+    def work(seed: int) -> None:
+        group = [{"a": np.full(500, seed), "b": [(seed, Status.INIT)] * 50}]
+        results.append(all(same(ZSTD.decode(ZSTD.encode(group)), group) for _ in range(20)))
+
+    results: list[bool] = []
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 8
+
+
+def test_the_format_is_what_the_docstring_says() -> None:
+    body = struct.pack("<Q", 4) + msgpack.packb({"a": 1})
+    assert DICTS.encode([{"a": 1}]) == sealed(body)
+    assert codec_module.VERSION == 1
+    assert UUID(int=1) == round_trip(UUID(int=1))
+    assert round_trip(date(2024, 1, 1)) == date(2024, 1, 1)

@@ -1,0 +1,218 @@
+"""Values of all kinds, codecs, and payloads made by hand."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pathlib
+import struct
+import zlib
+from datetime import UTC, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum, IntFlag, StrEnum
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+import msgpack
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from pydantic import BaseModel
+
+from replaybuf.codec.payload import Codec
+from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.rollouts.rollout_type import RolloutType
+
+
+class Color(Enum):
+    RED = (1, "r")
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Name(StrEnum):
+    ANN = "ann"
+
+
+class Bits(IntFlag):
+    A = 1
+    B = 2
+
+
+class Typed(BaseModel):
+    model_config = {"arbitrary_types_allowed": True}
+    message: str = ""
+    color: Color | None = None
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+
+@dataclasses.dataclass
+class Point:
+    x: int = 0
+
+
+class ListOf(list[int]):
+    pass
+
+
+DICTS = Codec(RolloutType(dict, types=[Color, Level, Name, Bits]))
+STATES = Codec(RolloutType(RolloutState))
+ZSTD = Codec(RolloutType(dict), compression="zstd")
+MARK = {number: msgpack.ExtType(number, b"") for number in range(128)}
+
+
+def round_trip(value: Any, codec: Codec = DICTS) -> Any:
+    (rollout,) = codec.decode(codec.encode([{"field": value}]))
+    return rollout["field"]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in type, order and bits, at every depth."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray) and a.dtype == object:
+        return a.shape == b.shape and same(a.ravel().tolist(), b.ravel().tolist())
+    if isinstance(a, np.ndarray):
+        layout = a.flags.c_contiguous == b.flags.c_contiguous or not (b.flags.c_contiguous or b.flags.f_contiguous)
+        return layout and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, np.generic):
+        return bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())
+    if isinstance(a, float):
+        return struct.pack("d", a) == struct.pack("d", b)
+    if isinstance(a, complex):
+        return same([a.real, a.imag], [b.real, b.imag])
+    if isinstance(a, memoryview):
+        return (a.format, a.shape, a.tobytes()) == (b.format, b.shape, b.tobytes())
+    if isinstance(a, collections.deque):
+        return a.maxlen == b.maxlen and same(list(a), list(b))
+    if isinstance(a, collections.defaultdict) and a.default_factory is not b.default_factory:
+        return False
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a.items(), b.items(), strict=True))
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, set | frozenset):
+        return len(a) == len(b) and all(any(same(x, y) for y in b) for x in a)
+    if isinstance(a, datetime | time):
+        return repr(a) == repr(b)
+    if isinstance(a, Decimal):
+        return str(a) == str(b)
+    return bool(a == b)
+
+
+def sealed(body: bytes, count: int = 1, *, flags: int = 0, size: int | None = None, version: int = 1) -> bytes:
+    """A payload with a right checksum around any body."""
+    head = struct.pack("<4sBBHIQ", b"RPLB", version, flags, 0, count, len(body) if size is None else size)
+    return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + body
+
+
+def hostile(packed: bytes, *, flags: int = 0) -> bytes:
+    return sealed(struct.pack("<Q", len(packed)) + packed, flags=flags)
+
+
+def hostile_field(value: Any) -> bytes:
+    return hostile(msgpack.packb({"field": value}))
+
+
+offsets = st.builds(timezone, st.timedeltas(timedelta(hours=-23), timedelta(hours=23)))
+zones = st.none() | offsets | st.sampled_from([UTC, timezone(timedelta(hours=1), "name"), ZoneInfo("Europe/Berlin")])
+texts = st.text(st.characters(exclude_categories=()))
+hashables = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(2**200), 2**200)
+    | st.floats()
+    | texts
+    | st.binary()
+    | st.complex_numbers()
+    | st.decimals().filter(lambda number: not number.is_snan())  # these can't be hashed
+    | st.uuids()
+    | st.dates()
+    | st.timedeltas()
+    | st.datetimes(timezones=zones)
+    | st.times(timezones=st.none() | offsets)
+    | st.builds(range, st.integers(), st.integers(-(2**70), 2**70), st.integers().filter(bool))
+    | st.lists(st.text("ab./\\:"), max_size=3).flatmap(
+        lambda parts: st.sampled_from(
+            [pathlib.PurePosixPath(*parts), pathlib.PureWindowsPath(*parts), pathlib.Path(*parts)]
+        )
+    )
+    | st.sampled_from([*Status, Color.RED, Level.HIGH, Name.ANN, Bits.A | Bits.B]),
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
+    max_leaves=4,
+)
+scalar_dtypes = (
+    hnp.scalar_dtypes()
+    | hnp.byte_string_dtypes()
+    | hnp.unicode_string_dtypes()
+    | st.sampled_from([np.dtype(name) for name in (">i8", ">f4", "<f2", "<M8[25s]", "<M8", "<V5", "<g", "<G")])
+)
+dtypes = scalar_dtypes | hnp.array_dtypes(scalar_dtypes, allow_subarrays=True)
+shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+layouts = st.sampled_from([lambda a: a, np.asfortranarray, lambda a: a.T, lambda a: a[..., ::-1] if a.ndim else a])
+
+
+@st.composite
+def ndarrays(draw: st.DrawFn) -> Any:
+    dtype, shape = draw(dtypes), draw(shapes)
+    array = np.zeros(shape, dtype)
+    if dtype.names is None and dtype.kind not in "bU":
+        array = np.frombuffer(draw(st.binary(min_size=array.nbytes, max_size=array.nbytes)), np.uint8).copy()
+        array = np.ndarray(shape, dtype, array)
+    return draw(layouts)(array)
+
+
+@st.composite
+def object_arrays(draw: st.DrawFn, items: st.SearchStrategy[Any]) -> Any:
+    shape = draw(shapes)
+    array = np.empty(shape, object)
+    flat = array.reshape(-1)
+    for place in range(flat.size):
+        flat[place] = draw(items)
+    return draw(layouts)(array)
+
+
+views = st.binary().map(memoryview) | st.sampled_from("bBhHiIqQfd").flatmap(
+    lambda code: hnp.arrays(np.dtype(code), shapes.filter(all)).map(lambda array: memoryview(array.copy()))
+)
+
+
+def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Containers of values, and values that hold others."""
+    lists, dicts = st.lists(inner, max_size=4), st.dictionaries(hashables, inner, max_size=4)
+    return (
+        lists
+        | lists.map(tuple)
+        | dicts
+        | st.sets(hashables, max_size=4)
+        | st.builds(collections.deque, lists, st.sampled_from([None, 4, 100]))
+        | dicts.map(collections.OrderedDict)
+        | st.builds(collections.defaultdict, st.sampled_from([None, list, int, dict, set, str]), dicts)
+        | st.dictionaries(hashables, st.integers(), max_size=4).map(collections.Counter)
+        | object_arrays(inner)
+    )
+
+
+values = st.recursive(
+    hashables
+    | ndarrays()
+    | st.binary().map(bytearray)
+    | views
+    | ndarrays().filter(lambda a: a.size).map(lambda a: a.flat[0]),
+    containers,
+    max_leaves=8,
+)
+
+#: A group for damage.
+GROUP = [
+    {"a": np.arange(6).reshape(2, 3), "b": [(1, {2.5}), Status.FAILED, 2**70], "c": datetime(2024, 1, 1, tzinfo=UTC)},
+    {"a": np.float32(1), "b": {"x": Decimal(1), (1, 2): bytearray(b"z")}},
+]
+PAYLOAD = DICTS.encode(GROUP)
