@@ -8,6 +8,8 @@ doesn't know replaybuf catches it too. Errors of database drivers are translated
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ReplayBufError(Exception):
     """Something went wrong in replaybuf."""
@@ -80,7 +82,12 @@ class FencedError(ReplayBufError, RuntimeError):
 
 
 class ProduceError(ReplayBufError, RuntimeError):
-    """The groups of a batch can't be made: the prompts are at their end, or the agent loop fails again and again."""
+    """The groups of a batch can't be made: the prompts are at their end, or the agent loop fails again and again.
+
+    `summary` is the ProduceSummary of what was produced until then; None outside a production.
+    """
+
+    summary: Any = None
 
 
 class PromptsExhaustedError(ProduceError):
@@ -119,6 +126,10 @@ class LockedError(StorageError, TimeoutError):
 
 class DiskFullError(StorageError, OSError):
     """The disk is full; what was committed before is safe."""
+
+
+class TooLargeError(StorageError, ValueError):
+    """The group is larger than a row of the database may be; nothing was stored."""
 
 
 class NetworkFilesystemError(StorageError):
@@ -163,8 +174,8 @@ class FragmentError(ReplayBufError, ValueError):
         kind: str = "",
         worker: str = "",
         index: int = 0,
-        session: int = 0,
-        expected: int = 0,
+        session: int | str = 0,
+        expected: int | str = 0,
     ) -> None:
         super().__init__(message)
         self.kind = kind

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replaybuf.errors import ConfigError
-from replaybuf.redact import redact
+from replaybuf.redact import redact, redact_words
 
 _SIMILAR = 0.8
 
@@ -64,9 +64,13 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
             # Without the text of the error, which quotes the file: it may hold a password.
             mark = error.problem_mark
             where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-            raise ConfigError(f"can't read {file}{where} as YAML: {redact(error.problem or 'not YAML')}") from None
+            raise ConfigError(
+                f"can't read {file}{where} as YAML: {redact_words(error.problem or 'not YAML')}"
+            ) from None
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"can't read {file}: {error}") from error
+        except RecursionError as error:
+            raise ConfigError(f"can't read {file}: it is nested too deeply") from error
         for name in (section or "").split(".") if section else ():
             if not isinstance(values, Mapping) or name not in values:
                 raise ConfigError(f"{file} has no section {section!r} (at {name!r})")

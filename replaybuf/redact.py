@@ -4,11 +4,39 @@ from __future__ import annotations
 
 import re
 
+# Up to the last @: a password that contains an unquoted one must not be shown in part.
+_CREDENTIALS = re.compile(r"(://[^:]*?):.*@", re.DOTALL)
+_OPTION = re.compile(r"(?i)((?:pass(?!file)\w*|pwd|\w*password)=)[^&\s]*")
+# What follows :// in a URL without a user: a host and perhaps a port.
+_HOST = re.compile(r"(?:\[[^\]]*\]|[^:/?]*)(?::\d{1,5})?(?:[/?].*)?", re.DOTALL)
+_PATHS = ("sqlite", "memory", "pandas")
+# In a sentence: a word that holds a colon, and all up to the last @; or a word that begins like the URL of a server.
+_IN_WORDS = re.compile(r"[^\s'\"(]*:[^\s].*@[^\s'\")]*", re.DOTALL)
+_LIKE_URL = re.compile(r"[^\s'\"(]*(?:://|postgres\w*:)[^\s'\")]*")
+
 
 def redact(text: str) -> str:
-    """Return the text of a URL without passwords, for messages."""
-    if "://" not in text:  # not a URL, perhaps because a slash is missing
-        text = re.sub(r"^.*@", "***@", text, flags=re.DOTALL)
-    # Up to the last @: a password that contains an unquoted one must not be shown in part.
-    text = re.sub(r"(://[^/@:]*):.*@", r"\1:***@", text, flags=re.DOTALL)
-    return re.sub(r"(?i)((?:password|passwd|sslpassword)=)[^&\s]*", r"\1***", text)
+    """Return the text of a URL or path without passwords, for messages.
+
+    Of a text that is neither, perhaps because of a slip in typing, what may be a password is hidden too.
+    """
+    text = _OPTION.sub(r"\1***", text)
+    scheme, separator, rest = text.partition("://")
+    if not separator or not re.fullmatch(r"[\w+.-]+", scheme):
+        if "@" in text:
+            return re.sub(r"^.*@", "***@", text, flags=re.DOTALL)
+        return re.sub(r":.+", ":***", text, flags=re.DOTALL)
+    if "@" not in text and not scheme.startswith(_PATHS) and not _HOST.fullmatch(rest):
+        return f"{scheme}://***"
+    return _CREDENTIALS.sub(r"\1:***@", text)
+
+
+def redact_words(sentence: str) -> str:
+    """Return a sentence that may quote a URL, without passwords."""
+    hidden = _IN_WORDS.sub("***", _OPTION.sub(r"\1***", sentence))
+    return _LIKE_URL.sub(lambda found: redact(found[0]), hidden)
+
+
+def may_hold_password(path: str) -> bool:
+    """Return whether a path looks like the rest of a server's URL: with an option, or a colon and an @ behind it."""
+    return re.search(r":.*@", path, re.DOTALL) is not None or _OPTION.search(path) is not None

@@ -118,8 +118,7 @@ class PostgresDatabases(Place):
 def _row(row: Any) -> dict[str, Any]:
     """The row as a dict of what can be compared."""
     values = {name: value for name, value in dict(row).items() if name not in _OTHERWISE}
-    if isinstance(values.get("tags"), str):
-        values["tags"] = json.loads(values["tags"])
-    if values.get("rollout_id") is not None:
-        values["rollout_id"] = str(values["rollout_id"])
+    for name in ("tags", "rewards"):
+        if isinstance(values.get(name), str):
+            values[name] = json.loads(values[name])
     return values

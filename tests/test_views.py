@@ -2,18 +2,124 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
-from replaybuf import ReplayBufferConfig, RolloutState, Status
+import numpy as np
+import pytest
+
+from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf.rollouts.outline import preview, reward_parts
+from tests.stores import TASK, build
 
 
-async def test_a_wholly_expired_group_has_no_response_tokens_in_either_view(tmp_path: Path) -> None:
-    rollout = RolloutState(message=[], response="a", response_ids=[1, 2], status=Status.COMPLETED)
-    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build() as buffer:
-        await buffer.put([rollout], "math", model_step=1, current_train_step=2)
-        await buffer.refresh_staleness(task_stale_thresholds={"math": 1}, current_train_step=3)
+def rollout(**values: Any) -> RolloutState:
+    return RolloutState(
+        **({"message": [], "response": "a", "response_ids": [1, 2], "status": Status.COMPLETED} | values)
+    )
+
+
+async def rows(buffer: ReplayBuffer, query: str) -> list[tuple[Any, ...]]:
+    storage: Any = buffer.storage
+    found = await storage._read(lambda tx: tx.connection.exec_driver_sql(query).fetchall())
+    return [tuple(row) for row in found]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/run.db"
+    return str(request.getfixturevalue("lent_database"))
+
+
+async def test_a_wholly_expired_group_has_nothing_of_its_response_in_either_view(database_url: str) -> None:
+    async with build(database_url) as buffer:
+        group = [rollout(reward={"score": 1.0}, error_msg="slow")]
+        await buffer.put(group, TASK, model_step=1, current_train_step=2)
+        await buffer.refresh_staleness(task_stale_thresholds={TASK: 1}, current_train_step=3)
+        assert await rows(buffer, "SELECT response_tokens, error FROM groups") == [(0, None)]
+        found = await rows(buffer, "SELECT response_tokens, response, rewards, error_msg FROM rollouts")
+        assert found == [(0, "", None, None)]
+
+
+async def test_tools_that_compare_with_texts_find_numbers(tmp_path: Path) -> None:
+    """Datasette's `rollouts?reward=0` is `WHERE reward = '0'`: on SQLite true only of a column with a type."""
+    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db", policy="fifo").build() as buffer:
+        group = [rollout(rollout_id=7, reward=reward, finish_reason="stop", prompt_ids=[1]) for reward in (0.0, 1.0)]
+        await buffer.put(group, TASK, model_step=1, current_train_step=4, key="3")
+        await buffer.lease_batch({TASK: 1}, heartbeat=False)
     connection = sqlite3.connect(tmp_path / "run.db")
-    for view in ("groups", "rollouts"):
-        assert connection.execute(f"SELECT response_tokens FROM {view}").fetchall() == [(0,)]
+    connection.row_factory = sqlite3.Row
+    views = {"groups": 1, "rollouts": 2}
+    for view, count in views.items():
+        found = connection.execute(f"SELECT * FROM {view}").fetchall()
+        assert len(found) == count
+        for row in found:
+            for name, value in dict(row).items():
+                if value is not None:
+                    same = f"SELECT count(*) FROM {view} WHERE {name} = ? AND {name} = {str(value)!r}"
+                    assert connection.execute(same, [str(value)]).fetchone()[0] >= 1, (view, name, value)
+    # SQLite writes a real number as 0.0, and people as 0.
+    assert connection.execute("SELECT position FROM rollouts WHERE reward = '0'").fetchall()[0]["position"] == 0
     connection.close()
+
+
+async def test_failed_rollouts_say_why(database_url: str) -> None:
+    """Each its own error; the group its first, unless it was set aside for another reason."""
+    async with build(database_url, max_deliveries=1) as buffer:
+        failed = {"status": Status.FAILED, "response": "", "response_ids": []}
+        await buffer.put(
+            [rollout(), rollout(**failed, error_msg="out of memory"), rollout(**failed, error_msg="b")], TASK
+        )
+        await buffer.put([rollout(error_msg="only a warning")], TASK)
+        await buffer.put([rollout()], TASK)
+        assert await rows(buffer, "SELECT status, error FROM groups ORDER BY uid") == [
+            ("failed", "out of memory"),
+            ("completed", None),
+            ("completed", None),
+        ]
+        errors = await rows(buffer, "SELECT error_msg FROM rollouts ORDER BY uid, position")
+        assert errors == [(None,), ("out of memory",), ("b",), ("only a warning",), (None,)]
+        lease = await buffer.lease_batch({TASK: 1}, heartbeat=False)
+        await lease.give_back(failed="the trainer's reason")
+        [[error]] = await rows(buffer, "SELECT error FROM groups WHERE uid = 2")
+        assert "the trainer's reason" in error
+
+
+async def test_parts_of_rewards_are_there_for_sql(database_url: str) -> None:
+    async with build(database_url) as buffer:
+        for score in (0.0, 1.0):
+            parts = {"score": score, "format": np.float32(0.5), "length": 3, "ok": True, "why": "so", "deep": {"a": 1}}
+            await buffer.put([rollout(reward=parts), rollout(reward=2.0), rollout()], TASK)
+        part = "rewards ->> '$.format'" if database_url.startswith("sqlite") else "rewards ->> 'format'"
+        assert await rows(buffer, f"SELECT sum(CAST({part} AS REAL)), sum(reward), count(*) FROM rollouts") == [
+            (1, 5, 6)
+        ]
+        [(parts_,), *others] = await rows(buffer, "SELECT rewards FROM rollouts WHERE uid = 1 ORDER BY position")
+        parts_ = json.loads(parts_) if isinstance(parts_, str) else parts_
+        assert parts_ == {"score": 0.0, "format": 0.5, "length": 3.0, "ok": 1.0, "why": "so"}
+        assert others == [(None,), (None,)]
+
+
+async def test_what_is_cut_shows_it(database_url: str) -> None:
+    async with build(database_url) as buffer:
+        for length in (200, 201):
+            text = "é" * length
+            await buffer.put([rollout(response=text, error_msg=text, message=[{"role": "u", "content": text}])], TASK)
+        whole, cut = "é" * 200, "é" * 200 + "…"
+        query = "SELECT prompt, response, error_msg FROM rollouts ORDER BY uid"
+        assert await rows(buffer, query) == [(whole,) * 3, (cut,) * 3]
+        assert await rows(buffer, "SELECT prompt, response FROM groups ORDER BY uid") == [(whole,) * 2, (cut,) * 2]
+
+
+def test_a_preview_is_a_text_that_databases_can_hold() -> None:
+    assert preview("a\x00b\ud800") == "a\ufffdb?"
+    assert preview(17) is None
+
+
+def test_parts_that_are_no_numbers_or_texts_are_left_out() -> None:
+    reward = {"a": 1, 2: 3.0, "nan": float("nan"), "list": [1], "nested": {"score": 1}, "none": None, "t": "x" * 300}
+    assert reward_parts(reward) == {"a": 1.0, "t": "x" * 200 + "…"}
+    assert reward_parts(1.0) == reward_parts(None) == {}

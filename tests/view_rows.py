@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from replaybuf.rollouts.marks import reward_value
-from replaybuf.rollouts.outline import preview
+from replaybuf.rollouts.outline import preview, reward_parts
 from replaybuf.storage.values import StorageItem
 
 Rows = list[dict[str, Any]]
@@ -58,11 +58,13 @@ def _rollout_row(item: StorageItem, position: int) -> dict[str, Any]:
         "staleness": rollout.seq_staleness,
         "oldest_model_step": int(min(steps)) if _length(steps) else None,
         "reward": reward_value(rollout.reward),
+        "rewards": reward_parts(rollout.reward) or None,
         "prompt_tokens": _length(rollout.prompt_ids),
         "response_tokens": _length(rollout.response_ids),
         "finish_reason": rollout.finish_reason,
         "prompt": "?",
         "response": preview(rollout.response),
+        "error_msg": preview(rollout.error_msg),
     }
 
 

@@ -221,11 +221,7 @@ class BufferReader(Generic[R]):
         """
         self._check_open()
         folder, copies = check_folder(path), self._copies("save()")
-        try:
-            await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        except OSError as error:
-            raise SnapshotError(f"can't make the folder {folder} for the snapshot: {error}") from error
-        file = folder / SNAPSHOT_FILE
+        file = await asyncio.to_thread(snapshot_file, folder, make=True)
         await copies.save(str(file), {"policy": self.policy.name}, progress)
         return file
 
@@ -237,9 +233,8 @@ class BufferReader(Generic[R]):
         `progress` is called as in `save`.
         """
         self._check_open()
-        file, copies = check_folder(path) / SNAPSHOT_FILE, self._copies("resume()")
-        if not await asyncio.to_thread(file.is_file):
-            raise missing_snapshot(file.parent)
+        folder, copies = check_folder(path), self._copies("resume()")
+        file = await asyncio.to_thread(snapshot_file, folder)
         await copies.resume(str(file), {"policy": self.policy.name}, progress)
 
     def state_dict(self) -> dict[str, Any]:
@@ -270,8 +265,22 @@ class BufferReader(Generic[R]):
             raise ClosedError
 
 
-def missing_snapshot(folder: Path) -> MissingSnapshotError:
-    """Return the error for a folder without a snapshot."""
-    if folder.is_file():
-        return MissingSnapshotError(f"{folder} is a file: give the folder that it is in, {folder.parent}")
-    return MissingSnapshotError(f"there is no snapshot in {folder}: expected the file {SNAPSHOT_FILE}")
+def snapshot_file(folder: Path, *, make: bool = False) -> Path:
+    """Return the file of the snapshot in a folder; `make` the folder for a new one. Raises SnapshotError.
+
+    MissingSnapshotError where there should be a snapshot, and is none.
+    """
+    file, shown = folder / SNAPSHOT_FILE, f"{folder!s:.200}"
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        elif folder.is_file():
+            raise MissingSnapshotError(f"{shown} is a file: give the folder that it is in, {folder.parent}")
+        elif not file.is_file():
+            raise MissingSnapshotError(f"there is no snapshot in {shown}: expected the file {SNAPSHOT_FILE}")
+    except MissingSnapshotError:
+        raise
+    except OSError as error:
+        what = "make" if make else "look into"
+        raise SnapshotError(f"can't {what} the folder {shown} for the snapshot: {error.strerror}") from error
+    return file

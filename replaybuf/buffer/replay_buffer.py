@@ -70,7 +70,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         status: StatusLike | None = None,
         replaces: Iterable[int] = (),
         timeout: float | Unset | None = UNSET,
-        dropped: list[StorageItem] | None = None,
+        dropped: list[StorageItem[R]] | None = None,
         keep_unfit: bool = True,
     ) -> int | None:
         """Store a group of rollouts and return its uid; when it returns, the group is committed.
@@ -288,7 +288,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         task_token_stale_thresholds: Mapping[str, int | None] | None = None,
         expired_groups_retryable_by_task: Mapping[str, bool] | None = None,
         statuses: Iterable[StatusLike] | None = None,
-        dropped: list[StorageItem] | None = None,
+        dropped: list[StorageItem[R]] | None = None,
     ) -> dict[str, int]:
         """Move the tasks to a new train step and expire groups that are now too old. Return their number by task.
 

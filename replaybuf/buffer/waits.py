@@ -1,8 +1,13 @@
-"""Waiting for groups and for room. Every wait ends: with success, an error, or the timeout."""
+"""Waiting for groups and for room. Every wait ends: with success, an error, or the timeout.
+
+A wait that takes long says in the log what it is for: as a warning of the logger `replaybuf.waits`, every
+`REPORT_SECONDS`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -20,10 +25,15 @@ from replaybuf.storage.values import Draw, NewGroup
 
 T = TypeVar("T")
 
+#: Seconds after which a wait is reported in the log, and between reports.
+REPORT_SECONDS = 30.0
+
 _LONGEST_WAIT = 60.0
 _RETRY_SECONDS = 0.02
 _TASKS_NAMED = 5
 _NOTHING_STORED = "nothing was stored (is the consumer running?)"
+
+_logger = logging.getLogger("replaybuf.waits")
 
 
 @dataclass(slots=True)
@@ -97,6 +107,7 @@ class Waits:
     async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> None:
         """Wait until all groups that the draw asks for are there. Raises NotReadyError, saying what is missing."""
         check_possible(draw, self._storage.rules.limits)
+        reports = _Reports("waiting for groups")
         with _timed(self.for_groups) as begin:
             while True:
                 self.check_open()
@@ -107,11 +118,13 @@ class Waits:
                 if not missing:
                     return
                 remaining = deadline - time.monotonic()
-                if remaining <= 0:
+                if remaining <= 0 or reports.due:
                     lines = "; ".join(self._describe(task, draw, available[task], tallies) for task in missing)
-                    raise NotReadyError(f"after {timeout:g} s: {lines}; nothing was taken")
+                    if remaining <= 0:
+                        raise NotReadyError(f"after {timeout:g} s: {lines}; nothing was taken")
+                    reports.tell(lines)
                 begin()
-                await self.changed(seen, remaining)
+                await self.changed(seen, min(remaining, reports.pause))
 
     async def ready(self, draw: Draw) -> bool:
         """Return whether all groups that the draw asks for are there."""
@@ -191,6 +204,7 @@ class Waits:
 
     async def _put_in_turn(self, new: NewGroup, deadline: float, timeout: float) -> int:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
+        reports = _Reports("waiting for room")
         while True:
             self.check_open()
             seen = self.version()
@@ -205,7 +219,9 @@ class Waits:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}")
-            await self.changed(seen, remaining)
+            if reports.due:
+                reports.tell(f"{why} (is the consumer running?)")
+            await self.changed(seen, min(remaining, reports.pause))
 
     async def _refuse(self, new: NewGroup, why: str, cause: BaseException | None = None) -> None:
         await self._storage.refuse(new)
@@ -243,6 +259,29 @@ def check_possible(draw: Draw, limits: Limits) -> None:
         else:
             why = f"{limits.rate} allows {largest} at most; set error_buffer to at least the size of a batch"
         raise InputError(f"a batch of {size} groups of task {task} would wait for ever: {why}")
+
+
+class _Reports:
+    """The reports of one wait in the log: after so many seconds, and then as often."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._began = time.monotonic()
+        self._next = self._began + REPORT_SECONDS
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    @property
+    def pause(self) -> float:
+        """The seconds until the next report."""
+        return max(0.0, self._next - time.monotonic())
+
+    def tell(self, missing: str) -> None:
+        now = time.monotonic()
+        self._next = now + REPORT_SECONDS
+        _logger.warning("%s for %.0f s: %s", self._what, now - self._began, missing)
 
 
 @contextmanager

@@ -15,6 +15,10 @@ from typer.core import TyperGroup
 from replaybuf import __version__
 from replaybuf.cli.escape import escape_line
 from replaybuf.errors import ReplayBufError
+from replaybuf.redact import redact_words
+
+# click's, which typer has under names of its own, or in another package.
+_UsageError: Any = typer.BadParameter.__base__
 
 # What shells report for a program that a signal ended.
 _BROKEN_PIPE = 128 + 13
@@ -58,6 +62,9 @@ class Commands(TyperGroup):
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
+        except _UsageError as error:  # it quotes what was typed, perhaps a URL in the wrong place
+            error.message = redact_words(error.message)
+            raise
         except ReplayBufError as error:
             typer.echo(f"Error: {escape_line(str(error))}", err=True)
             raise typer.Exit(1) from error

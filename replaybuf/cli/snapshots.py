@@ -148,18 +148,9 @@ def _known_policy(name: str | None) -> Any:
 
 
 def _file_in(folder: Path, *, make: bool = False) -> Path:
-    from replaybuf.buffer.reader import SNAPSHOT_FILE, missing_snapshot
-    from replaybuf.errors import SnapshotError
+    from replaybuf.buffer.reader import snapshot_file
 
-    file = folder / SNAPSHOT_FILE
-    if make:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SnapshotError(f"can't make the folder {folder} for the snapshot: {error}") from error
-    elif not file.is_file():
-        raise missing_snapshot(folder)
-    return file
+    return snapshot_file(folder, make=make)
 
 
 @listing

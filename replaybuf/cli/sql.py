@@ -36,8 +36,10 @@ def sql(
     The views for people are "groups" (a row per group: uid, buffer, task_name, status, staleness, priority,
     times_sampled, created_at, leased_until, archived_at, deliveries, reward, rollouts, prompt_tokens, response_tokens,
     finish_reasons, prompt, response, tags, key, error, bytes) and "rollouts" (a row per rollout: uid, position, buffer,
-    task_name, rollout_id, status, staleness, oldest_model_step, reward, prompt_tokens, response_tokens, finish_reason,
-    prompt, response). Leased groups have a leased_until, and those of all named buffers are there.
+    task_name, rollout_id, status, staleness, oldest_model_step, reward, rewards, prompt_tokens, response_tokens,
+    finish_reason, prompt, response, error_msg). In "rewards" are the parts of a dict reward, as JSON. Prompts,
+    responses and the errors of rollouts are cut after 200 characters. Leased groups have a leased_until, and those of
+    all named buffers are there.
 
     On a terminal that is too narrow for the table, each row is printed with a line for each field.
 
@@ -45,6 +47,7 @@ def sql(
     Examples:
       replaybuf sql run.db "SELECT task_name, count(*), avg(reward) FROM groups GROUP BY 1"
       replaybuf sql run.db "SELECT * FROM rollouts WHERE finish_reason = 'length'" --csv > long.csv
+      replaybuf sql run.db "SELECT avg(rewards ->> '$.format') FROM rollouts"
       replaybuf sql run.db "SELECT tags ->> 'level' AS level, avg(reward) FROM groups GROUP BY 1"
     """
     url, query = url_and(url, statement, "STATEMENT")

@@ -16,7 +16,7 @@ from replaybuf.demo.summary import summary, where
 from replaybuf.demo.trainer import Options, run
 from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.engine.sqlite_connections import is_memory
-from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.engine.urls import parse_url, url_or_path
 
 
 def launch(
@@ -24,10 +24,12 @@ def launch(
 ) -> bool:
     """Run the demo. Return False if Ctrl-C ended it. Raises ReplayBufError."""
     use_one_thread()
-    url = url if "://" in url else f"sqlite:///{url}"
+    url = url if url and "://" in url else f"sqlite:///{url_or_path(url).database}"
     options = Options(url, run_dir or default_folder(url), mode, steps, workers, seed, fresh)
     display, folder = Display(Console(highlight=False)), RunFolder(options.folder)
-    display.say(f"Buffer: {where(url)}; weights: {options.folder}; mode: {mode}; trainer: pid {os.getpid()}")
+    display.say_parts(
+        [f"Buffer: {where(url)}", f"weights: {options.folder}", f"mode: {mode}", f"trainer: pid {os.getpid()}"]
+    )
     try:
         with folder.locked():
             training = asyncio.run(run(options, folder, display))

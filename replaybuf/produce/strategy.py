@@ -118,9 +118,9 @@ class ProduceStrategy(ReadableConfig):
         `progress` a bar is shown if stderr is a terminal.
 
         Raises PromptsExhaustedError if the dataset has no more prompts, and ProduceError if the groups can't be made
-        for other reasons (its cause is the last error of the agent loop); NotReadyError, a TimeoutError, after
-        `timeout` seconds (None: never); FencedError if the buffer was restored. After any error, and after
-        cancellation, every prompt is either finished or handed out again.
+        for other reasons (its cause is the last error of the agent loop), both with the `summary` so far;
+        NotReadyError, a TimeoutError, after `timeout` seconds (None: never); FencedError if the buffer was restored.
+        After any error, and after cancellation, every prompt is either finished or handed out again.
         """
         batch = Batch(
             sampler,

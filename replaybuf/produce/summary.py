@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 
+from replaybuf.errors import ProduceError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.units import number, short
 
@@ -51,9 +52,15 @@ class ProduceSummary:
         self.tokens += tokens
         self.group_seconds += seconds
 
-    def producing(self) -> AbstractContextManager[None]:
-        """Return a context manager that adds the time of its block to `seconds`."""
-        return self._timed("seconds")
+    @contextmanager
+    def producing(self) -> Iterator[None]:
+        """Add the time of the block to `seconds`. A ProduceError that ends it takes this summary along."""
+        try:
+            with self._timed("seconds"):
+                yield
+        except ProduceError as error:
+            error.summary = self
+            raise
 
     def training(self) -> AbstractContextManager[None]:
         """Return a context manager that adds the time of its block to `train_seconds`."""

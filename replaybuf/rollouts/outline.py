@@ -6,25 +6,45 @@ from collections.abc import Sequence
 from typing import Any
 
 from replaybuf.errors import RolloutError
+from replaybuf.rollouts.marks import reward_value
 from replaybuf.rollouts.rollout_type import RolloutType
 
 PREVIEW_CHARS = 200
 
 
 def outline(rollouts: Sequence[Any], kind: RolloutType) -> list[dict[str, Any]]:
-    """Return the outline of a group: one record for each rollout, as it was put."""
-    return [
-        {
-            "id": _plain_id(kind.get(rollout, "rollout_id")),
-            "status": _status(rollout, kind),
-            "staleness": int(kind.get(rollout, "seq_staleness", 0) or 0),
-            "prompt_tokens": _length(kind.get(rollout, "prompt_ids")),
-            "response_tokens": _length(kind.get(rollout, "response_ids")),
-            "finish_reason": preview(kind.get(rollout, "finish_reason")),
-            "response": preview(kind.get(rollout, "response")),
-        }
-        for rollout in rollouts
-    ]
+    """Return the outline of a group: one record for each rollout, as it was put.
+
+    `rewards` and `error_msg` are in it where there are any.
+    """
+    return [_record(rollout, kind) for rollout in rollouts]
+
+
+def _record(rollout: Any, kind: RolloutType) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "id": _plain_id(kind.get(rollout, "rollout_id")),
+        "status": _status(rollout, kind),
+        "staleness": int(kind.get(rollout, "seq_staleness", 0) or 0),
+        "prompt_tokens": _length(kind.get(rollout, "prompt_ids")),
+        "response_tokens": _length(kind.get(rollout, "response_ids")),
+        "finish_reason": preview(kind.get(rollout, "finish_reason")),
+        "response": preview(kind.get(rollout, "response")),
+    }
+    if parts := reward_parts(kind.get(rollout, "reward")):
+        record["rewards"] = parts
+    if error := preview(kind.get(rollout, "error_msg")):
+        record["error_msg"] = error
+    return record
+
+
+def reward_parts(reward: Any) -> dict[str, float | str]:
+    """Return the parts of a dict reward that are numbers or texts; of the texts, the beginning."""
+    parts: dict[str, float | str] = {}
+    for name, part in reward.items() if isinstance(reward, dict) else ():
+        value = preview(part) if isinstance(part, str) else None if isinstance(part, dict) else reward_value(part)
+        if value is not None and (named := preview(name)) is not None:
+            parts[named] = value
+    return parts
 
 
 def prompt_preview(rollouts: Sequence[Any], kind: RolloutType) -> str | None:
@@ -40,10 +60,10 @@ def prompt_preview(rollouts: Sequence[Any], kind: RolloutType) -> str | None:
 
 
 def preview(text: Any) -> str | None:
-    """Return the beginning of a text in a form that both databases can hold: no NUL, no lone surrogates."""
+    """Return a text, or its beginning and "…", in a form that both databases can hold: no NUL, no lone surrogates."""
     if not isinstance(text, str):
         return None
-    short = text[:PREVIEW_CHARS]
+    short = text if len(text) <= PREVIEW_CHARS else text[:PREVIEW_CHARS] + "…"
     if short.isascii() and "\x00" not in short:
         return short
     return short.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")

@@ -44,9 +44,9 @@ T = TypeVar("T")
 def check_field(name: str, place: str) -> None:
     """Raise QueryError unless `name` is a field that groups can be ordered by."""
     if not isinstance(name, str) or name not in FIELDS:
-        near = difflib.get_close_matches(str(name), FIELDS, n=1)
+        near = difflib.get_close_matches(str(name)[:100], FIELDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise QueryError(f"can't order by {name!r}{hint} (fields: {', '.join(FIELDS)})", place)
+        raise QueryError(f"can't order by {name!r:.100}{hint} (fields: {', '.join(FIELDS)})", place)
 
 
 class ReplayPolicy:

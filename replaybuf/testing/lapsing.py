@@ -22,6 +22,12 @@ async def past(moment: float) -> None:
         await asyncio.sleep(0.02)
 
 
+def set_clock(monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+    """Set the wall clock of this process."""
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + ahead)
+
+
 class LeaseTimeLaws(Harness):
     """Groups whose consumer is silent."""
 
@@ -114,6 +120,25 @@ class LeaseTimeLaws(Harness):
             assert lease.until > until
             assert await buffer.get(1, "math") == []
         assert await total(buffer, "taken") == 1
+
+    @pytest.mark.parametrize("jump", [3600.0, -3600.0])
+    async def test_leases_pass_evenly_though_the_clock_is_set(
+        self, buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch, jump: float
+    ) -> None:
+        """A live one is kept, with and without its heartbeat; a silent one ends at its time."""
+        uids = await fill(buffer, 3)
+        async with buffer.lease_batch({"math": 1}, seconds=0.6) as live:
+            long = await lease_of(buffer)
+            await lease_of(buffer, 1, SHORT)
+            set_clock(monkeypatch, jump)
+            await buffer.wait_ready({"math": 1}, timeout=SOON)
+            assert [item.uid for item in await found(buffer)] == uids[2:]
+            await asyncio.sleep(0.8)  # a heartbeat of the live one
+            assert not live.lost
+            assert [item.uid for item in await found(buffer)] == uids[2:]
+            await long.extend()
+            await long.acknowledge()
+        assert await total(buffer, "taken") == 2
 
     async def test_silence_counts_as_a_delivery_in_vain(self, open_buffer: OpenBuffer) -> None:
         """A group that its consumers die of is set aside."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
+import socket
+import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +16,13 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sqlalchemy import make_url
+from typer.testing import CliRunner
 
-from replaybuf import ConfigError, ReplayBufferConfig, UnreachableError
+from replaybuf import ConfigError, ReplayBufError, ReplayBufferConfig, UnreachableError
+from replaybuf.cli.app import app
 from replaybuf.errors import AccessError, MissingDriverError
 from replaybuf.redact import redact
 from tests.bad_input.calls import refused
@@ -62,7 +69,7 @@ def test_the_known_options_of_libpq_reach_the_server(postgres_database: str) -> 
 
 def test_a_missing_driver_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
-    with pytest.raises(MissingDriverError, match=r"asyncpg.*pip install 'replaybuf\[postgres\]'"):
+    with pytest.raises(MissingDriverError, match="not installed: pip install asyncpg"):
         build("postgresql://user@host/db")
 
 
@@ -155,6 +162,97 @@ def test_a_password_in_a_url_that_is_refused_is_not_shown(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build(url)
     assert "geheim" not in "".join(text for text in shown(caught.value) if "build(url)" not in text)
+
+
+_PARTS = ["postgresql", "://", "user", ":", "geheim", "@", "127.0.0.1", ":1", "/db", "?connect_timeout=1"]
+_IN_QUERY = [*_PARTS[:3], *_PARTS[5:9], "?password=", "geheim"]
+_TOO_MUCH = st.sampled_from(["/", ":", "@", "//", ":/", "?", "#", "&", "=", " ", ";", "x", "@@", "::", "%"])
+
+
+@st.composite
+def mistyped(draw: st.DrawFn) -> str:
+    """The URL of a server with up to three slips in it, but its password whole, with the signs beside it.
+
+    (Without these, nothing tells a password from a user or a host.)
+    """
+    url = list(draw(st.sampled_from([_PARTS, _IN_QUERY])))
+    secret = url.index("geheim")
+    places = [place for place in range(len(url)) if not secret - 1 <= place <= secret + 1]
+    for place in draw(st.lists(st.sampled_from(places), max_size=3, unique=True)):
+        part = url[place]
+        url[place] = draw(st.sampled_from(["", part[1:], part * 2]) | _TOO_MUCH.map(part.__add__))
+    return "".join(url)
+
+
+SLIPS = [
+    "postgresql:/user:geheim@127.0.0.1/db",
+    "postgresql//user:geheim@127.0.0.1/db",
+    "user:geheim@127.0.0.1/db",
+    "postgresql:///user:geheim@127.0.0.1/db",
+    "postgresql:/user:geheim127.0.0.1/db",
+    "postgresql//user@127.0.0.1/db?password=geheim",
+    "postgresql://user@127.0.0.1/db&password=geheim",
+]
+#: Arguments of commands, with a URL (`-`) where it belongs, or doesn't.
+COMMANDS = [
+    "stats -",
+    "ls -",
+    "show - 1",
+    "save - copy",
+    "resume - copy",
+    "checkpoints -",
+    "doctor -",
+    "db upgrade -",
+    "demo --steps 1 --url -",
+    "stats run.db -",
+    "ls run.db --limit -",
+    "-",
+    "db -",
+]
+
+
+def shown_by_library(url: str) -> list[str]:
+    texts = [redact(url)]
+    try:
+        buffer = build(url)
+        return [*texts, repr(buffer), repr(buffer.storage)]
+    except ReplayBufError as error:
+        return [*texts, *shown(error)]
+
+
+def shown_by_command(url: str, command: str) -> list[str]:
+    arguments = [url if argument == "-" else argument for argument in command.split()]
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", _no_name_is_known)
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code in (1, 2), result.output
+        made = [path.name for path in Path(folder).iterdir()]
+    return [result.stdout, result.stderr, *made]
+
+
+def _no_name_is_known(*_args: object, **_options: object) -> None:
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+@pytest.mark.parametrize("url", SLIPS)
+def test_a_known_slip_in_a_url_shows_no_password(url: str) -> None:
+    assert leaks("geheim", shown_by_library(url)) == []
+    for command in COMMANDS:
+        assert leaks("geheim", shown_by_command(url, command)) == [], command
+
+
+@settings(max_examples=200)
+@given(mistyped())
+def test_a_slip_in_a_url_shows_no_password(url: str) -> None:
+    """In messages, tracebacks and reprs. (What can be built isn't connected.)"""
+    assert leaks("geheim", shown_by_library(url)) == []
+
+
+@settings(max_examples=60)
+@given(mistyped(), st.sampled_from(COMMANDS))
+def test_a_slip_in_a_url_of_a_command_shows_no_password(url: str, command: str) -> None:
+    """Nor does a URL in the wrong place."""
+    assert leaks("geheim", shown_by_command(url, command)) == []
 
 
 def test_a_password_in_a_config_that_is_refused_is_not_shown(tmp_path: Path) -> None:

@@ -34,3 +34,29 @@ class TestPostgres(Postgres, ExactContract, DurableContract):
 @pytest.mark.long
 class TestPostgresByChance(Postgres, ChanceLaws):
     """What memory answers for by default."""
+
+
+@pytest.fixture(scope="module")
+def databases_by_default(postgres_url: str) -> Iterator[dict[str, Databases]]:
+    """Databases whose transactions are of another isolation unless they say so, by that isolation."""
+    levels = ("repeatable read", "serializable")
+    databases = {level: Databases(postgres_url, default_transaction_isolation=level) for level in levels}
+    yield databases
+    for made in databases.values():
+        made.close()
+
+
+@pytest.mark.long
+class TestPostgresRepeatableRead(Postgres, ExactContract, DurableContract):
+    """By default, the laws that rest on the isolation: `faults/test_postgres_defaults.py`."""
+
+    @pytest.fixture
+    def postgres_databases(self, databases_by_default: dict[str, Databases]) -> Databases:
+        return databases_by_default["repeatable read"]
+
+
+@pytest.mark.long
+class TestPostgresSerializable(Postgres, ExactContract, DurableContract):
+    @pytest.fixture
+    def postgres_databases(self, databases_by_default: dict[str, Databases]) -> Databases:
+        return databases_by_default["serializable"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
@@ -190,6 +191,23 @@ async def test_a_server_without_connections_is_an_error_that_says_so_after_the_b
             with pytest.raises(UnreachableError, match=r"too many clients.*raise its max_connections.*tried again for"):
                 await buffer.get(1, TASK)
         assert numbers_of(await buffer.get(1, TASK)) == [0]
+
+
+async def test_a_server_without_connections_is_spoken_of_once_in_a_while(url: str, caplog: Any) -> None:
+    """While operations find one now and then. No connection was lost, and none is said to be."""
+    async with build(url) as buffer:
+        await fill(buffer, 100)
+        await end_background_work(buffer)
+        with caplog.at_level(logging.INFO, logger="replaybuf.database"):
+            async with connections_used_up(url):
+                for _ in range(5):
+                    taken = await asyncio.gather(*(buffer.get(1, TASK) for _ in range(20)))
+                    assert all(taken)
+    said = [record.getMessage() for record in caplog.records if record.name == "replaybuf.database"]
+    waiting = [line for line in said if line.startswith("operations wait for a connection: postgresql://")]
+    assert len(waiting) == 1
+    assert "has no connection left" in waiting[0]
+    assert not any("lost" in line for line in said), said
 
 
 CALLS: dict[str, Callable[[ReplayBuffer], Awaitable[Any]]] = {

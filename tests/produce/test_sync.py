@@ -156,9 +156,13 @@ async def test_a_loop_whose_groups_are_all_filtered_ends_the_batch(buffer: Repla
 
 
 async def test_a_dataset_that_is_at_its_end_ends_the_batch(buffer: ReplayBuffer) -> None:
-    with pytest.raises(PromptsExhaustedError, match=r"3 of 4 completed groups, and no prompt is left in the dataset$"):
-        await produce(SyncProduceStrategy(), ScriptedLoop(), sampler_of(buffer, 3), 4)
+    message = r"3 of 4 completed groups, and no prompt is left in the dataset$"
+    with pytest.raises(PromptsExhaustedError, match=message) as end:
+        await produce(SyncProduceStrategy(), ScriptedLoop(Script(tokens=5)), sampler_of(buffer, 3), 4)
     assert await buffer.count(TASK, Status.COMPLETED) == 3
+    summary = end.value.summary
+    assert (summary.produced, summary.tokens) == (3, 3 * 2 * 5)
+    assert summary.seconds > 0
 
 
 async def test_interrupted_ones_that_wait_are_named_when_the_dataset_is_at_its_end(buffer: ReplayBuffer) -> None:

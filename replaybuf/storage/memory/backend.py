@@ -8,7 +8,6 @@ everywhere, and are read back the same.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +34,7 @@ from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.memory.groups import Groups
 from replaybuf.storage.memory.items import Items, in_lane
 from replaybuf.storage.memory.loans import Loans
+from replaybuf.storage.memory.loans import now as lease_time
 from replaybuf.storage.memory.world import Checkpoints, World, add_new, load, state_of
 from replaybuf.storage.portable import check_empty, pack_state, unpack_state
 from replaybuf.storage.state_copies import StateCopies
@@ -219,7 +219,7 @@ class MemoryStorage(StateCopies, StorageBackend):
             drawn = self._draw(draw)
             if drawn is None:
                 return None
-            token, until = self._new_uid(), time.time() + seconds
+            token, until = self._new_uid(), lease_time() + seconds
             self._loans.lend(_all(drawn), token, until)
             self._notify()
             return Leased(token, until, drawn, self._epoch)
@@ -240,7 +240,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         with self._lock:
             check_epoch(lease, self._epoch)
             held = self._loans.held(lease, uids)
-            until = time.time() + seconds
+            until = lease_time() + seconds
             for loan in held:
                 loan.until = until
             return until
@@ -427,7 +427,7 @@ class MemoryStorage(StateCopies, StorageBackend):
             if not self._move(cursor):
                 return None
             items = [self._add(group, payload, self._reward(group)) for group, payload in encoded]
-            token, until = self._new_uid(), time.time() + seconds
+            token, until = self._new_uid(), lease_time() + seconds
             claimed: Drawn = {}
             for item in items:
                 claimed.setdefault(item.task_name, []).append(self._decode(item.uid))
@@ -442,7 +442,7 @@ class MemoryStorage(StateCopies, StorageBackend):
 
     async def changed(self, timeout: float, since: int) -> None:
         with self._lock:
-            lease_ends = self._loans.next_end() - time.time()
+            lease_ends = self._loans.next_end() - lease_time()
         await self._wakes.wait(min(timeout, max(0.0, lease_ends)), since)
 
     def _notify(self) -> None:

@@ -143,6 +143,7 @@ async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *,
                 row["scoped_key"] = rescoped_key(row["scoped_key"], target.scope.buffer)
         for row in payloads:
             row["uid"] += shift
+        await target.run(_check_sizes, payloads)
         await target.run(_insert_rows, group, groups)
         await target.run(_insert_rows, payload, payloads)
         teller.add(len(groups), nbytes)
@@ -195,6 +196,12 @@ def write_tallies(tx: Transaction, tallies: Sequence[dict[str, Any]], ids: Mappi
 def _insert_rows(tx: Transaction, table: Table, rows: list[dict[str, Any]]) -> None:
     if rows:
         tx.execute(insert(table), rows)
+
+
+def _check_sizes(tx: Transaction, payloads: Sequence[Mapping[str, Any]]) -> None:
+    limit = tx.dialect.row_limit(tx.connection)
+    for row in payloads:
+        limit.check(f"group {row['uid']}", (row["data"], row["prompt"]))
 
 
 def _batch(tx: Transaction, after: int, size: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

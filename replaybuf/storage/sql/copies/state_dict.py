@@ -24,7 +24,7 @@ from replaybuf.storage.sql.statements.fence import check_fence, join
 from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes
 from replaybuf.storage.sql.statements.put import group_row, payload_row
 from replaybuf.storage.sql.statements.race_keys import new_keys
-from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, describe, scoped_key
+from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, check_size, describe, scoped_key
 from replaybuf.storage.sql.statements.tickets import next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.uids import free_shift, make_room, raise_uid
 from replaybuf.storage.values import NewGroup
@@ -93,6 +93,8 @@ def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:
     _set_clocks(tx, {name: lanes[name] for name in used}, loaded.clocks)
     copying = codec.as_stored()
     rows = [(one, _encoded(copying, one)) for one in loaded.groups]
+    for _, encoded in rows:
+        check_size(tx, encoded)
     keyed = [
         (one.item.uid + shift, encoded, scoped_key(tx.scope.buffer, one.item.task_name, one.item.key), one.ticket)
         for one, encoded in rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,8 +26,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
 
 from replaybuf.rules.race import KEYS
-from replaybuf.storage.sql.engine import locks
+from replaybuf.storage.sql.engine import even_clock, locks, sizes
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
+from replaybuf.storage.sql.engine.sizes import RowLimit
 from replaybuf.storage.sql.schema.tables import counter, garbage, group, uid_sequence
 
 
@@ -67,6 +67,10 @@ class Dialect(ABC):
         """Return the time by which leases end, in seconds since the epoch, the same for all users of the database."""
 
     @abstractmethod
+    def start_clock(self, connection: Connection) -> float:
+        """Return the time of `clock` in a transaction that writes: it passes evenly from now on."""
+
+    @abstractmethod
     def first_of_lane(
         self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
     ) -> Select[Any]:
@@ -93,6 +97,10 @@ class Dialect(ABC):
     @abstractmethod
     def set_last_uid(self, connection: Connection, last: int) -> None:
         """Make `last + 1` the next uid."""
+
+    @abstractmethod
+    def row_limit(self, connection: Connection) -> RowLimit:
+        """Return how large a row may be."""
 
     @abstractmethod
     def database_bytes(self, connection: Connection) -> int:
@@ -124,7 +132,10 @@ class _Sqlite(Dialect):
         pass
 
     def clock(self, connection: Connection) -> float:
-        return time.time()
+        return even_clock.read(connection)
+
+    def start_clock(self, connection: Connection) -> float:
+        return even_clock.start(connection)
 
     def first_of_lane(
         self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
@@ -152,6 +163,9 @@ class _Sqlite(Dialect):
 
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(update(counter).where(_UID).values(value=last))
+
+    def row_limit(self, connection: Connection) -> RowLimit:
+        return sizes.sqlite_limit(connection)
 
     def database_bytes(self, connection: Connection) -> int:
         path = connection.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'").scalar_one()
@@ -193,6 +207,9 @@ class _Postgres(Dialect):
     def clock(self, connection: Connection) -> float:
         return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
 
+    def start_clock(self, connection: Connection) -> float:
+        return self.clock(connection)
+
     def first_of_lane(
         self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
     ) -> Select[Any]:
@@ -222,6 +239,9 @@ class _Postgres(Dialect):
 
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
+
+    def row_limit(self, connection: Connection) -> RowLimit:
+        return sizes.POSTGRES
 
     def database_bytes(self, connection: Connection) -> int:
         return int(connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one())

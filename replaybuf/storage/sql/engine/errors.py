@@ -19,9 +19,15 @@ from replaybuf.errors import (
     NotADatabaseError,
     ReplayBufError,
     StorageError,
+    TooLargeError,
     UnreachableError,
 )
+from replaybuf.redact import redact
 from replaybuf.storage.sql.engine.urls import public_url
+
+
+class NoConnectionLeftError(UnreachableError):
+    """The server has as many connections as it allows."""
 
 
 @contextmanager
@@ -81,6 +87,8 @@ def _translate_sqlite(error: BaseException, where: str, path: str, lock_timeout:
             f"another process held the write lock of {where} for more than {lock_timeout:g} s: look for a long "
             "transaction (a shell with BEGIN open?), or raise lock_timeout"
         )
+    if "too big" in text:
+        return TooLargeError(f"{where}: {text}: a value is larger than SQLite's limit SQLITE_MAX_LENGTH")
     if "disk is full" in text:
         return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
     if name in _WRITING:
@@ -106,7 +114,7 @@ def _translate_sqlite(error: BaseException, where: str, path: str, lock_timeout:
         if Path(path).is_dir():
             return AccessError(f"{where} is a folder; give a database file in it")
         permissions = "can't be opened or created: check the permissions of the file and of its folder"
-        reason = permissions if folder.is_dir() else f"can't be created: there is no folder {folder}"
+        reason = permissions if folder.is_dir() else f"can't be created: there is no folder {redact(str(folder))}"
         return AccessError(f"{where} {reason}")
     return StorageError(f"{where}: {text}")
 
@@ -118,8 +126,10 @@ class _State(Enum):
     """The meaning of PostgreSQL's error codes: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
 
     REFUSED = auto()
+    READ_ONLY = auto()
     NO_DATABASE = auto()
     LOCKED = auto()
+    CANCELLED = auto()
     FULL = auto()
     LOST = auto()
     CONFLICT = auto()
@@ -129,10 +139,10 @@ _STATES = {
     "28000": _State.REFUSED,  # the user
     "28P01": _State.REFUSED,  # the password
     "42501": _State.REFUSED,  # missing privilege
-    "25006": _State.REFUSED,  # read-only
+    "25006": _State.READ_ONLY,
     "3D000": _State.NO_DATABASE,
     "55P03": _State.LOCKED,  # lock_timeout
-    "57014": _State.LOCKED,  # statement_timeout
+    "57014": _State.CANCELLED,  # by statement_timeout, or by somebody
     "53100": _State.FULL,
     "57P01": _State.LOST,  # terminated by an administrator
     "57P02": _State.LOST,  # another server process crashed
@@ -144,7 +154,7 @@ _STATES = {
     "23505": _State.CONFLICT,  # the same key: when repeated, the second finds the first one's group
 }
 #: Errors that another attempt would not change.
-_FINAL = {_State.REFUSED, _State.NO_DATABASE, _State.FULL}
+_FINAL = {_State.REFUSED, _State.READ_ONLY, _State.NO_DATABASE, _State.FULL}
 
 
 def _state(error: BaseException) -> _State | None:
@@ -159,10 +169,19 @@ def _translate_postgres(error: BaseException, where: str, lock_timeout: float) -
     match _state(error):
         case _State.REFUSED:
             return AccessError(f"{where} refused access: {text}")
+        case _State.READ_ONLY:
+            return AccessError(
+                f"{where} refused to write: {text}; it is a standby, or default_transaction_read_only is set"
+            )
         case _State.NO_DATABASE:
             return UnreachableError(f"{where}: {text}; create the database first (createdb)")
         case _State.LOCKED:
             return LockedError(f"{where}: waited more than {lock_timeout:g} s for a lock: {text}")
+        case _State.CANCELLED:
+            return StorageError(
+                f"{where} cancelled a statement: {text}; if that was its statement_timeout, allow more time: ALTER "
+                "ROLE ... SET statement_timeout"
+            )
         case _State.FULL:
             return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
     return StorageError(f"{where}: {text}")
@@ -171,7 +190,9 @@ def _translate_postgres(error: BaseException, where: str, lock_timeout: float) -
 def _unreachable(error: BaseException, where: str) -> UnreachableError:
     text = str(error) or type(error).__name__
     if getattr(error, "sqlstate", None) == "53300":
-        return UnreachableError(f"{where}: {text}; raise its max_connections, or open fewer buffers at once")
+        return NoConnectionLeftError(
+            f"{where} has no connection left: {text}; raise its max_connections, or open fewer buffers at once"
+        )
     return UnreachableError(f"can't reach {where}: {text}; is the server running, and are host and port right?")
 
 
@@ -219,6 +240,7 @@ def is_refusal(error: BaseException) -> bool:
         return False
     return (
         not isinstance(error, ReplayBufError)
+        or isinstance(error, TooLargeError)
         or isinstance(cause, refusals)
         or type(cause) in (exc.StatementError, exc.DBAPIError)
     )

@@ -11,10 +11,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from replaybuf.errors import ClosedError, ReplayBufError, UnreachableError
+from replaybuf.storage.sql.engine.errors import NoConnectionLeftError
 
 #: The longest time between two attempts.
 _LONGEST_PAUSE = 1.0
 _FIRST_PAUSE = 0.02
+#: How long nothing more is said of a server without a connection left: one becomes free and is wanted all the time.
+_SILENT_SECONDS = 60.0
 #: How long attempts go on in a store that is being closed.
 _CLOSING_SECONDS = 2.0
 
@@ -43,6 +46,8 @@ class Outage:
         self.where = where
         self.seconds = seconds
         self._since: float | None = None
+        self._announced = False
+        self._silent_until = 0.0
         self._hurried = asyncio.Event()
         self._hurried_at = 0.0
         self._connecting: set[asyncio.Timeout] = set()
@@ -56,16 +61,23 @@ class Outage:
         return self._hurried.is_set()
 
     def begin(self, error: BaseException) -> None:
-        """Note that a connection was lost."""
-        if self._since is None:
-            self._since = time.monotonic()
+        """Note that a connection was lost, or that none is to be had."""
+        if self._since is not None:
+            return
+        self._since = time.monotonic()
+        self._announced = not isinstance(error, NoConnectionLeftError)
+        if self._announced:
             _logger.warning("the connection was lost and will be made again: %s", error)
+        elif self._since >= self._silent_until:
+            self._silent_until = self._since + _SILENT_SECONDS
+            _logger.warning("operations wait for a connection: %s", error)
 
     def end(self) -> None:
         """Note that an operation succeeded."""
         if self._since is not None:
             since, self._since = self._since, None
-            _logger.info("connected to %s again after %.1f s", self.where, time.monotonic() - since)
+            if self._announced:
+                _logger.info("connected to %s again after %.1f s", self.where, time.monotonic() - since)
 
     def hurry(self) -> None:
         """Give up soon, because the store is being closed."""

@@ -11,8 +11,10 @@ from typing import Any
 
 from sqlalchemy import Connection, event, exc
 from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from replaybuf.storage.sql.engine import sizes
 from replaybuf.storage.sql.engine.sqlite_connections import JSON_OPTIONS
 from replaybuf.storage.sql.engine.urls import driver_options
 
@@ -21,6 +23,11 @@ SILENCE_SECONDS = 20
 #: A transaction whose client does nothing for this long (a stopped process) is rolled back, to free its locks. The
 #: longest pause of a working one is while a snapshot writes a batch to a slow disk.
 _IDLE_SECONDS = 300
+#: Of all transactions that don't ask for another. After waiting for a lock, a statement has to see what was committed
+#: meanwhile: fences, counts and the creation of the schema rest on that.
+ISOLATION: IsolationLevel = "READ COMMITTED"
+#: How many connections a store opens at most; half of them stay open.
+MOST_CONNECTIONS = 16
 _WROTE = "replaybuf_wrote"
 
 
@@ -33,17 +40,23 @@ def postgres_pool(url: URL, *, lock_timeout: float, read_only: bool) -> AsyncEng
         settings["synchronous_commit"] = "on"
     else:
         settings["default_transaction_read_only"] = "on"
+    # The level and READ ONLY are said in every BEGIN: a database or role may have other defaults, and a connection
+    # pooler such as PgBouncer may drop the settings that a connection asks for.
     engine = create_async_engine(
         url,
         **JSON_OPTIONS,
-        pool_size=8,
-        max_overflow=8,
+        isolation_level=ISOLATION,
+        pool_size=MOST_CONNECTIONS // 2,
+        max_overflow=MOST_CONNECTIONS // 2,
         pool_timeout=lock_timeout,
         connect_args={"timeout": 10, "command_timeout": 600, **options, "server_settings": settings},
     )
+    if read_only:
+        engine.update_execution_options(postgresql_readonly=True)
     event.listen(engine.sync_engine, "connect", _watch_socket)
     event.listen(engine.sync_engine, "checkout", _check_open)
     event.listen(engine.sync_engine, "before_cursor_execute", _note_writing)
+    event.listen(engine.sync_engine, "before_cursor_execute", _refuse_too_large)
     return engine
 
 
@@ -89,6 +102,13 @@ def _check_open(connection: Any, _record: Any, _proxy: Any) -> None:
 def _note_writing(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
     if not statement.startswith("SELECT"):
         connection.info[_WROTE] = True
+
+
+def _refuse_too_large(_: Any, _cursor: Any, _statement: str, rows: Any, _context: Any, many: bool) -> None:
+    # The server would end the connection, and the same would be sent again and again.
+    for row in rows if many else (rows,):
+        if sizes.has_large(row):
+            sizes.POSTGRES.check("what was to be stored", row)
 
 
 def forget_writing(connection: Connection) -> None:

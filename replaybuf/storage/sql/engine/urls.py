@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
@@ -13,51 +16,77 @@ from replaybuf.errors import (
     ConfigError,
     MissingDriverError,
 )
-from replaybuf.redact import redact
+from replaybuf.redact import may_hold_password, redact
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
+
+
+# Signs of a URL, which may hold a password, in what should be the path of a file.
+_ODD = re.compile("[:@=?]")
+_EXPECTED = "sqlite:///FILE or postgresql://user@host/database"
 
 
 def parse_url(url: str) -> URL:
     """Return the URL of a database from text as users write it, with the async driver filled in.
 
     Accepts `sqlite:///run.db`, `sqlite:///:memory:`, `sqlite://`, `postgresql://...` and `postgres://...`. Raises
-    ConfigError for anything else, and MissingDriverError when the driver isn't installed; messages never show a
-    password.
+    ConfigError for anything else, and MissingDriverError when the driver isn't installed. Messages never show a URL
+    that is refused: wherever the slip is, its password may be beside it.
     """
     if not isinstance(url, str) or not url:
         raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")
-    try:
-        parsed = make_url(url)
-    except (exc.ArgumentError, ValueError):
-        hint = f"; for a file write sqlite:///{redact(url)}" if "://" not in url else ""
-        raise ConfigError(
-            f"can't read the database url {redact(url)!r}: expected sqlite:///FILE or "
-            f"postgresql://user@host/database{hint}"
-        ) from None
+    parsed = _parsed(url)
+    if parsed is None:
+        hint = f"; for a file write sqlite:///{url}" if not _ODD.search(url) else ""
+        raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
     if parsed.drivername in _SQLITE_NAMES:
         if parsed.host:
-            raise ConfigError(
-                f"{redact(url)!r} has a host; a relative file is sqlite:///run.db, an absolute one has 4 /"
-            )
+            raise ConfigError("the sqlite url has a host; a relative file is sqlite:///run.db, an absolute one has 4 /")
         if "?" in url:
-            raise ConfigError(f"{redact(url)!r}: SQLite urls take no options; a ? in the name of a file is written %3F")
+            raise ConfigError("SQLite urls take no options; a ? in the name of a file is written %3F")
         if "\x00" in (parsed.database or ""):
-            raise ConfigError(f"{redact(url)!r} holds a NUL, which no file name can have")
+            raise ConfigError("the url holds a NUL, which no file name can have")
         return parsed.set(drivername="sqlite+aiosqlite", database=parsed.database or ":memory:")
     if parsed.drivername in _POSTGRES_NAMES:
         if importlib.util.find_spec("asyncpg") is None:
             raise MissingDriverError("PostgreSQL needs the driver asyncpg, which is not installed: pip install asyncpg")
+        _check_places(url, parsed)
         return _checked_postgres(parsed.set(drivername="postgresql+asyncpg"))
-    raise ConfigError(
-        f"{parsed.drivername!r} is not supported (in {redact(url)!r}); use sqlite:///FILE or "
-        "postgresql://user@host/database"
-    )
+    raise ConfigError(f"{parsed.drivername!r} is not supported; use {_EXPECTED}")
+
+
+def url_or_path(url: str) -> URL:
+    """Return the parsed URL, or the URL of the SQLite file at a path. Raises what `parse_url` raises."""
+    if not url or "://" in url:
+        return parse_url(url)
+    if _ODD.search(url) and not _exists(url):  # a URL with a slip in it, rather than a new file of such a name
+        raise ConfigError(
+            f"there is no such file, and it is no url: expected {_EXPECTED} (a new file with one of :@=? in its path "
+            "needs the sqlite:///)"
+        )
+    return parse_url("sqlite://").set(database=url)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
+
+
+def _parsed(url: str) -> URL | None:
+    # (The exceptions may quote parts of the URL; with this return they leave no trace.)
+    try:
+        return make_url(url)
+    except (exc.ArgumentError, ValueError):
+        return None
 
 
 def public_url(url: URL) -> str:
     """Return the URL as users write it, without driver and password."""
+    if url.get_backend_name() == "sqlite" and may_hold_password(url.database or ""):
+        return f"sqlite:///{redact(url.database or '')}"
     return redact(url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True))
 
 
@@ -84,26 +113,41 @@ def _one(values: str | Sequence[str] | None) -> str | None:
     return values if values is None or isinstance(values, str) else values[-1]
 
 
+def _check_places(url: str, parsed: URL) -> None:
+    """Raise ConfigError when a user, password or host is where another part of the URL should be."""
+    if "@" in (parsed.host or "") or ("@" in (parsed.username or "") and "%40" not in url):
+        raise ConfigError("the url has more than one @: in a user or password it is written %40 (/ %2F, % %25)")
+    if any(sign in (parsed.database or "") and quote(sign) not in url for sign in "@:"):
+        raise ConfigError(
+            "the url has a : or @ in the name of the database, which are written %3A and %40 there; expected "
+            "postgresql://user@host/database"
+        )
+    if "password=" in (parsed.database or ""):
+        raise ConfigError("the url has options in the name of the database: they begin with ?")
+
+
 def _checked_postgres(url: URL) -> URL:
     """Return the URL with its password in one place and options that asyncpg accepts."""
-    where = public_url(url)
     query = dict(url.query)
+    secret = "password" in query
     url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
-    if "@" in (url.host or ""):
-        raise ConfigError(f"{where} has more than one @: in a user or password it is written %40 (/ %2F, % %25)")
     if url.port is not None and not 0 < url.port < 65536:
-        raise ConfigError(f"{where}: ports are from 1 to 65535")
+        raise ConfigError("the port in the url is too high: ports are from 1 to 65535")
     for ignored in _POSTGRES_IGNORED:
         query.pop(ignored, None)
     options = {_POSTGRES_SPELLINGS.get(name, name): value for name, value in query.items()}
     for name, value in options.items():
         if name not in _POSTGRES_OPTIONS:
             known = ", ".join(sorted({*_POSTGRES_OPTIONS, *_POSTGRES_SPELLINGS, "user", "password"}))
-            raise ConfigError(f"{where}: there is no option {name!r}; known are {known}")
+            # What is no name, or follows a password with an & in it, may be a part of that.
+            shown = name.isidentifier() and not secret
+            unknown = f"there is no option {name!r}" if shown else "one of its options is unknown"
+            raise ConfigError(f"the PostgreSQL url: {unknown}; known are {known}")
         try:
             _POSTGRES_OPTIONS[name](value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            raise ConfigError(f"{where}: the option {name} must be a number, not {value!r}") from None
+            given = f", not {value!r}" if str(value).isalnum() else ""
+            raise ConfigError(f"the PostgreSQL url: the option {name} must be a number{given}") from None
     return url.set(query=options)
 
 

@@ -29,8 +29,8 @@ _COLUMNS = (
     *("bytes", "key", "tags", "error", "prompt", "response"),
 )
 _ROLLOUT_COLUMNS = (
-    *("uid", "position", "rollout_id", "status", "staleness", "oldest_model_step", "reward", "prompt_tokens"),
-    *("response_tokens", "finish_reason", "response"),
+    *("uid", "position", "rollout_id", "status", "staleness", "oldest_model_step", "reward", "rewards"),
+    *("prompt_tokens", "response_tokens", "finish_reason", "response", "error_msg"),
 )
 GROUPS = table("groups", *map(column, _COLUMNS))
 _ROLLOUTS = table("rollouts", *map(column, _ROLLOUT_COLUMNS))
@@ -133,8 +133,9 @@ def tidy(row: Mapping[Any, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if isinstance(value, Decimal):
             values[name] = int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(values.get("tags"), str):
-        values["tags"] = json.loads(values["tags"])
+    for name in ("tags", "rewards"):
+        if isinstance(values.get(name), str):
+            values[name] = json.loads(values[name])
     for name in ("created_at", "leased_until", "archived_at", "oldest", "newest"):
         if isinstance(values.get(name), str):
             values[name] = datetime.fromisoformat(values[name]).replace(tzinfo=UTC)

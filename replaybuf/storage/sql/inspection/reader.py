@@ -18,10 +18,11 @@ from sqlalchemy import NullPool, create_engine, event, text
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import AccessError, ConfigError, LockedError, NotADatabaseError, UnreachableError
+from replaybuf.redact import redact
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.sqlite_connections import is_memory, quote_path
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.engine.urls import parse_url, public_url
+from replaybuf.storage.sql.engine.urls import public_url, url_or_path
 from replaybuf.storage.sql.schema.create import check_schema
 
 T = TypeVar("T")
@@ -31,11 +32,6 @@ __all__ = ["LOCK_TIMEOUT", "Reader", "Transaction", "open_reader", "url_or_path"
 #: Seconds to wait for a lock; readers wait only on SQLite databases that aren't in WAL mode.
 LOCK_TIMEOUT = 10.0
 _STEPS_BETWEEN_CHECKS = 20_000
-
-
-def url_or_path(url: str) -> URL:
-    """Return the parsed URL, or the URL of the SQLite file at a path."""
-    return parse_url("sqlite://").set(database=url) if url and "://" not in url else parse_url(url)
 
 
 def open_reader(url: str) -> Reader:
@@ -52,9 +48,9 @@ def open_reader(url: str) -> Reader:
         raise ConfigError("a SQLite database in memory lives in the process that made it; nobody else can look into it")
     path = Path(parsed.database or "")
     if path.is_dir():
-        raise UnreachableError(f"{path} is a folder; give the database file in it")
+        raise UnreachableError(f"{redact(str(path))} is a folder; give the database file in it")
     if not path.exists():
-        raise UnreachableError(f"there is no database {public_url(parsed)} (file {path.absolute()})")
+        raise UnreachableError(f"there is no database {public_url(parsed)} (file {redact(str(path.absolute()))})")
     return SqliteReader(parsed)
 
 

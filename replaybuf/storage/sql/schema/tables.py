@@ -14,7 +14,8 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_cursor   where the prompt ledgers are in their datasets: now (checkpoint 0), and at each checkpoint
     rb_checkpoint        a row for each step checkpoint, with its lanes and their tallies
     rb_checkpoint_group  the rows of `rb_group` as they were at each checkpoint; their payloads are kept
-    rb_info     facts about the store, such as the policy that a snapshot was written under
+    rb_info     facts about the store, such as the policy that a snapshot was written under, or when a host was started
+                (`engine.even_clock`)
 
 The staleness of a group is `lane.step - oldest_step - 1`, so that a refresh rewrites the lane's step and not its
 groups. Groups with another staleness (they brought their own, have no model steps, or expired at the last refresh) have

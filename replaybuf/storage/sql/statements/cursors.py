@@ -13,7 +13,7 @@ from replaybuf.storage.sql.schema.tables import cursor
 from replaybuf.storage.sql.statements.fence import join
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
 from replaybuf.storage.sql.statements.put import store
-from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow
+from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, check_size
 from replaybuf.storage.values import Cursor
 
 
@@ -46,6 +46,8 @@ def claim(
     """
     if not move_cursor(tx, moved):
         return None
+    for one in groups:
+        check_size(tx, one)
     uids = store(tx, groups, evicting=False)
     rows = rows_of(tx, uids)
     for row, encoded in zip(rows, groups, strict=True):

@@ -18,14 +18,14 @@ from replaybuf.storage.values import Leased, check_epoch, lost_to_others
 
 
 def store_clock(tx: Transaction) -> float:
-    """Return the time by which leases end, in seconds since the epoch: the database's, where it has a clock."""
+    """Return the time by which leases end, in seconds since the epoch: the database's, or one that passes evenly."""
     return tx.dialect.clock(tx.connection)
 
 
 def begin_lease(tx: Transaction, seconds: float) -> tuple[int, float]:
     """Return the token of a new lease, and when it ends."""
     [token] = tx.dialect.reserve_uids(tx.connection, 1)
-    return token, store_clock(tx) + seconds
+    return token, tx.dialect.start_clock(tx.connection) + seconds
 
 
 def hold(tx: Transaction, rows: Sequence[GroupRow], token: int, until: float, **values: Any) -> None:
@@ -53,7 +53,7 @@ def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) 
     """Extend the lease of these groups; return the time when it ends."""
     check_epoch(lease, tx.scope.epoch)
     held = [row.uid for row in _held(tx, lease, uids)]
-    until = store_clock(tx) + seconds
+    until = tx.dialect.start_clock(tx.connection) + seconds
     if held:
         tx.execute(update(group).where(uid_in(tx, held)).values(leased_until=until))
     return until

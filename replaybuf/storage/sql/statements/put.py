@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replaybuf.errors import FullError, ReplayBufError
+from replaybuf.errors import FullError, ReplayBufError, TooLargeError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.race import PRIORITIZED, UNIFORM
@@ -30,7 +30,7 @@ from replaybuf.storage.sql.statements.replacing import (
     replace_groups,
     replaced_by_place,
 )
-from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, dump_json, scoped_key
+from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, check_size, dump_json, scoped_key
 from replaybuf.storage.sql.statements.tickets import ticket_column, ticket_of
 from replaybuf.storage.sql.statements.uids import uids_in_checkpoints
 from replaybuf.storage.values import NewGroup
@@ -52,6 +52,10 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
 
     Where anyone asks what leaves, they are stored one after the other: then it is clear with which.
     """
+    too_large = _too_large(tx, groups)
+    if too_large:
+        others = iter(put_groups(tx, [one for place, one in enumerate(groups) if place not in too_large]))
+        return [too_large[place] if place in too_large else next(others) for place in range(len(groups))]
     limits = tx.scope.rules.limits
     tasks = {encoded.group.task_name for encoded in groups}
     if limits.slows_puts or limits.capacity is not None:
@@ -62,6 +66,17 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
     if apart or (keyed and (replacing or limits.slows_puts)):
         return [_put_one(tx, one) for one in groups]
     return _put_together(tx, groups)
+
+
+def _too_large(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, TooLargeError]:
+    """Return errors for the groups that the database can't store, by their place in the list."""
+    errors: dict[int, TooLargeError] = {}
+    for place, one in enumerate(groups):
+        try:
+            check_size(tx, one)
+        except TooLargeError as error:
+            errors[place] = error
+    return errors
 
 
 def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:

@@ -16,6 +16,7 @@ from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup, StorageItem
 
@@ -52,6 +53,14 @@ def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: Rol
         outline=dump_json(outline(rollouts, kind)),
         prompt=prompt_preview(rollouts, kind) if rollouts else None,
     )
+
+
+def check_size(tx: Transaction, encoded: EncodedGroup) -> None:
+    """Raise TooLargeError when the database can't store the group, or could not send it back in one row."""
+    new = encoded.group
+    what = f"task {new.task_name}: the group of {len(new.rollouts)} rollouts"
+    values = (encoded.payload, encoded.outline, encoded.prompt, encoded.marks)
+    tx.dialect.row_limit(tx.connection).check(what, values)
 
 
 def dump_json(value: Any) -> str:

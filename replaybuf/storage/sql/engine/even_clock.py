@@ -1,0 +1,61 @@
+"""The clock of leases in a SQLite database: it passes evenly, though the wall clock of its host may be set.
+
+A host knows how long ago it was started, with the time that it slept; this can't be set, and is the same for all of its
+processes. The database has the moment of the start, as the wall clock told it when the host's first lease began
+(`rb_info`); the sum is the time. A host that is started again begins with its wall clock. So does each of several hosts
+that share a file: their clocks differ by as much as their wall clocks did then.
+
+Where a host can't be told from itself after another start (systems other than Linux), the wall clock is all there is.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from sqlalchemy import Connection, insert, select
+
+from replaybuf.storage.sql.schema.tables import info
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACE = Path("/proc/self/ns/time")
+
+
+@cache
+def this_start() -> str | None:
+    """Return a name for the time since this host was started, as this process sees it; None where there is none."""
+    namespace = ""  # containers may have a time of their own
+    try:
+        name = _BOOT_ID.read_text("ascii").strip()
+        with suppress(OSError):
+            namespace = f" {_NAMESPACE.readlink()}"
+    except (OSError, ValueError):
+        return None
+    return f"start of {name}{namespace}" if name and hasattr(time, "CLOCK_BOOTTIME") else None
+
+
+def read(connection: Connection) -> float:
+    """Return the time in seconds since the epoch."""
+    start = _start(connection)
+    return time.time() if start is None else start + _since_start()
+
+
+def start(connection: Connection) -> float:
+    """Return the time in seconds since the epoch, and let it pass evenly from now on (in a transaction that writes)."""
+    name = this_start()
+    if name is not None and _start(connection) is None:
+        connection.execute(insert(info).values(name=name, value=repr(time.time() - _since_start())))
+    return read(connection)
+
+
+def _start(connection: Connection) -> float | None:
+    """Return when this host was started, as far as the database knows."""
+    name = this_start()
+    value = None if name is None else connection.execute(select(info.c.value).where(info.c.name == name)).scalar()
+    return None if value is None else float(value)
+
+
+def _since_start() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,125 @@
+"""The time of leases, of several hosts and after other starts of a host, whatever their wall clocks say."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from replaybuf import Lease, ReplayBuffer
+from replaybuf.storage.sql.engine import even_clock
+from replaybuf.testing.lapsing import set_clock
+from tests.stores import TASK, build, fill, numbers_of, until
+
+#: A process whose wall clock is so many seconds ahead. It leases a group for a moment, says what else it may take, and
+#: leaves another leased when it ends.
+_SKEWED = """
+import asyncio, sys, time
+from replaybuf import ReplayBufferConfig
+right = time.time
+time.time = lambda: right() + float(sys.argv[2])
+
+async def main():
+    async with ReplayBufferConfig(url=sys.argv[1], policy="fifo").build() as buffer:
+        lease = await buffer.lease_batch({"math": 1}, seconds=1000, heartbeat=False)
+        print(lease.batch["math"][0][0].rollout_id)
+        await lease.acknowledge()
+        await buffer.lease_batch({"math": 1}, seconds=0.5, heartbeat=False)
+        print(len(await buffer.get(9, "math")))
+
+asyncio.run(main())
+"""
+
+
+async def skewed(url: str, ahead: float) -> list[int]:
+    command = [sys.executable, "-c", _SKEWED, url, str(ahead)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return [int(line) for line in done.stdout.split()]
+
+
+async def lease_of(buffer: ReplayBuffer, seconds: float) -> Lease:
+    return await buffer.lease_batch({TASK: 1}, seconds=seconds, heartbeat=False)
+
+
+@pytest.mark.parametrize("ahead", [7200.0, -7200.0])
+async def test_processes_with_other_clocks_agree_on_leases(shared_url: str, ahead: float) -> None:
+    """What one holds the other doesn't get; what one has left comes back to the other at its time."""
+    async with build(shared_url) as buffer:
+        await fill(buffer, 4)
+        held = await lease_of(buffer, 1000)
+        assert await skewed(shared_url, ahead) == [1, 1]  # group 1, and the one left: 3
+        await held.acknowledge()
+
+        async def back() -> bool:
+            return await buffer.is_ready({TASK: 1})
+
+        await until(back, 5)
+        assert numbers_of(await buffer.get(9, TASK)) == [2]
+
+
+@pytest.fixture
+async def buffer(tmp_path: Path) -> ReplayBuffer:
+    return build(f"sqlite:///{tmp_path}/run.db")
+
+
+def start_again(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
+    """Start the host: the time since then begins anew."""
+    monkeypatch.setattr(even_clock, "this_start", lambda: name)
+    began = time.monotonic()
+    monkeypatch.setattr(even_clock, "_since_start", lambda: time.monotonic() - began)
+
+
+async def test_after_another_start_the_wall_clock_counts_once(
+    buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the moment when the first lease begins; leases of before go on by it."""
+    start_again(monkeypatch, "start 1")
+    async with buffer:
+        await fill(buffer, 4)
+        await lease_of(buffer, 1000)
+        await lease_of(buffer, 0.2)
+        start_again(monkeypatch, "start 2")
+        second = await lease_of(buffer, 1000)
+        assert abs(second.until - time.time() - 1000) < 5
+        await buffer.wait_ready({TASK: 2}, timeout=5)
+        set_clock(monkeypatch, 5000.0)
+        third = await lease_of(buffer, 1000)
+        assert third.until - second.until < 100
+        await buffer.storage._write(lambda tx: None)  # type: ignore[attr-defined]
+        assert len(await buffer.get(9, TASK)) == 1
+
+
+async def test_hosts_that_share_a_file_have_clocks_of_their_own(
+    buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither changes that of the other."""
+    async with buffer:
+        await fill(buffer, 3)
+        untils = []
+        for host in ("a", "b", "a"):
+            monkeypatch.setattr(even_clock, "this_start", lambda host=host: host)
+            untils.append((await lease_of(buffer, 1000)).until)
+        assert untils == sorted(untils)
+        assert untils[2] - untils[0] < 5
+
+
+async def test_a_host_without_a_name_for_its_start_goes_by_its_wall_clock(
+    buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(even_clock, "this_start", lambda: None)
+    async with buffer:
+        await fill(buffer, 2)
+        first = await lease_of(buffer, 1000)
+        set_clock(monkeypatch, 100.0)
+        assert 90 < (await lease_of(buffer, 1000)).until - first.until < 110
+
+
+def test_this_host_has_a_name_for_its_start() -> None:
+    name = even_clock.this_start()
+    assert name is None or name.startswith("start of ")
+    assert (name is not None) == (sys.platform == "linux")

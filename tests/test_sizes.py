@@ -1,0 +1,126 @@
+"""Groups that are larger than a row of the database may be: each is refused by itself, before it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import PromptLedger, ReplayBuffer, RolloutState, Status
+from replaybuf.errors import TooLargeError
+from replaybuf.storage.sql.engine import sizes
+from replaybuf.storage.sql.engine.sizes import RowLimit
+from tests.stores import TASK, build, group, take_all
+from tests.test_cancellation import storage_of
+
+LIMIT = 200_000
+
+
+def lower(monkeypatch: pytest.MonkeyPatch, limit: int = LIMIT) -> None:
+    """Lower the limit of each database: SQLite's own, and what is known of PostgreSQL's."""
+    connect = sqlite3.connect
+
+    def limited(*args: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*args, **options)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limit)
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", limited)
+    monkeypatch.setattr(sizes, "POSTGRES", RowLimit(limit, "PostgreSQL's messages have less than 1 GiB"))
+    monkeypatch.setattr(sizes, "LARGE", limit // 4)
+
+
+def large(number: int, nbytes: int = 2 * LIMIT) -> list[Any]:
+    return group(number, text="x" * nbytes)
+
+
+REFUSED = r"task math: the group of 1 rollouts takes 40\d kB .* a row holds at most [12]..,... bytes \((SQLite|Postgre)"
+
+
+async def test_a_group_that_is_too_large_fails_alone(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of puts that are committed together; and the database is asked only once."""
+    lower(monkeypatch)
+    async with build(sql_url) as buffer:
+        puts = [large(number) if number % 3 == 1 else group(number) for number in range(9)]
+        ends = await asyncio.gather(*(buffer.put(one, TASK) for one in puts), return_exceptions=True)
+        assert [isinstance(end, TooLargeError) for end in ends] == [number % 3 == 1 for number in range(9)]
+        with pytest.raises(TooLargeError, match=REFUSED):
+            await buffer.put(large(1), TASK)
+        assert await buffer.put(group(9, text="x" * (LIMIT * 9 // 10)), TASK)
+        assert await take_all(buffer) == [0, 2, 3, 5, 6, 8, 9]
+
+
+async def test_a_result_that_is_too_large_leaves_what_it_was_made_from(
+    sql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower(monkeypatch)
+    async with build(sql_url) as buffer:
+        await buffer.put(group(0), TASK)
+        lease = await buffer.lease_batch({TASK: 1}, heartbeat=False)
+        for finish in (lease.finish, lease.save):
+            with pytest.raises(TooLargeError, match=REFUSED):
+                await finish(large(1), TASK, replaces=lease.open)
+        assert await lease.give_back() == 1
+        assert await take_all(buffer) == [0]
+
+
+async def test_prompts_that_are_too_large_are_not_claimed(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cursor stays before them."""
+    lower(monkeypatch)
+    async with build(sql_url) as buffer:
+        prompt = RolloutState(message=[{"role": "user", "content": "x" * 2 * LIMIT}], status=Status.INIT)
+        prompts = PromptLedger(buffer, [prompt], TASK)
+        with pytest.raises(TooLargeError, match=REFUSED):
+            await prompts.draw()
+        assert (await buffer.cursors.read(prompts.name)).version == 0
+
+
+async def filled(url: str) -> ReplayBuffer:
+    buffer = build(url)
+    await buffer.put(group(0), TASK)
+    await buffer.put(large(1), TASK)
+    return buffer
+
+
+async def test_copies_of_what_is_too_large_elsewhere_are_refused(
+    sql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot, and a state dict: nothing of them is loaded."""
+    source = await filled("memory://")
+    await source.save(tmp_path / "copy")
+    state = source.state_dict()
+    await source.close()
+    async with build(sql_url) as buffer:
+        await buffer.count_where({})
+        # (A limit of SQLite holds for connections that are opened from now on, also for reading the snapshot.)
+        monkeypatch.setattr(storage_of(buffer)._state().engine.dialect.__class__, "row_limit", _lowered)
+        with pytest.raises(TooLargeError, match=r"group 2 takes 40\d kB"):
+            await buffer.resume(tmp_path / "copy")
+        with pytest.raises(TooLargeError, match=r"task math: the group of \d rollouts takes 40\d kB"):
+            await asyncio.to_thread(buffer.load_state_dict, state)
+        assert len(buffer) == 0
+
+
+def _lowered(*_: object) -> RowLimit:
+    return RowLimit(LIMIT, "for this test")
+
+
+async def test_whatever_else_is_too_large_is_refused_too(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It isn't sent to PostgreSQL, which would end the connection."""
+    lower(monkeypatch)
+    async with build(sql_url) as buffer:
+        await buffer.put(group(0), TASK)
+        with pytest.raises(TooLargeError, match=r"what was to be stored takes 400 kB|larger than SQLite's limit"):
+            await buffer.update({}, tags={"a": "x" * 2 * LIMIT})
+        assert await take_all(buffer) == [0]
+
+
+def test_texts_count_by_their_bytes() -> None:
+    limit = RowLimit(100, "a limit")
+    limit.check("a row", ["é" * 50, None, 7])
+    for values in (["é" * 51], ["x" * 60, b"x" * 41], [b"x" * 101]):
+        with pytest.raises(TooLargeError, match=r"a row takes 10\d B \(10\d bytes\).*100 bytes \(a limit\)"):
+            limit.check("a row", values)

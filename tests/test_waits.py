@@ -1,0 +1,70 @@
+"""Waits that take long say in the log what they are for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from replaybuf import FullError, NotReadyError, ReplayBuffer
+from replaybuf.buffer import waits
+from tests.stores import TASK, build, group
+
+WAITS: dict[str, Callable[[ReplayBuffer], Awaitable[object]]] = {
+    "take": lambda buffer: buffer.take_batch({TASK: 3}, timeout=0.5),
+    "ready": lambda buffer: buffer.wait_ready({TASK: 3}, timeout=0.5),
+    "lease": lambda buffer: buffer.lease_batch({TASK: 3}, timeout=0.5).__aenter__(),
+}
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the reports of waits."""
+    records = [record for record in caplog.records if record.name == "replaybuf.waits"]
+    assert {record.levelno for record in records} <= {logging.WARNING}
+    return [record.getMessage() for record in records]
+
+
+@pytest.mark.parametrize("wait", WAITS)
+async def test_a_waiting_trainer_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wait: str
+) -> None:
+    """Every so often, with what there is at that moment."""
+    monkeypatch.setattr(waits, "REPORT_SECONDS", 0.1)
+    async with build("memory://") as buffer:
+        await buffer.put(group(1), TASK)
+        waiting = asyncio.ensure_future(WAITS[wait](buffer))
+        await asyncio.sleep(0.15)
+        await buffer.put(group(2), TASK)
+        with pytest.raises(NotReadyError):
+            await waiting
+    first, *others = told(caplog)
+    assert re.fullmatch(rf"waiting for groups for \d s: task {TASK}: 1 of 3 completed groups", first)
+    assert others
+    assert all("2 of 3 completed groups" in line for line in others)
+
+
+async def test_a_put_that_waits_for_room_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of many that wait in line, only the first does."""
+    monkeypatch.setattr(waits, "REPORT_SECONDS", 0.1)
+    async with build("memory://", capacity=1, on_full="block") as buffer:
+        await buffer.put(group(1), TASK)
+        puts = [buffer.put(group(number), TASK, timeout=0.35) for number in range(5)]
+        assert all(isinstance(end, FullError) for end in await asyncio.gather(*puts, return_exceptions=True))
+    lines = told(caplog)
+    assert 1 <= len(lines) <= 4
+    assert all(
+        "1 completed groups are buffered, and the capacity is 1 (is the consumer running?)" in one for one in lines
+    )
+
+
+async def test_a_short_wait_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+    assert waits.REPORT_SECONDS == 30
+    async with build("memory://") as buffer:
+        with pytest.raises(NotReadyError):
+            await buffer.take_batch({TASK: 1}, timeout=0.2)
+    assert told(caplog) == []
