@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.codec.payload import Codec
+from replaybuf.errors import RolloutError
 from replaybuf.storage.values import NewGroup
 
 T = TypeVar("T")
@@ -26,11 +27,25 @@ async def fetching(codec: Codec, groups: Sequence[NewGroup], store: Callable[[],
             missing, unfetched.refs = unfetched.refs, ()
         else:
             break
-        fetched = await asyncio.to_thread(codec.fetch, missing)
-        for new in groups:
-            new.fetched.update(fetched)
+        await asyncio.to_thread(_fetch, codec, groups, missing)
+        del missing  # the frame may live as long as an error's traceback
     for new in groups:
         if free and new.fetched:
             codec.release(new.rollouts)
         new.fetched.clear()
     return result
+
+
+def _fetch(codec: Codec, groups: Sequence[NewGroup], met: Sequence[Any]) -> None:
+    """Fetch the objects that were met, and those of the groups after, in one call."""
+    missing = dict.fromkeys(met)
+    for new in groups[1:]:
+        try:
+            codec.encode(new.rollouts, new.fetched)
+        except UnfetchedError as unfetched:
+            missing.update(dict.fromkeys(unfetched.refs))
+        except RolloutError:  # storing it will say so
+            continue
+    fetched = codec.fetch(tuple(missing))
+    for new in groups:
+        new.fetched.update(fetched)

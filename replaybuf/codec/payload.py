@@ -118,9 +118,10 @@ class Codec:
         """
         fields = [self.rollout_type.to_fields(rollout) for rollout in rollouts]
         try:
-            lengths, packed = self._pack(fields) if not fetched else self._pack_refs(fields, fetched)
+            plain = None if fetched else self._pack(fields)
         except UnfetchedError:
-            lengths, packed = self._pack_refs(fields, {} if fetched is None else fetched, wait=fetched is None)
+            plain = None
+        lengths, packed = plain or self._pack_refs(fields, fetched or {}, wait=fetched is None)
         body = (struct.pack(f"<{len(lengths)}Q", *lengths), packed)
         flags, stored = self._compress(body)
         head = _HEAD.pack(MAGIC, VERSION, flags, 0, len(lengths), sum(map(len, body)))

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError
 from replaybuf.storage.sql.engine.errors import is_refusal
@@ -154,6 +155,8 @@ class GroupCommit:
             try:
                 waiting.encoded = encode_group(self._codec, waiting.group)
                 size += len(waiting.encoded.payload)
+            except UnfetchedError as error:  # of no interest to anyone, and the frames of a traceback hold the objects
+                failed.append((waiting, error.with_traceback(None)))
             except Exception as error:
                 failed.append((waiting, error))
         return failed
