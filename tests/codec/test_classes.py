@@ -1,0 +1,324 @@
+"""Instances of classes: of every kind, found through annotations, rebuilt without running their code."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import types
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, Optional, TypeVar
+
+import attrs
+import hypothesis
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from typing_extensions import TypeAliasType, TypedDict
+
+from replaybuf.codec import marks
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import ConfigError, DecodeError, EncodeError, RolloutError
+from replaybuf.rollouts.rollout_type import RolloutType
+from tests.codec.values import DICTS, MARK, Bits, Color, Level, Name, hostile_field, round_trip, same, values
+
+if TYPE_CHECKING:
+    from nowhere import Ghost  # type: ignore[import-not-found]
+
+T = TypeVar("T")
+
+
+class Mood(Enum):
+    GOOD = 1
+
+
+class Model(BaseModel):
+    a: Any = None
+    b: list[int] = Field(default_factory=list)
+    _secret: int = PrivateAttr(7)
+
+    def model_post_init(self, context: Any) -> None:
+        if isinstance(self.a, str) and self.a == "boom":
+            raise AssertionError("building must not run the class's code")
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Cached(BaseModel):
+    a: Any = None
+
+    @functools.cached_property
+    def size(self) -> int:
+        return 1
+
+
+class Box(BaseModel, Generic[T]):
+    content: T
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+
+
+@dataclasses.dataclass
+class Data:
+    a: Any = None
+
+
+@dataclasses.dataclass
+class Late:
+    later: int = dataclasses.field(init=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tight:
+    a: Any = None
+    ghost: Ghost | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.a, str) and self.a == "boom":
+            raise AssertionError("building must not run the class's code")
+
+
+@attrs.define
+class Slotted:
+    a: Any = None
+    _b: list[int] = attrs.field(factory=list)
+
+
+@attrs.frozen
+class Frozen:
+    a: Any = None
+    twice: Any = attrs.Factory(lambda self: [self.a, self.a], takes_self=True)
+
+
+class Struct(msgspec.Struct):
+    a: Any = None
+    b: list[int] = []
+
+
+class Hooked(msgspec.Struct, frozen=True):
+    a: Any = None
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "count", 99)
+
+
+class Pair(NamedTuple):
+    a: Any = None
+    b: int = 3
+
+
+KINDS = [Model, Cached, Data, Tight, Slotted, Frozen, Struct, Pair]
+CODEC = Codec(RolloutType(dict, types=[*KINDS, Late, Hooked, Open, Mood, Box[int], Color, Level, Name, Bits]))
+
+
+@dataclasses.dataclass
+class Node:
+    """Reaches the others through its annotations."""
+
+    children: list[Node] = dataclasses.field(default_factory=list)
+    mood: Mood | None = None
+    model: Optional[Model] = None  # noqa: UP045
+    pet: Annotated[Cat | Dog, "raise AssertionError"] = dataclasses.field(default_factory=Cat)
+    box: Box[int] | None = None
+    pairs: dict[str, tuple[Pair, ...]] | Ghost = dataclasses.field(default_factory=dict)
+    typed: Typed | None = None
+    alias: Alias | None = None
+    renamed: Renamed | None = None
+
+
+class Typed(TypedDict):
+    data: NotRequired[Data]
+    slotted: Slotted
+
+
+Alias = TypeAliasType("Alias", "list[Alias] | Struct")
+Renamed = NewType("Renamed", Tight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@hypothesis.given(value=values)
+@hypothesis.settings(max_examples=25)
+def test_what_an_instance_holds_comes_back_with_its_type(kind: type[Any], value: Any) -> None:
+    instance = kind.model_construct(a=value) if issubclass(kind, BaseModel) else kind(a=value)
+    back = round_trip([instance], CODEC)[0]
+    assert type(back) is kind
+    assert same(back.a, value)
+
+
+@hypothesis.given(st.recursive(st.integers(), lambda inner: st.builds(Data, inner) | st.builds(Pair, inner)))
+def test_instances_nest(value: Any) -> None:
+    assert repr(round_trip(value, CODEC)) == repr(value)
+
+
+def test_everything_that_annotations_reach_is_known() -> None:
+    known = RolloutType(Node).classes
+    reached = {Node, Mood, Model, Cat, Dog, Box, Box[int], Pair, Data, Slotted, Struct, Tight}
+    assert {*known.shapes, *known.others} >= reached
+    codec = Codec(RolloutType(Node))
+    node = Node(
+        [Node(mood=Mood.GOOD)],
+        model=Model(a=1),
+        pet=Dog(),
+        box=Box[int](content=3),
+        pairs={"x": (Pair(1, 2),)},
+        typed={"slotted": Slotted(1, [2])},
+        alias=[Struct(1)],  # type: ignore[arg-type]
+        renamed=Renamed(Tight(4)),
+    )
+    assert codec.decode(codec.encode([node])) == [node]
+
+
+def test_instances_can_be_keys() -> None:
+    assert round_trip({Tight(1): {Pair(1, 2)}}, CODEC) == {Tight(1): {Pair(1, 2)}}
+
+
+def test_mutable_defaults_are_fresh_and_private_attributes_begin_anew() -> None:
+    model = Model()
+    model._secret = 8
+    first, second = round_trip([model, model], CODEC)
+    assert first == Model()
+    assert first.b is not second.b
+    assert first.model_copy(deep=True) == first
+
+
+def test_fields_that_were_never_set_stay_so_and_extra_ones_are_kept() -> None:
+    assert not hasattr(round_trip(Late(), CODEC), "later")
+    assert round_trip(Open(more=[1]), CODEC).model_extra == {"more": [1]}  # type: ignore[call-arg]
+
+
+def test_no_code_of_the_class_decides_what_comes_back() -> None:
+    model = Model()
+    model.a = "boom"
+    assert round_trip(model, CODEC) == model
+    tight = Tight()
+    object.__setattr__(tight, "a", "boom")
+    assert round_trip(tight, CODEC) == tight
+    hooked = Hooked()
+    msgspec.structs.force_setattr(hooked, "count", 5)
+    assert round_trip(hooked, CODEC).count == 5
+
+
+def test_a_subclass_is_another_class() -> None:
+    class Sub(Model):
+        more: int = 0
+
+    with pytest.raises(EncodeError, match=r"Sub \(a pydantic model\) can't be stored.*types=\["):
+        CODEC.encode([{"a": Sub()}])
+
+
+def test_the_place_inside_an_instance_is_named() -> None:
+    for outer, step in ((Model.model_construct(a=[1, len]), r"\.a\[1\]"), (Pair({"x": len}), r"\.a\['x'\]")):
+        with pytest.raises(EncodeError, match=rf"rollouts\[0\]\['f'\]\[0\]{step}: a value of type builtin"):
+            CODEC.encode([{"f": [outer]}])
+
+
+def test_an_instance_that_holds_itself_is_an_encode_error() -> None:
+    data = Data()
+    data.a = [bytearray(b"x"), data]
+    with pytest.raises(EncodeError, match="holds itself"):
+        CODEC.encode([{"f": data}])
+
+
+def test_an_instance_that_lacks_a_required_field_is_refused() -> None:
+    with pytest.raises(EncodeError, match=r"\['f'\]: this Box\[int\] can't be stored: field 'content' must be there"):
+        CODEC.encode([{"f": Box[int].model_construct()}])
+
+
+def twin(module: str) -> type[Any]:
+    cls = dataclasses.make_dataclass("Twin", ["a"])
+    cls.__module__ = module
+    return cls
+
+
+def test_a_class_that_moved_to_another_module_is_found_by_the_rest_of_its_name() -> None:
+    payload = hostile_field({MARK[marks.OBJECT]: ["__main__.Data", {"a": 1}]})
+    assert CODEC.decode(payload) == [{"field": Data(1)}]
+    codec = Codec(RolloutType(dict, types=[twin("one"), twin("two")]))
+    with pytest.raises(DecodeError, match=r"types=\[Twin\]"):
+        codec.decode(hostile_field({MARK[marks.OBJECT]: ["three.Twin", {"a": 1}]}))
+
+
+def test_two_classes_of_one_name_are_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"two classes are called one\.Twin"):
+        RolloutType(dict, types=[twin("one"), twin("one")])
+
+
+@pytest.mark.parametrize("cls", [int, len, dict, Enum, BaseModel, "Data"])
+def test_types_that_no_annotations_describe_are_a_config_error(cls: Any) -> None:
+    with pytest.raises(ConfigError, match="types takes enums, named tuples"):
+        RolloutType(dict, types=[cls])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {MARK[marks.OBJECT]: ["tests.codec.test_classes.Data", [1]]},
+        {MARK[marks.OBJECT]: ["tests.codec.test_classes.Pair", {}]},
+        {MARK[marks.OBJECT]: ["tests.codec.test_classes.Data"]},
+        {MARK[marks.OBJECT]: [[1], {}]},
+        {MARK[marks.ENUM]: ["tests.codec.test_classes.Data", 1]},
+        {MARK[marks.ENUM]: ["tests.codec.test_classes.Mood", None, "BAD"]},
+        {MARK[marks.NAMEDTUPLE]: ["tests.codec.test_classes.Data", [1]]},
+        {MARK[marks.NAMEDTUPLE]: ["tests.codec.test_classes.Pair", "ab"]},
+        {MARK[marks.NAMEDTUPLE]: ["tests.codec.test_classes.Pair", [1, 2, 3]]},
+        {MARK[marks.OBJECT]: ["tests.codec.test_classes.Data", {"alien": 1}]},
+    ],
+)
+def test_hostile_instances_are_decode_errors(content: Any) -> None:
+    with pytest.raises(DecodeError, match=r"damaged|another"):
+        CODEC.decode(hostile_field(content))
+
+
+def test_readers_that_only_look_need_no_classes() -> None:
+    instances = {"m": Model(a=1), "p": Pair(1), "e": Mood.GOOD, "k": {Tight(1): 2}}
+    payload = CODEC.encode([instances])
+    with pytest.raises(DecodeError, match=r"add types=\[Model\]"):
+        DICTS.decode(payload)
+    [plain] = Codec(RolloutType(dict), as_plain=True).decode(payload)
+    assert (plain["m"], plain["p"], plain["e"]) == ({"a": 1, "b": []}, (1, 3), 1)
+    assert [dict(key) for key in plain["k"]] == [{"a": 1}]
+
+
+def test_rollouts_of_a_typed_dict_are_dicts_with_its_keys() -> None:
+    codec = Codec(RolloutType(Typed))
+    rollout = {"slotted": Slotted(1)}
+    assert codec.decode(codec.encode([rollout])) == [rollout]
+    with pytest.raises(RolloutError, match="it has no field 'more' and field 'slotted' must be there"):
+        codec.encode([{"more": 1}])
+
+
+def test_attrs_and_msgspec_are_imported_only_for_their_own_classes() -> None:
+    code = "import sys, replaybuf, replaybuf.config; print({'attr', 'attrs', 'msgspec', 'torch'} & {*sys.modules})"
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_annotations_are_resolved_as_far_as_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("half_known")
+    monkeypatch.setitem(sys.modules, "half_known", module)
+    source = """
+from __future__ import annotations
+import dataclasses
+@dataclasses.dataclass
+class Inner:
+    a: int = 0
+@dataclasses.dataclass
+class Outer:
+    unknown: torch.Tensor | dict[str, ghost.Ghost[int]] | None = None
+    known: list[Inner | torch.Tensor] = dataclasses.field(default_factory=list)
+    broken: 1 / 0 = None
+"""
+    exec(source, module.__dict__)
+    assert {*RolloutType(module.Outer).classes.shapes} == {module.Outer, module.Inner}

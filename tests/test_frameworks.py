@@ -1,0 +1,115 @@
+"""Rollouts of other frameworks go in and come out as they are, with `rollout_type` alone, on every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import ReplayBufferConfig, Status
+from replaybuf.errors import EncodeError
+from tests.frameworks import (
+    GenerationResult,
+    Sample,
+    SampleParams,
+    XtunerRollout,
+    XtunerStatus,
+    open_instruct_group,
+    slime_group,
+    xtuner_group,
+)
+
+FRAMEWORKS = {
+    "xtuner": (XtunerRollout, xtuner_group, XtunerStatus.COMPLETED),
+    "slime": (Sample, slime_group, Sample.Status.TRUNCATED),
+    "open-instruct": (GenerationResult, open_instruct_group, Status.COMPLETED),
+}
+of_each = pytest.mark.parametrize(("cls", "make", "status"), FRAMEWORKS.values(), ids=FRAMEWORKS)
+
+
+def config(url: str, cls: type[Any], **options: Any) -> ReplayBufferConfig[Any]:
+    return ReplayBufferConfig(url=url, rollout_type=cls, **options)
+
+
+@of_each
+async def test_groups_come_back_equal_by_every_call_that_takes_a_status(
+    sql_url: str, cls: type[Any], make: Callable[[], list[Any]], status: Enum
+) -> None:
+    async with config(sql_url, cls).build() as buffer:
+        uid = await buffer.put(make(), "t")
+        await buffer.put(make(), "t")
+        assert await buffer.count("t", status) == 2
+        assert await buffer.count_where({"status": status}) == 2
+        assert await buffer.count_where({"status": {"$in": [status]}}) == 2
+        assert await buffer.is_ready({"t": 2}, group_status=status)
+        assert await buffer.get(1, "t", status, where={"uid": uid}) == [make()]
+        async with buffer.lease_batch({"t": 1}, group_status=status) as lease:
+            assert lease.items["t"][0].item == make()
+
+
+@of_each
+async def test_snapshots_hold_them(cls: type[Any], make: Callable[[], list[Any]], status: Enum, tmp_path: Path) -> None:
+    async with config("sqlite:///:memory:", cls).build() as buffer:
+        await buffer.put(make(), "t")
+        await buffer.save(tmp_path / "snapshot")
+    async with config("memory://", cls).build() as buffer:
+        await buffer.resume(tmp_path / "snapshot")
+        assert await buffer.get(1, "t", status) == [make()]
+
+
+@pytest.mark.parametrize(
+    ("make", "cls", "expired"),
+    [(xtuner_group, XtunerRollout, XtunerStatus.EXPIRED), (slime_group, Sample, Sample.Status.ABORTED)],
+)
+async def test_expiry_writes_the_member_of_their_enum_that_lets_it_be_generated_again(
+    sql_url: str, make: Callable[[], list[Any]], cls: type[Any], expired: Enum
+) -> None:
+    fields = {} if cls is XtunerRollout else {"response_ids": "tokens", "response_model_steps": "weight_versions"}
+    async with config(sql_url, cls, fields=fields).build() as buffer:
+        group = make()
+        for rollout in group:
+            setattr(rollout, fields.get("response_model_steps", "response_model_steps"), [3, 3, 3])
+            setattr(rollout, fields.get("response_ids", "response_ids"), [1, 2, 3])
+        await buffer.put(group, "t")
+        await buffer.refresh_staleness(task_stale_thresholds={"t": 4}, current_train_step=7)
+        assert await buffer.count("t", Status.COMPLETED) == 1
+        expiring = await buffer.refresh_staleness(
+            task_stale_thresholds={"t": 4}, current_train_step=8, statuses=[FRAMEWORKS["xtuner"][2]]
+        )
+        assert expiring == {"t": 1}
+        [item] = [item async for item in buffer.find({"status": XtunerStatus.EXPIRED})]
+        assert (item.status, item.staleness) == (Status.EXPIRED, 4)
+        assert [rollout.status for rollout in item.item] == [expired] * 2
+        assert [rollout.response for rollout in item.item] == ["", ""]
+        assert [getattr(rollout, fields.get("response_ids", "response_ids")) for rollout in item.item] == [[], []]
+
+
+async def test_a_reader_without_the_class_sets_that_group_aside_and_no_other(shared_url: str) -> None:
+    named = ReplayBufferConfig(url=shared_url, policy="fifo", rollout_type=dict, types=[SampleParams])
+    async with named.build() as writer:
+        await writer.put([{"params": SampleParams()}], "t")
+        await writer.put([{"params": None}], "t")
+        async with ReplayBufferConfig(url=shared_url, policy="fifo", rollout_type=dict).build() as reader:
+            assert await reader.get(2, "t") == [[{"params": None}]]
+            [failed] = [item async for item in reader.find({"status": "failed"})]
+            assert "tests.frameworks.SampleParams" in str(failed.error)
+            assert "types=[SampleParams]" in str(failed.error)
+        assert await writer.get(1, "t", "failed") == [[{"params": SampleParams()}]]
+
+
+async def test_what_the_config_does_not_name_is_refused_with_the_line_that_would_do() -> None:
+    async with config("memory://", Sample).build() as buffer:
+        for value, name in ((SampleParams(), "SampleParams"), (XtunerStatus.INIT, "XtunerStatus")):
+            with pytest.raises(EncodeError, match=rf"rollouts\[0\]\.metadata\['a'\]\[1\]: .*types=\[{name}\]"):
+                await buffer.put([Sample(metadata={"a": [1, value]})], "t")
+        assert len(buffer) == 0
+
+
+async def test_rollouts_whose_class_has_no_status_leave_it_to_their_group() -> None:
+    async with config("memory://", GenerationResult).build() as buffer:
+        await buffer.put(open_instruct_group(), "t", status="aborted")
+        [item] = [item async for item in buffer.find({})]
+        assert (item.status, item.item) == (Status.ABORTED, open_instruct_group())
