@@ -77,8 +77,9 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
     torch tensors come back as such, or as arrays (`tensors="numpy"`). Ray ObjectRefs are stored by value and come back
     as new ones, or as values (`object_refs="value"`); a put waits for their objects for up to `object_ref_timeout`
-    seconds, and deletes them from Ray's store when it is committed, if `free_object_refs`. `converters` store values of
-    other classes: `{MyClass: ("name", encode, decode)}`, where each class and function may be a "module:name".
+    seconds. With `free_object_refs` it then replaces the ObjectRefs in the rollouts that it was given by None, so that
+    Ray can delete their objects. `converters` store values of other classes: `{MyClass: ("name", encode, decode)}`,
+    where each class and function may be a "module:name".
     """
 
     url: str

@@ -174,8 +174,8 @@ class FragmentError(ReplayBufError, ValueError):
         kind: str = "",
         worker: str = "",
         index: int = 0,
-        session: int = 0,
-        expected: int = 0,
+        session: int | str = 0,
+        expected: int | str = 0,
     ) -> None:
         super().__init__(message)
         self.kind = kind

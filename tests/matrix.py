@@ -29,7 +29,7 @@ _DATABASES = ("sqlite", "postgresql")
 _SHARED = ("memory", "postgresql")  # several users at once
 
 # Operations of which a kill on PostgreSQL is tested by default: its rollback is the same for all.
-_KILLED = ("put", "take", "finish", "restore", "checkpoint")
+_KILLED = ("put", "take", "finish")
 
 #: Patterns of node ids, of which the first that fits holds.
 _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
@@ -118,7 +118,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 
-#: Whole runs of seconds whose laws are tested by default on something smaller, which is named here.
+#: Whole runs of seconds, and further cases of a law, by what they are tested with by default.
 _LONG = (
     "contract/test_groups_only.py::TestGroupsOnly::*",  # the laws: by memory; what it can't do: in the same module
     "demo/test_demo_kills.py::test_killed_at_random*",  # at each point of a step
@@ -128,17 +128,73 @@ _LONG = (
     "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_grpo.py
     "examples/test_killed.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
     "examples/test_endpoint_run.py::test_a_finished*",  # a run that is killed goes on
+    "examples/test_endpoint_run.py::test_a_server_that_always_fails*",  # of the engine: test_endpoint_engine.py
+    "examples/test_endpoint_run.py::test_a_mistake*arguments[12]*",  # the first mistake
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut
     "query/test_sql.py::test_the_largest_queries_run*many ranges*",  # the other large ones
+    "query/test_sql.py::test_the_largest_queries_run*postgresql-*lists*",  # on SQLite, whose limits are lower
+    "query/test_sql.py::test_the_largest_queries_run*wide tags*",  # wide and
+    "query/test_sql.py::test_lists_of_100_000*postgresql-*not_in*",  # in; the predicates' law has both
+    "query/test_sql.py::test_lists_of_100_000*sqlite-tags*not_in*",
+    # In one transaction like others of which a kill is tested
+    *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("put several", "take again", "take at random", "extend")),
+    *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("give back", "update priorities", "refresh dropping")),
+    *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("checkpoint over another", "drop a checkpoint", "resume")),
+    *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("save a prompt", "draw prompts", "leases end", "update")),
+    # Lost before the answer, which is the worst moment, of a put, a take and an acknowledgement
+    "faults/test_postgres_connections.py::*before it arrives*",
+    "faults/test_postgres_connections.py::test_a_lease_ends_once*give_back*",
+    "faults/test_postgres_connections.py::test_a_lease_is_given_once*",
+    "faults/test_postgres_connections.py::test_a_take_hands_out_once*ended by the server*",
+    "faults/test_postgres_connections.py::test_a_refresh_expires_once*",
+    *(f"faults/test_cancelled.py::*done_or_undone?postgresql-{name}*" for name in ("acknowledge", "restore", "lease")),
+    "faults/test_closed_loops.py::*postgresql-acknowledge*",  # on SQLite
+    "faults/test_closed_loops.py::*postgresql-refresh*",
+    "faults/test_closed_loops.py::*postgresql-lease*",
+    "processes/test_processes.py::*every_group_goes*postgresql*",  # produce and the storm
 )
+
+#: Contracts of which each law is tested by default, but only with its first case: memory has the others.
+_EACH_LAW_ONCE = ("contract/test_postgres.py", "contract/test_pandas.py", "contract/test_sqlite_memory.py")
+
+#: Laws about arguments, which are checked above the store: the same for a contract on a database.
+_OF_ARGUMENTS = {
+    "test_tags_are_flat",
+    "test_other_dicts_are_refused",
+    "test_a_task_has_a_storable_name",
+    "test_a_priority_is_finite_and_not_negative",
+    "test_the_time_of_a_lease_is_finite",
+    "test_sizes_are_whole_numbers",
+    "test_beta_is_a_number",
+    "test_thresholds_are_positive",
+    "test_a_timeout_is_a_number_of_seconds",
+    "test_status_of_a_group",
+    "test_reward_is_the_mean_of_the_group",
+    "test_expiry_by_token",
+    "test_other_statuses_do_not_expire",
+}
+
+
+def _later_cases(items: list[pytest.Item]) -> set[str]:
+    """Return the node ids of the cases of a law that its first case answers for."""
+    seen: set[tuple[str, str]] = set()
+    later = set()
+    for item in items:
+        module, law = item.nodeid.removeprefix("tests/").partition("::")[0], getattr(item, "originalname", "")
+        if module in _EACH_LAW_ONCE or (module == "contract/test_sqlite.py" and law in _OF_ARGUMENTS):
+            if (module, law) in seen:
+                later.add(item.nodeid)
+            seen.add((module, law))
+    return later
 
 
 def mark_long(items: list[pytest.Item]) -> None:
     """Mark what isn't run by default."""
+    later = _later_cases(items)
     for item in items:
         stores = _stores(item)
         name = item.nodeid.removeprefix("tests/")
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _LONG):
+        if item.nodeid in later or any(fnmatch.fnmatchcase(name, pattern) for pattern in _LONG):
             item.add_marker(pytest.mark.long)
         kinds = next((kinds for pattern, kinds in _BY_DEFAULT if fnmatch.fnmatchcase(name, pattern)), None)
         if kinds is not None and not stores <= set(kinds):

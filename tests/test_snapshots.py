@@ -78,7 +78,7 @@ async def test_a_flipped_bit_is_noticed_or_means_nothing(saved: tuple[Path, list
     folder = tmp_path / "flipped"
     folder.mkdir()
     chance, outcomes = random.Random(2), []
-    for i, place in enumerate(places(len(data), 80, 3)):
+    for i, place in enumerate(places(len(data), 40, 3)):
         flipped = bytearray(data)
         flipped[place] ^= 1 << chance.randrange(8)
         (folder / SNAPSHOT_FILE).write_bytes(flipped)

@@ -36,11 +36,11 @@ def test_pandas_is_like_memory() -> None:
 
 
 def test_sqlite_is_like_memory() -> None:
-    run(SqliteFiles(), 12, 20)
+    run(SqliteFiles(), 8, 20)
 
 
 def test_postgres_is_like_memory(postgres_databases: Databases) -> None:
-    run(PostgresDatabases(postgres_databases), 6, 20)
+    run(PostgresDatabases(postgres_databases), 4, 20)
 
 
 @pytest.mark.long

@@ -5,18 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_seconds, check_task_name, check_timeout
-from replaybuf.chunks.data import Chunk, Fragment, Problem, Selection, check_number, fragment_error
+from replaybuf.chunks.data import (
+    Chunk,
+    Fragment,
+    Problem,
+    Selection,
+    Session,
+    check_number,
+    check_session,
+    fragment_error,
+)
 from replaybuf.chunks.ledger import Ledger, State
 from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
 from replaybuf.rollouts.rollout import Status
 
 OnProblem = Literal["error", "drop"]
+BeginSessions = Literal["advance", "put"]
 
 _ATTEMPTS = 1000
 _LOOK_SECONDS = 0.02
@@ -30,6 +41,7 @@ _REMEMBERED = 10_000
 class _Known:
     """A worker's progress as last seen here, and the groups that it was read from; valid while these are all there."""
 
+    label: Session
     session: int
     next: int
     end: int
@@ -46,7 +58,11 @@ class ChunkBuffer:
 
     A worker's chunks start at the index of its first fragment in the session, and then every `fragments_per_chunk`.
     The version of a chunk is the lowest of its fragments' versions; it is too stale when the model's version is more
-    than `max_staleness` ahead of it.
+    than `max_staleness` ahead of it. If the first fragments of a chunk are too stale when it is complete, they leave,
+    and the chunk begins after them.
+
+    Sessions are numbers that grow, or texts. `begin_sessions` says who begins one: only `advance`, so that a worker
+    with a wrong session does no harm; or also the first fragment of a session ("put").
     """
 
     def __init__(
@@ -57,8 +73,11 @@ class ChunkBuffer:
         fragments_per_chunk: int,
         max_staleness: int | None = None,
         on_problem: OnProblem = "error",
+        begin_sessions: BeginSessions = "advance",
         lease_seconds: float = 60.0,
     ) -> None:
+        if begin_sessions not in ("advance", "put"):
+            raise ConfigError(f"begin_sessions must be 'advance' or 'put', got {begin_sessions!r:.100}")
         if on_problem not in ("error", "drop"):
             raise ConfigError(f"on_problem must be 'error' or 'drop', got {on_problem!r:.100}")
         self.buffer = buffer
@@ -66,6 +85,7 @@ class ChunkBuffer:
         self._ledger = Ledger(buffer, name, check_number(fragments_per_chunk, "fragments_per_chunk", least=1))
         self._max_staleness = None if max_staleness is None else check_number(max_staleness, "max_staleness")
         self._on_problem = on_problem
+        self._put_begins = begin_sessions == "put"
         self._lease_seconds = check_seconds(lease_seconds, "lease_seconds")
         self._known: dict[str, _Known] = {}
         self._cleared: int | None = None  # the session in which this object has removed older ones
@@ -96,19 +116,19 @@ class ChunkBuffer:
 
     # Putting
 
-    async def put(self, data: Any, *, worker: str, index: int, session: int, version: int) -> bool:
+    async def put(self, data: Any, *, worker: str, index: int, session: Session, version: int) -> bool:
         """Store a fragment, and make the chunk that it completes. Return False if it was dropped and counted.
 
         `data` is a value that the codec can write: numpy arrays, dicts, lists, numbers, texts, bytes. `index` is the
-        fragment's place among those of the worker, `session` the training session, `version` the version of the model
-        that made it. A session above the store's begins with the model at the fragment's version; unfinished fragments,
-        chunks and the selection of older sessions leave.
+        fragment's place among those of the worker, `session` the training session (a number or a text), `version` the
+        version of the model that made it. The first fragment of all begins its session, with the model at the
+        fragment's version; later sessions are begun by `advance`, or with `begin_sessions="put"` by any fragment.
 
         When this returns True, the fragment is committed, and so is the chunk that it completed. After a put that
         failed or was cancelled, the fragment may or may not be stored: put it again.
 
         A fragment that doesn't follow the ones before it is a problem: a "duplicate" has an index below the one
-        expected, a "gap" one above it, and a "session" is older than the store's. With `on_problem="error"` the put
+        expected, a "gap" one above it, and a "session" is over or hasn't begun. With `on_problem="error"` the put
         raises FragmentError and changes nothing. With "drop" the fragment is counted (`dropped`) and not stored. At a
         gap, the unfinished fragments before it are dropped instead, because nothing can follow them any more, and the
         next chunk starts at this one.
@@ -116,20 +136,20 @@ class ChunkBuffer:
         Also raises InputError, EncodeError and StorageError; then nothing is stored.
         """
         fragment = Fragment(data, worker, index, session, version)
-        index, session = fragment.index, fragment.session
+        index, label = fragment.index, fragment.session
         known = self._known.get(worker)
-        if known is None or (known.session, known.next) != (session, index) or not await self._still(worker, known):
+        if known is None or (known.label, known.next) != (label, index) or not await self._still(worker, known):
             self._known.pop(worker, None)
             found = await self._find_place(fragment)
             if found is None:
                 return False
             known = found
         last = index + 1 == known.end
-        uid = await self._ledger.store(fragment, last=last)
+        uid = await self._ledger.store(fragment.numbered(known.session), last=last)
         if last:
             await self._settle(worker, known)
         else:
-            self._remember(worker, _Known(session, index + 1, known.end, known.state, (*known.worker, uid)))
+            self._remember(worker, replace(known, next=index + 1, worker=(*known.worker, uid)))
         return True
 
     async def forget(self, worker: str) -> int:
@@ -163,15 +183,16 @@ class ChunkBuffer:
 
     async def _find_place(self, fragment: Fragment) -> _Known | None:
         """Return the place of the fragment, after the steps that come before it; None if it is to be dropped."""
-        worker, index, session = fragment.worker, fragment.index, fragment.session
+        worker, index, label = fragment.worker, fragment.index, fragment.session
         for _ in range(_ATTEMPTS):
             state = await self._state_for(fragment)
-            if session < state.session:
-                await self._refuse(fragment, "session", state.session)
+            if label != state.label:
+                await self._refuse(fragment, "session", state.label, over=state.is_over(label))
                 return None
+            session = state.session
             progress = await self._ledger.settle(worker, session, self._max_staleness)
             if progress is not None and index == progress.next:
-                return _Known(session, index, progress.start + progress.size, state.uids, progress.uids)
+                return _Known(label, session, index, progress.start + progress.size, state.uids, progress.uids)
             if progress is not None and index < progress.next:
                 await self._refuse(fragment, "duplicate", progress.next)
                 return None
@@ -183,9 +204,9 @@ class ChunkBuffer:
                 await self._ledger.drop("gap")
         raise ConflictError(f"the fragments of worker {worker!r} change all the time; nothing was stored")
 
-    async def _refuse(self, fragment: Fragment, kind: Problem, expected: int) -> None:
+    async def _refuse(self, fragment: Fragment, kind: Problem, expected: Session, *, over: bool = True) -> None:
         if self._on_problem == "error":
-            raise fragment_error(fragment, kind, expected)
+            raise fragment_error(fragment, kind, expected, over=over)
         await self._ledger.drop(kind)
 
     async def _settle(self, worker: str, known: _Known) -> None:
@@ -194,7 +215,7 @@ class ChunkBuffer:
             self._known.pop(worker, None)
             return
         end = progress.start + progress.size
-        self._remember(worker, _Known(known.session, progress.next, end, known.state, progress.uids))
+        self._remember(worker, replace(known, next=progress.next, end=end, worker=progress.uids))
 
     def _remember(self, worker: str, known: _Known) -> None:
         if len(self._known) >= _REMEMBERED and worker not in self._known:
@@ -203,31 +224,28 @@ class ChunkBuffer:
 
     # The model
 
-    async def advance(self, version: int, *, session: int | None = None) -> int:
+    async def advance(self, version: int, *, session: Session | None = None) -> int:
         """Move the model to this version (of this session; default: the store's). Return how many chunks left.
 
-        Chunks whose version is more than `max_staleness` below leave, and so does everything of older sessions. Every
-        rank may call it: a version that the store has already reached or passed changes nothing. Raises InputError if
-        the session is over, or isn't known yet.
+        A `session` that is above the store's, or a text that is new, begins: unfinished fragments, chunks and the
+        selection of older ones leave. Chunks whose version is more than `max_staleness` below leave, too. Every rank
+        may call it: a version that the store has already reached or passed changes nothing. Raises InputError if the
+        session is over, or isn't known yet.
         """
         version = check_number(version, "version")
-        if session is not None:
-            session = check_number(session, "session")
-        state = await self._ledger.state()
-        if session is None and state is None:
+        label = None if session is None else check_session(session)
+        if label is None and await self._ledger.state() is None:
             raise InputError(f"no fragment of {self.name} was put yet, so its session isn't known: give session=")
-        wanted = state.session if session is None and state is not None else session
-        assert wanted is not None
-        state = await self._ledger.move(wanted, version)
-        if session is not None and session < state.session:
-            raise InputError(f"session {session} is over: {self.name} is in session {state.session}")
+        state = await self._ledger.move(label, version)
+        if label is not None and label != state.label:
+            raise InputError(f"session {session} is over: {self.name} is in session {state.label}")
         return await self._clear(state)
 
     async def _state_for(self, fragment: Fragment) -> State:
-        """Return the model's state; the fragment's, if it is the first of its session."""
-        state = await self._ledger.state()
-        if state is None or state.session < fragment.session:
-            state = await self._ledger.move(fragment.session, fragment.version)
+        """Return the model's state; the fragment's, if it begins its session."""
+        state, label = await self._ledger.state(), fragment.session
+        if state is None or (self._put_begins and label != state.label and not state.is_over(label)):
+            state = await self._ledger.move(label, fragment.version)
         if self._cleared is None or self._cleared < state.session:
             # The process that began the session may have died before this; nothing of the session is stored before.
             await self._clear(state)
@@ -288,13 +306,15 @@ class ChunkBuffer:
         """Draw and prepare a selection. Return None if some of the chunks had to leave instead."""
         lease = await self.buffer.lease_batch({self.name: n}, timeout=timeout, seconds=self._lease_seconds)
         try:
-            chunks = [Chunk.of(item) for item in lease.items[self.name]]
+            items = lease.items[self.name]
+            all_tags: list[Any] = [item.tags for item in items]
             state = await self._ledger.state()
-            if state is not None and any(self._has_to_leave(chunk, state) for chunk in chunks):
+            if state is not None and any(self._has_to_leave(tags, state) for tags in all_tags):
                 await lease.give_back()
                 await self._clear(state)
                 return None
-            number = await self._prepare(chunks)
+            chunks = [Chunk.of(item) for item in items]
+            number = await self._prepare(chunks, max(int(tags["session"]) for tags in all_tags))
             await lease.acknowledge()
             return Selection(number, tuple(chunks))
         except BaseException:
@@ -304,13 +324,12 @@ class ChunkBuffer:
         finally:
             lease.stop()
 
-    def _has_to_leave(self, chunk: Chunk, state: State) -> bool:
-        if chunk.session != state.session:
-            return chunk.session < state.session
-        return self._max_staleness is not None and chunk.version < state.version - self._max_staleness
+    def _has_to_leave(self, tags: Mapping[str, Any], state: State) -> bool:
+        if tags["session"] != state.session:
+            return bool(tags["session"] < state.session)
+        return self._max_staleness is not None and bool(tags["version"] < state.version - self._max_staleness)
 
-    async def _prepare(self, chunks: list[Chunk]) -> int:
-        session = max(chunk.session for chunk in chunks)
+    async def _prepare(self, chunks: list[Chunk], session: int) -> int:
         number = await self.buffer.put(
             [chunk.rollout() for chunk in chunks], self._ledger.prepared, tags={"session": session}, key="selection"
         )

@@ -34,7 +34,9 @@ class ChunkBufferConfig(ReadableConfig):
     chunks of the lowest version leave (None: no bound). `max_staleness`: a chunk leaves when the model is more than
     this many versions ahead of it (None: never). `max_reuse`: a chunk leaves with its n-th draw; 0 keeps it.
     `on_problem`: what `put` does with a fragment that doesn't follow the ones before it: raise FragmentError, or count
-    it and go on. `lease_seconds`: if a process dies within `fetch`, the chunks that it drew are back after this time.
+    it and go on. `begin_sessions`: a session is begun by `advance` only, or also by its first fragment ("put"): then
+    one worker that names a wrong one empties the buffer. `lease_seconds`: if a process dies within `fetch`, the chunks
+    that it drew are back after this time.
     """
 
     env_prefix: ClassVar[str] = "REPLAYBUF_CHUNKS_"
@@ -46,6 +48,7 @@ class ChunkBufferConfig(ReadableConfig):
     max_staleness: int | None = Field(default=None, ge=0, lt=2**53 - 1)
     max_reuse: int = Field(default=1, ge=0)
     on_problem: Literal["error", "drop"] = "error"
+    begin_sessions: Literal["advance", "put"] = "advance"
     seed: int | None = None
     durability: Literal["normal", "full"] = "normal"
     compression: Literal["none", "zstd"] = "none"
@@ -62,6 +65,7 @@ class ChunkBufferConfig(ReadableConfig):
             fragments_per_chunk=self.fragments_per_chunk,
             max_staleness=self.max_staleness,
             on_problem=self.on_problem,
+            begin_sessions=self.begin_sessions,
             lease_seconds=self.lease_seconds,
         )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 from replaybuf.checks import MAX_STEP, Tags, check_task_name, whole
 from replaybuf.errors import FragmentError, InputError
@@ -15,34 +15,43 @@ from replaybuf.storage.values import StorageItem
 Problem = Literal["gap", "duplicate", "session"]
 DROPPED = ("gap", "duplicate", "session", "stale", "damaged")
 
+#: A session: a number, or a text.
+Session = int | str
+
 # Keys have at most 200 characters, and also hold two numbers.
 _MAX_WORKER = 150
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A fragment on its way into the store."""
+    """A fragment on its way into the store. `number` is that of its session there, once it is known."""
 
     data: Any
     worker: str
     index: int
-    session: int
+    session: Session
     version: int
+    number: int = -1
 
     def __post_init__(self) -> None:
         check_task_name(self.worker, "worker")
         if len(self.worker) > _MAX_WORKER:
             raise InputError(f"worker has {len(self.worker)} characters; the limit is {_MAX_WORKER}")
-        for name in ("index", "session", "version"):
+        for name in ("index", "version"):
             object.__setattr__(self, name, check_number(getattr(self, name), name))
+        object.__setattr__(self, "session", check_session(self.session))
+
+    def numbered(self, number: int) -> Self:
+        """Return the fragment with the number of its session."""
+        return replace(self, number=number)
 
     @property
     def key(self) -> str:
-        return f"{self.session}/{self.index}/{self.worker}"
+        return f"{self.number}/{self.index}/{self.worker}"
 
     @property
     def tags(self) -> Tags:
-        return {"worker": self.worker, "session": self.session, "index": self.index, "version": self.version}
+        return {"worker": self.worker, "session": self.number, "index": self.index, "version": self.version}
 
     def rollout(self) -> dict[str, Any]:
         return {"status": Status.ARCHIVED.value, "index": self.index, "version": self.version, "data": self.data}
@@ -58,7 +67,7 @@ class Chunk:
 
     uid: int
     worker: str
-    session: int
+    session: Session
     start: int
     version: int
     versions: tuple[int, ...]
@@ -72,7 +81,7 @@ class Chunk:
         return cls(
             uid=item.uid,
             worker=tags["worker"],
-            session=tags["session"],
+            session=tags.get("session_name", tags["session"]),
             start=tags["start"],
             version=tags["version"],
             versions=tuple(rollout["version"] for rollout in item.item),
@@ -127,10 +136,15 @@ def check_number(number: Any, what: str, least: int = 0) -> int:
     return checked
 
 
-def fragment_error(fragment: Fragment, kind: Problem, expected: int) -> FragmentError:
-    """Return the error for a fragment that doesn't follow the ones before it."""
+def check_session(session: Any) -> Session:
+    """Check a session: a whole number of at least 0, or a text."""
+    return check_task_name(session, "session") if isinstance(session, str) else check_number(session, "session")
+
+
+def fragment_error(fragment: Fragment, kind: Problem, expected: Session, *, over: bool = True) -> FragmentError:
+    """Return the error for a fragment that doesn't follow the ones before it; `over` is that of its session."""
     return FragmentError(
-        _describe(fragment, kind, expected),
+        _describe(fragment, kind, expected, over),
         kind=kind,
         worker=fragment.worker,
         index=fragment.index,
@@ -139,10 +153,15 @@ def fragment_error(fragment: Fragment, kind: Problem, expected: int) -> Fragment
     )
 
 
-def _describe(fragment: Fragment, kind: Problem, expected: int) -> str:
+def _describe(fragment: Fragment, kind: Problem, expected: Session, over: bool) -> str:
     place = f"fragment {fragment.index} of worker {fragment.worker!r} in session {fragment.session}"
-    if kind == "session":
+    if kind == "session" and over:
         return f"{place}: that session is over, the store is in session {expected}; start the worker in that one"
+    if kind == "session":
+        return (
+            f"{place}: that session hasn't begun, the store is in session {expected}; start the worker in that one, or "
+            "let the trainer begin the new one: advance(version, session=)"
+        )
     if kind == "duplicate":
         return (
             f"{place} is there already: the next one is {expected}; after a put that was repeated this is no harm, and "

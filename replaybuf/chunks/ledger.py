@@ -15,7 +15,8 @@ between any two steps: the next one goes on from there.
 A put that was delayed for long may leave groups below the cursor. They are ignored, and leave with the next chunk.
 
 The model's *state*, its session and version, is the highest of some tiny groups. A higher one replaces those that its
-writer has seen, so it never goes back.
+writer has seen, so it never goes back. Sessions are numbered in the order in which they begin; one that is a text has
+the number after that of the session before it, and the state has its name and the names of those that are over.
 
 All of these groups are ARCHIVED: they are never drawn, and neither `len` nor the capacity counts them.
 """
@@ -24,12 +25,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import Tags
-from replaybuf.chunks.data import DROPPED, Fragment, chunk_rollouts
+from replaybuf.chunks.data import DROPPED, Fragment, Session, chunk_rollouts
 from replaybuf.errors import ConflictError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
@@ -37,20 +38,53 @@ from replaybuf.storage.values import StorageItem
 # Every conflict, and every disturbed read, means that another process made progress.
 _ATTEMPTS = 1000
 
+# The names of so many sessions that are over are known, so that none of them begins again.
+_ENDED = 1000
+
 _MARK = {"status": Status.ARCHIVED.value}
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The session and version of the model; `uids` are the groups that say so."""
+    """The session and version of the model; `uids` are the groups that say so.
+
+    `session` is the session's number, `name` its name if it is a text; `ended` are the texts that are over.
+    """
 
     session: int
     version: int
     uids: tuple[int, ...] = ()
+    name: str | None = None
+    ended: tuple[str, ...] = ()
 
     @property
-    def position(self) -> tuple[int, int]:
-        return self.session, self.version
+    def label(self) -> Session:
+        """The session as its workers call it."""
+        return self.session if self.name is None else self.name
+
+    def is_over(self, label: Session) -> bool:
+        """Return whether a session ended before this one."""
+        if label == self.label:
+            return False
+        return label in self.ended if isinstance(label, str) else label <= self.session
+
+
+def moved(state: State | None, label: Session | None, version: int) -> State | None:
+    """Return the state after a move to a session (None: the present one) and version; None if nothing moves.
+
+    Nothing moves to a session that is over, and to a version that is reached or passed.
+    """
+    if state is None:
+        named = isinstance(label, str)
+        return State(0 if named or label is None else int(label), version, name=str(label) if named else None)
+    if label is None or label == state.label:
+        return None if state.version >= version else replace(state, version=version)
+    if state.is_over(label):
+        return None
+    ended = state.ended if state.name is None else (*state.ended, state.name)[-_ENDED:]
+    if isinstance(label, str):
+        return State(state.session + 1, version, name=label, ended=ended)
+    return State(label, version, ended=ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +166,25 @@ class Ledger:
         )  # the highest is never replaced alone
         if not rows:
             return None
-        session, version = max((_tag(row, "session"), _tag(row, "version")) for row in rows)
-        return State(session, version, tuple(row.uid for row in rows))
+        last = max(rows, key=lambda row: (_tag(row, "session"), _tag(row, "version")))
+        ended = tuple(last.item[0].get("ended", ())) if last.item else ()
+        uids = tuple(row.uid for row in rows)
+        name: Any = (last.tags or {}).get("name")
+        return State(_tag(last, "session"), _tag(last, "version"), uids, name, ended)
 
-    async def move(self, session: int, version: int) -> State:
+    async def move(self, label: Session | None, version: int) -> State:
         """Move to this session and version, unless the model has reached or passed it. Return its state."""
         for _ in range(_ATTEMPTS):
             state = await self.state()
-            if state is not None and state.position >= (session, version):
+            wanted = moved(state, label, version)
+            if wanted is None:
+                assert state is not None
                 return state
-            tags: Tags = {"session": session, "version": version}
-            await self._try_put(self.state_task, tags=tags, replaces=state.uids if state else ())
+            tags: Tags = {"session": wanted.session, "version": wanted.version}
+            if wanted.name is not None:
+                tags = {**tags, "name": wanted.name}
+            rollouts = [{**_MARK, "ended": list(wanted.ended)}] if wanted.ended else None
+            await self._try_put(self.state_task, rollouts, tags=tags, replaces=state.uids if state else ())
         raise ConflictError(f"the state of {self.name} changes all the time; nothing was stored")
 
     async def clear(self, state: State, max_staleness: int | None) -> int:
@@ -184,15 +226,21 @@ class Ledger:
         listed = list(uids)
         return await self.buffer.count_where({"uid": {"$in": listed}}) == len(listed)
 
-    async def begin(self, worker: str, session: int, index: int, instead: Progress | None = None) -> Progress | None:
+    async def begin(
+        self, worker: str, session: int, index: int, instead: Progress | None = None, kept: int = 0
+    ) -> Progress | None:
         """Let the next chunk of a worker start at this index, in place of its progress so far.
 
-        Return None if that progress has changed.
+        The last `kept` fragments stay: a chunk of the same size begins with them. Return None if that progress has
+        changed.
         """
-        tags: Tags = {"worker": worker, "session": session, "start": index, "size": self.size}
-        replaces = (*instead.uids, *instead.left) if instead else ()
+        size = instead.size if instead and kept else self.size
+        tags: Tags = {"worker": worker, "session": session, "start": index, "size": size}
+        fragments = instead.fragments[-kept:] if instead and kept else ()
+        stay = {row.uid for row in fragments}
+        replaces = tuple(uid for uid in (*instead.uids, *instead.left) if uid not in stay) if instead else ()
         uid = await self._try_put(self.cursors, tags=tags, replaces=replaces)
-        return None if uid is None else Progress(index, self.size, (uid,))
+        return None if uid is None else Progress(index, size, (uid,), fragments)
 
     async def store(self, fragment: Fragment, *, last: bool) -> int:
         """Store a fragment and return its uid. The `last` of a chunk is marked, to be found if the chunk isn't made."""
@@ -221,30 +269,34 @@ class Ledger:
         return sorted({(_tag(row, "worker"), _tag(row, "session")) async for row in rows})
 
     async def _make(self, worker: str, session: int, progress: Progress, max_staleness: int | None) -> Progress | None:
-        """Put a chunk in place of its cursor and all fragments except the last; a stale or damaged one only leaves.
+        """Put a chunk in place of its cursor and all fragments except the last; a damaged one only leaves.
 
+        If its first fragments are too stale, they leave, and the fresh ones after them begin the next chunk.
         Return the worker's progress, or None if another process was faster or the session is over.
         """
-        version = min(_tag(row, "version") for row in progress.fragments)
+        versions = [_tag(row, "version") for row in progress.fragments]
+        version = min(versions)
         state = await self.state() or State(session, version)
         if state.session > session:  # the new session's first process hasn't removed this yet
             await self.clear(state, max_staleness)
             return None
-        problem = ""
+        problem, kept = "", 0
         if any(not row.item for row in progress.fragments):
             problem = "damaged"
         elif max_staleness is not None and version < state.version - max_staleness:
-            problem = "stale"
+            fresh = [one >= state.version - max_staleness for one in reversed(versions)]
+            problem, kept = "stale", fresh.index(False)
         if problem:
-            begun = await self.begin(worker, session, progress.next, progress)
+            begun = await self.begin(worker, session, progress.next - kept, progress, kept)
             if begun is not None:
                 await self.drop(problem)
             return begun
         *others, last = progress.fragments
+        tags: Tags = {"worker": worker, "session": session, "start": progress.start, "version": version}
         uid = await self._try_put(
             self.name,
             chunk_rollouts(progress.fragments),
-            tags={"worker": worker, "session": session, "start": progress.start, "version": version},
+            tags=tags if state.name is None else {**tags, "session_name": state.name},
             replaces=(*progress.cursors, *(row.uid for row in others)),
             # If it is made twice, which takes a put delayed for the life of a chunk, it is still there once.
             key=f"{session}/{progress.start}/{worker}",

@@ -7,6 +7,7 @@ own config, and no others.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -55,11 +56,21 @@ class _Converter:
         return f"the converter {self.name!r} of {name_of(self.cls)}"
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredValue:
+    """A value as its payload has it, for copies of payloads: written as it was read."""
+
+    name: str
+    encoded: Any
+
+
 class Converters:
     """The family of values that have converters, by their exact class.
 
     ConfigError for what is no converter. With `as_plain` values of unknown converters are read as what is stored.
     """
+
+    _keeps_unknown = False
 
     def __init__(self, converters: ConverterMap, *, as_plain: bool = False) -> None:
         self._by_class = {cls: _checked(cls, entry) for cls, entry in converters.items()}
@@ -74,14 +85,25 @@ class Converters:
         self.forms: dict[type, Form] = {cls: (mark(CONVERTED), one.take_apart) for cls, one in self._by_class.items()}
         self.restores: Mapping[int, Restore] = {CONVERTED: self._restore}
 
+    def as_stored(self) -> Converters:
+        """Return converters for copies of payloads: what can't be rebuilt is kept, and written as it was read."""
+        other = copy.copy(self)
+        other._keeps_unknown = True
+        other.forms = self.forms | {
+            _StoredValue: (mark(CONVERTED), lambda stored: [stored.name, wrapped(stored.encoded)])
+        }
+        other.restores = {CONVERTED: other._restore}
+        return other
+
     def form(self, kind: type) -> Form | None:
         return self.forms.get(kind)
 
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yield what the value's converter makes of it, unless it raises."""
+        """Yield what the value's converter makes of it, unless it fails."""
         if (one := self._by_class.get(type(value))) is not None:
-            with contextlib.suppress(Exception):
-                yield f" ({name_of(one.cls)}, as stored by its converter {one.name!r})", one.encode(value)
+            with contextlib.suppress(TypeError):
+                _, encoded = one.take_apart(value)
+                yield f" ({name_of(one.cls)}, as stored by its converter {one.name!r})", encoded
 
     def advice(self, kind: type) -> str:
         """Return the line of config with which a value of this class could be stored."""
@@ -98,7 +120,13 @@ class Converters:
         name, encoded = content
         one = self._by_name.get(name)
         if one is not None:
-            return one.build(encoded)
+            try:
+                return one.build(encoded)
+            except DecodeError:
+                if not self._keeps_unknown:
+                    raise
+        if self._keeps_unknown and type(name) is str:
+            return _StoredValue(name, encoded)
         if self._as_plain:
             return encoded
         raise DecodeError(

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 
-_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
+#: What holds nothing else, and msgpack packs as it is.
+SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _NUMBERS: Final = frozenset({int, float})
 _CONTAINERS: Final = frozenset({list, tuple, set, frozenset})
 _HOLDING: Final = _CONTAINERS | {dict}
@@ -42,7 +43,7 @@ def holds_foreign(value: Any) -> bool:
     stack: list[Iterable[Any]] = [(value,)]
     while stack:
         items = stack.pop()
-        kinds = {*map(type, items)} - _SCALARS
+        kinds = {*map(type, items)} - SCALARS
         if not kinds:
             continue
         if not kinds.isdisjoint(_FOREIGN):
@@ -72,5 +73,5 @@ def wrapped(value: Any) -> Any:
     if kind is dict:
         return {wrapped(key): wrapped(item) for key, item in value.items()}
     if kind in _CONTAINERS:
-        return value if _SCALARS.issuperset(map(type, value)) else kind(map(wrapped, value))
+        return value if SCALARS.issuperset(map(type, value)) else kind(map(wrapped, value))
     return value

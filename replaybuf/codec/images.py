@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
+from numbers import Rational
 from typing import Any, Final
 
 from replaybuf.codec.marks import IMAGE, Form, Restore, mark
@@ -75,7 +76,8 @@ def _take_apart(image: Any) -> list[Any]:
     if image.palette is not None and image.mode in ("P", "PA"):
         palette_mode = image.palette.mode if image.palette.mode in _PALETTES else "RGB"
         palette = [palette_mode, bytes(image.getpalette(palette_mode))]
-    info = {key: value for key, value in image.info.items() if type(key) is str and _is_plain(value)}
+    info = {key: _number(value) for key, value in image.info.items() if type(key) is str}
+    info = {key: value for key, value in info.items() if _is_plain(value)}
     return [image.mode, list(image.size), raw, palette, info]
 
 
@@ -87,6 +89,13 @@ def _nbytes(mode: Any, width: Any, height: Any) -> int:
         raise ValueError(f"an image without pixels of size {width} x {height}")
     line = (width + 7) // 8 if mode == "1" else width * _PIXELS[mode]
     return line * height
+
+
+def _number(value: Any) -> Any:
+    """Return fractions as floats, of which TIFF files have many, and anything else as it is."""
+    if type(value) is tuple:
+        return tuple(map(_number, value))
+    return float(value) if isinstance(value, Rational) and type(value) not in _PLAIN else value
 
 
 def _is_plain(value: Any) -> bool:

@@ -8,10 +8,8 @@ ObjectRef where it has been.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -23,8 +21,6 @@ from replaybuf.errors import DecodeError, EncodeError
 RestoreRefs = Literal["ref", "value", "stored"]
 #: Fetched values by ObjectRef, or what is wrong with the object.
 Fetched = dict[Any, Any]
-
-_logger = logging.getLogger("replaybuf.object_refs")
 
 _WHY: Final = {
     "GetTimeoutError": "it was not there after {timeout:g} s (object_ref_timeout)",
@@ -87,8 +83,8 @@ class ObjectRefs:
 
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield the fetched value of an ObjectRef."""
-        at_hand, ray = _at_hand.get(), _ray()
-        if at_hand is None or ray is None or not isinstance(value, ray.ObjectRef):
+        at_hand = _at_hand.get()
+        if at_hand is None or not is_ref(value):
             return
         if value in at_hand.values and not isinstance(at_hand.values[value], _Problem):
             yield " (the object of an ObjectRef)", at_hand.values[value]
@@ -123,9 +119,12 @@ class ObjectRefs:
     def _problem(self, error: Exception) -> _Problem:
         kind = type(error).__name__
         known = next((_WHY[base.__name__] for base in type(error).__mro__ if base.__name__ in _WHY), None)
-        first = (str(error).strip().splitlines() or [""])[0][:300]
-        why = f"{kind}: {first}" if known is None else f"{known.format(timeout=self._timeout)} ({kind})"
-        return _Problem(why)
+        if known is not None:
+            return _Problem(f"{known.format(timeout=self._timeout)} ({kind})")
+        cause = getattr(error, "cause", None)  # what the task raised, without the worker's traceback
+        if isinstance(cause, Exception):
+            return _Problem(f"the task that was to make it raised {type(cause).__name__}: {str(cause)[:300]}")
+        return _Problem(f"{kind}: {str(error).strip().partition(chr(10))[0][:300]}")
 
 
 @contextlib.contextmanager
@@ -139,12 +138,10 @@ def at_hand(fetched: Fetched) -> Iterator[Mapping[Any, None]]:
         _at_hand.reset(token)
 
 
-def free(refs: Iterable[Any]) -> None:
-    """Delete the objects of these ObjectRefs from Ray's store, everywhere. What goes wrong is logged."""
-    try:
-        importlib.import_module("ray._private.internal_api").free(list(refs))
-    except Exception as error:  # the group is stored: its put must not fail any more
-        _logger.warning("Ray objects that were stored could not be freed: %s", error)
+def is_ref(value: Any) -> bool:
+    """Return whether this is an ObjectRef."""
+    ray = _ray()
+    return ray is not None and isinstance(value, ray.ObjectRef)
 
 
 def _value_of(ref: Any) -> Any:

@@ -23,8 +23,9 @@ from replaybuf.codec.classes import Instances
 from replaybuf.codec.converters import ConverterMap, Converters
 from replaybuf.codec.images import Images
 from replaybuf.codec.marks import Family
-from replaybuf.codec.object_refs import Fetched, ObjectRefs, RestoreRefs, UnfetchedError, at_hand
+from replaybuf.codec.object_refs import Fetched, ObjectRefs, RestoreRefs, UnfetchedError, at_hand, is_ref
 from replaybuf.codec.pack import Packing
+from replaybuf.codec.releasing import Releasing
 from replaybuf.codec.tensors import RestoreTensors, Tensors
 from replaybuf.codec.unpack import Unpacking, restores
 from replaybuf.errors import ConfigError, DecodeError, EncodeError, MissingDriverError
@@ -99,11 +100,12 @@ class Codec:
         self._marks = restores((self._converters, *families))
 
     def as_stored(self) -> Codec:
-        """Return a codec that reads tensors and objects of Ray as stand-ins, and writes these as it found them.
+        """Return a codec for payloads that are written anew: it needs neither torch nor Ray.
 
-        For payloads that are written anew, and readers that only want numbers: it needs neither torch nor Ray.
+        It reads tensors, objects of Ray and what no converter can rebuild as stand-ins, and writes these as they were.
         """
         other = copy.copy(self)
+        other._converters = self._converters.as_stored()
         other._use(Tensors("stored"), ObjectRefs("stored", 0.0))
         return other
 
@@ -116,9 +118,10 @@ class Codec:
         """
         fields = [self.rollout_type.to_fields(rollout) for rollout in rollouts]
         try:
-            lengths, packed = self._pack(fields) if not fetched else self._pack_refs(fields, fetched)
+            plain = None if fetched else self._pack(fields)
         except UnfetchedError:
-            lengths, packed = self._pack_refs(fields, {} if fetched is None else fetched, wait=fetched is None)
+            plain = None
+        lengths, packed = plain or self._pack_refs(fields, fetched or {}, wait=fetched is None)
         body = (struct.pack(f"<{len(lengths)}Q", *lengths), packed)
         flags, stored = self._compress(body)
         head = _HEAD.pack(MAGIC, VERSION, flags, 0, len(lengths), sum(map(len, body)))
@@ -147,6 +150,12 @@ class Codec:
     def fetch(self, refs: Sequence[Any]) -> Fetched:
         """Return the values of Ray ObjectRefs, for `encode`; blocks for up to `object_ref_timeout`, raises nothing."""
         return self._refs.fetch(refs)
+
+    def release(self, rollouts: Sequence[Any]) -> None:
+        """Replace the ObjectRefs in rollouts by None, in place, so that Ray can delete their objects."""
+        releasing = Releasing(is_ref, self._converters.forms)
+        for rollout in rollouts:
+            releasing.release(rollout)
 
     def verify(self, payload: Buffer) -> None:
         """Raise DecodeError when the header is not a payload's or the checksum doesn't match; decodes nothing."""

@@ -11,7 +11,7 @@ import functools
 import importlib
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -63,15 +63,15 @@ class Tensors:
 
 
 class StoredTensor:
-    """A tensor as its payload has it, for copies of payloads: its numbers can be read, its bytes stay as they are."""
+    """A tensor as its payload has it, for copies of payloads: it is written as it was read.
+
+    It has those of torch's methods that the rules of staleness need for rows of tokens, and works without torch.
+    """
 
     __slots__ = ("content",)
 
     def __init__(self, content: Any) -> None:
         self.content = _checked(content)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
-        return _as_array(self.content[0], self.content[1], np.frombuffer(self.content[2], np.uint8))
 
     def __len__(self) -> int:
         shape: list[int] = self.content[1]
@@ -79,9 +79,30 @@ class StoredTensor:
             raise TypeError("a tensor without dimensions has no length")
         return shape[0]
 
-    def copy(self) -> StoredTensor:
-        """Return this: it never changes."""
+    def __setitem__(self, places: list[int], number: int) -> None:
+        name, shape, raw, flags = self.content
+        if number != 0:
+            raise ValueError(f"items of a stored tensor can be set to 0, not {number}")
+        items = np.frombuffer(bytearray(raw), np.uint8).reshape(len(self), -1)
+        items[places] = 0  # of every dtype that masks have
+        self.content = (name, shape, items.tobytes(), flags)
+
+    def numpy(self) -> AnyArray:
+        """Return its numbers as an array that can't be changed."""
+        return _as_array(self.content[0], self.content[1], np.frombuffer(self.content[2], np.uint8))
+
+    def new_full(self, shape: Sequence[int], number: int, dtype: Any = None) -> StoredTensor:
+        """Return an int32 tensor of this shape that holds this number, whatever `dtype` says."""
+        return StoredTensor(["int32", list(shape), np.full(shape, number, "<i4").tobytes(), 0])
+
+    def detach(self) -> StoredTensor:
         return self
+
+    def cpu(self) -> StoredTensor:
+        return self
+
+    def clone(self) -> StoredTensor:
+        return StoredTensor(self.content)
 
 
 def _take_apart(tensor: Any) -> list[Any]:
@@ -90,7 +111,8 @@ def _take_apart(tensor: Any) -> list[Any]:
     if problem := _problem(tensor, name):
         raise TypeError(f"a tensor {problem}")
     flags = _GRAD * tensor.requires_grad | _PARAMETER * isinstance(tensor, torch.nn.Parameter)
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    flat = whole.as_strided((whole.numel(),), (1,))  # strides of dimensions of size 1 mean nothing, and may be any
     raw = memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b""
     return [name, list(tensor.shape), raw, flags]
 

@@ -45,8 +45,19 @@ class Display:
         self._printed_step = 0
 
     def say(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays. A terminal breaks it where it is full: so that a command in it can be copied."""
         self.console.print(Text(line), soft_wrap=True)
+
+    def say_parts(self, parts: Sequence[str]) -> None:
+        """Print parts on lines that are no longer than the console is wide, unless a part is."""
+        line = ""
+        for part in parts:
+            if line and len(f"{line}; {part};") > self.console.width:
+                self.say(f"{line};")
+                line = part
+            else:
+                line = f"{line}; {part}" if line else part
+        self.say(line)
 
     @contextmanager
     def showing(self, figures: Figures, workers: Processes) -> Iterator[None]:

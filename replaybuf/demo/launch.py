@@ -27,7 +27,9 @@ def launch(
     url = url if url and "://" in url else f"sqlite:///{url_or_path(url).database}"
     options = Options(url, run_dir or default_folder(url), mode, steps, workers, seed, fresh)
     display, folder = Display(Console(highlight=False)), RunFolder(options.folder)
-    display.say(f"Buffer: {where(url)}; weights: {options.folder}; mode: {mode}; trainer: pid {os.getpid()}")
+    display.say_parts(
+        [f"Buffer: {where(url)}", f"weights: {options.folder}", f"mode: {mode}", f"trainer: pid {os.getpid()}"]
+    )
     try:
         with folder.locked():
             training = asyncio.run(run(options, folder, display))

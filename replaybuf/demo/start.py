@@ -10,6 +10,7 @@ from replaybuf.demo.grpo import Trainer
 from replaybuf.demo.settings import TASK, sampler_of
 from replaybuf.demo.weights import Saved
 from replaybuf.errors import CheckpointError, ReplayBufError
+from replaybuf.produce import publish, published
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import Tally
 
@@ -43,12 +44,17 @@ async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None) -> Sa
 
 
 async def clear(buffer: ReplayBuffer) -> None:
-    """Remove an earlier run from the buffer: groups, also those in flight, cursor and checkpoints."""
+    """Remove an earlier run from the buffer: groups, also those in flight, cursors and checkpoints.
+
+    Of the cursors, one is the place in the prompts, and the other what the trainer has published.
+    """
     await _check_alone(buffer)
     await buffer.checkpoint(0)
     await buffer.restore(0)  # ends leases, and fences off leftover workers
     await buffer.delete({"task_name": TASK})
     await asyncio.to_thread(sampler_of(buffer, 0, 0).load_state_dict, {"position": 0, "value": b""})
+    if await published(buffer) is not None:
+        await publish(buffer, None)
     for made in await buffer.checkpoints():
         await buffer.drop_checkpoint(made.step)
 

@@ -21,6 +21,7 @@ from replaybuf.errors import InputError, NotReadyError
 TRAINER = "replaybuf:trainer"
 
 _LOOK_SECONDS = 0.1
+_NOTHING: bytes = msgpack.packb(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,9 @@ class TrainState:
             raise InputError(f"this is not what a trainer has published: {error}") from error
 
 
-async def publish(buffer: ReplayBuffer, state: TrainState, *, name: str = TRAINER) -> None:
-    """Publish the trainer's state to all workers. Raises FencedError, StorageError."""
-    position, value = max(0, state.train_step), state.encode()
+async def publish(buffer: ReplayBuffer, state: TrainState | None, *, name: str = TRAINER) -> None:
+    """Publish the trainer's state to all workers; None withdraws it. Raises FencedError, StorageError."""
+    position, value = (0, _NOTHING) if state is None else (max(0, state.train_step), state.encode())
     while True:
         now = await buffer.cursors.read(name)
         if await buffer.cursors.move(replace(now, position=position, value=value)):
@@ -68,9 +69,12 @@ async def publish(buffer: ReplayBuffer, state: TrainState, *, name: str = TRAINE
 
 
 async def published(buffer: ReplayBuffer, *, name: str = TRAINER) -> TrainState | None:
-    """Return the state published last, or None before the first. Raises InputError if it can't be read."""
+    """Return the state published last; None before the first, or if it was withdrawn.
+
+    Raises InputError if it can't be read.
+    """
     now = await buffer.cursors.read(name)
-    return TrainState.decode(now.value) if now.version else None
+    return TrainState.decode(now.value) if now.version and now.value != _NOTHING else None
 
 
 async def wait_published(

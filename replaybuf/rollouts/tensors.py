@@ -12,7 +12,7 @@ import numpy as np
 
 
 def is_tensor(values: Any) -> bool:
-    """Return whether this is a torch tensor."""
+    """Return whether this is a torch tensor, or stands for one."""
     return hasattr(values, "detach") and hasattr(values, "new_full")
 
 
@@ -48,7 +48,7 @@ def extended(tokens: Any, count: int, number: int) -> Any:
 
 def repeated(number: int, count: int, like: Any) -> Any:
     """Return an int32 tensor of `count` times this number, where the tensor `like` is."""
-    return like.new_full((count,), number, dtype=sys.modules["torch"].int32)
+    return like.new_full((count,), number, dtype=getattr(sys.modules.get("torch"), "int32", None))
 
 
 def copied(values: Any) -> Any:

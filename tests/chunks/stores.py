@@ -46,6 +46,7 @@ class Stores:
             fragments_per_chunk=config.fragments_per_chunk,
             max_staleness=config.max_staleness,
             on_problem=config.on_problem,
+            begin_sessions=config.begin_sessions,
             lease_seconds=config.lease_seconds,
         )
         self._opened.append(chunks)

@@ -148,10 +148,13 @@ async def test_session__an_older_one_dropped_is_counted(stores: Stores) -> None:
     assert (await chunks.dropped())["session"] == 2
 
 
-async def test_session__a_newer_one_begins_and_all_of_the_older_leaves(stores: Stores) -> None:
-    chunks = stores.open(2, max_reuse=0)
+@pytest.mark.parametrize("who", ["advance", "put"])
+async def test_session__a_newer_one_begins_and_all_of_the_older_leaves(stores: Stores, who: str) -> None:
+    chunks = stores.open(2, max_reuse=0, begin_sessions=who)
     await send(chunks, range(3), version=9)
     await chunks.fetch(1, timeout=5)
+    if who == "advance":
+        assert await chunks.advance(0, session=2) == 1
     await send(chunks, [7, 8], session=2)
     assert [(chunk.session, chunk.start) for chunk in await stored(chunks)] == [(2, 7)]
     with pytest.raises(NotReadyError):
@@ -162,8 +165,39 @@ async def test_session__a_newer_one_begins_and_all_of_the_older_leaves(stores: S
 async def test_session__others_notice_that_it_is_over(stores: Stores) -> None:
     old, new = stores.open(), stores.open()
     await send(old, range(2))
-    await send(new, [0], session=2)
+    await new.advance(0, session=2)
     assert (await problem(old.put(1, worker=W, index=2, session=1, version=0))).kind == "session"
+
+
+@pytest.mark.parametrize("wrong", [2, 10**9, "1", "other"])
+async def test_session__a_worker_with_a_wrong_one_does_no_harm(stores: Stores, wrong: Any) -> None:
+    chunks = stores.open(2)
+    await send(chunks, range(3))
+    error = await problem(chunks.put(1, worker="lost", index=0, session=wrong, version=9))
+    assert (error.kind, error.expected, error.session) == ("session", 1, wrong)
+    assert "hasn't begun" in str(error)
+    await send(chunks, [3])
+    assert await starts(chunks) == [0, 2]
+
+
+async def test_session__a_text_is_known_by_all_and_never_begins_again(stores: Stores) -> None:
+    chunks, other = stores.open(2, max_reuse=0), stores.open(2, max_reuse=0)
+    await chunks.put(0, worker=W, index=0, session="run a", version=0)
+    await other.put(1, worker=W, index=1, session="run a", version=0)
+    assert [chunk.session for chunk in await stored(other)] == ["run a"]
+    assert [chunk.session for chunk in await chunks.fetch(1, timeout=5)] == ["run a"]
+    assert await chunks.advance(3, session="run b") == 1
+    assert await other.advance(5) == 0
+    await other.put(0, worker=W, index=7, session="run b", version=4)
+    await chunks.put(0, worker=W, index=8, session="run b", version=4)
+    assert [(chunk.session, chunk.start) for chunk in await other.fetch(1, timeout=5)] == [("run b", 7)]
+    assert {chunk.session for chunk in await chunks.prepared()} == {"run b"}
+    error = await problem(other.put(0, worker=W, index=2, session="run a", version=0))
+    assert (error.kind, error.expected) == ("session", "run b")
+    assert "is over" in str(error)
+    with pytest.raises(InputError, match="session run a is over: chunks is in session run b"):
+        await chunks.advance(9, session="run a")
+    assert len(await stored(chunks)) == 1
 
 
 async def test_dropped__is_the_same_for_all_and_after_a_restart(stores: Stores) -> None:

@@ -26,6 +26,7 @@ class Model:
     drop: bool
     max_chunks: int | None
     max_staleness: int | None
+    put_begins: bool
     session: int = field(default=-1, init=False)
     version: int = field(default=-1, init=False)
     begun: dict[str, list[tuple[int, int]]] = field(default_factory=dict, init=False)
@@ -34,7 +35,7 @@ class Model:
     dropped: Counter[str] = field(default_factory=Counter, init=False)
 
     def put(self, worker: str, index: int, session: int, version: int) -> str | bool:
-        if session < self.session:
+        if session < self.session or (session > self.session >= 0 and not self.put_begins):
             return self._refuse("session")
         if session > self.session:
             self.session, self.version = session, version
@@ -51,8 +52,7 @@ class Model:
         fragments = self.begun.setdefault(worker, [])
         fragments.append((index, version))
         if len(fragments) == self.size:
-            self.begun[worker] = []
-            self._make(worker, fragments)
+            self.begun[worker] = self._make(worker, fragments)
         return True
 
     def _refuse(self, kind: str) -> str | bool:
@@ -61,12 +61,20 @@ class Model:
         self.dropped[kind] += 1
         return False
 
-    def _make(self, worker: str, fragments: list[tuple[int, int]]) -> None:
-        version = min(version for _, version in fragments)
-        self.chunks.append((worker, fragments[0][0], version))
-        self._leave_stale()
+    def _make(self, worker: str, fragments: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Make a chunk, or let its first fragments leave if they are too stale; return those that begin the next."""
+        stale = [
+            place
+            for place, (_, version) in enumerate(fragments)
+            if self.max_staleness is not None and version < self.version - self.max_staleness
+        ]
+        if stale:
+            self.dropped["stale"] += 1
+            return fragments[stale[-1] + 1 :]
+        self.chunks.append((worker, fragments[0][0], min(version for _, version in fragments)))
         if self.max_chunks is not None and len(self.chunks) > self.max_chunks:
             self.chunks.remove(min(self.chunks, key=lambda chunk: chunk[2]))
+        return []
 
     def _leave_stale(self) -> None:
         if self.max_staleness is not None:
@@ -96,6 +104,7 @@ MODELS = st.builds(
     drop=st.booleans(),
     max_chunks=st.one_of(st.none(), st.integers(1, 3)),
     max_staleness=st.one_of(st.none(), st.integers(0, 3)),
+    put_begins=st.booleans(),
 )
 STEPS = st.lists(st.one_of(PUTS, PUTS, PUTS, PUTS, ADVANCES, OPENS), max_size=30)
 FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -119,7 +128,12 @@ def test_model__random_interleavings_agree_elsewhere(
 
 def agree_with_model(kind: str, lend: Callable[[], str], model: Model, steps: list[Any]) -> None:
     on_problem = "drop" if model.drop else "error"
-    options = {"max_chunks": model.max_chunks, "max_staleness": model.max_staleness, "on_problem": on_problem}
+    options = {
+        "max_chunks": model.max_chunks,
+        "max_staleness": model.max_staleness,
+        "on_problem": on_problem,
+        "begin_sessions": "put" if model.put_begins else "advance",
+    }
     asyncio.run(agree(Stores(kind, lend), model, options, steps))
 
 

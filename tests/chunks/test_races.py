@@ -171,7 +171,9 @@ async def test_race__a_new_session_against_the_old_one(stores: Stores) -> None:
 
     for seed in range(8 // stores.patience):
         stores.renew()
-        first, second = (stores.open(2, buffer_type=unhurried(seed + n), max_chunks=3) for n in range(2))
+        first, second = (
+            stores.open(2, buffer_type=unhurried(seed + n), max_chunks=3, begin_sessions="put") for n in range(2)
+        )
         await asyncio.gather(old(first), new(second))
         assert sorted(chunk.start for chunk in await second.fetch(3, timeout=5)) == [0, 2, 4]
         assert {chunk.session for chunk in await second.prepared()} == {2}

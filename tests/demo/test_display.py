@@ -103,6 +103,21 @@ def test_a_sparkline_has_a_bar_for_each_value_or_mean(values, shown):
     assert sparkline(values) == shown
 
 
+@pytest.mark.parametrize(("width", "lines"), [(80, 2), (200, 1), (30, 3)])
+def test_the_first_line_breaks_between_its_parts(width, lines):
+    parts = [
+        "Buffer: /home/someone/runs/replaybuf-demo.db",
+        "weights: replaybuf-demo.run",
+        "mode: sync",
+        "trainer: pid 7",
+    ]
+    display = Display(Console(file=io.StringIO(), width=width, highlight=False))
+    display.say_parts(parts)
+    said = display.console.file.getvalue()
+    assert said.split() == "; ".join(parts).split()
+    assert len(said.splitlines()) == lines
+
+
 def test_a_terminal_has_the_live_table(figures):
     output = io.StringIO()
     display = Display(Console(file=output, force_terminal=True, width=100, highlight=False))

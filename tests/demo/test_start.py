@@ -17,6 +17,7 @@ from replaybuf.demo.settings import TASK, WorkerSettings, buffer_config, sampler
 from replaybuf.demo.start import begin, clear
 from replaybuf.demo.trainer import Options, Training
 from replaybuf.demo.weights import Saved
+from replaybuf.produce import TrainState, publish, published
 
 
 @pytest.fixture
@@ -103,8 +104,10 @@ async def test_a_buffer_with_other_tasks_is_left_alone(buffer, folder, start):
 
 async def test_clear_leaves_nothing_of_a_run(buffer, folder):
     await a_run(buffer, folder, 57)
+    await publish(buffer, TrainState(58, 57, "old weights"))
     folder.clear()
     await clear(buffer)
+    assert await published(buffer) is None
     saved = await begin(buffer, folder, 4)
     assert (saved.step, saved.seed, len(buffer)) == (0, 4, 0)
     [prompt] = await sampler_of(buffer, 4, 100).sample()

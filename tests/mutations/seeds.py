@@ -28,7 +28,7 @@ class Mutation:
 
 _LIMITS, _RACE, _TRANSITIONS = "rules/limits.py", "rules/race.py", "rules/transitions.py"
 _STALENESS, _MARKS, _NORMALISE = "rollouts/staleness.py", "rollouts/marks.py", "rollouts/normalise.py"
-_STATEMENTS = "storage/sql/statements"
+_STATEMENTS, _ENGINE = "storage/sql/statements", "storage/sql/engine"
 
 _RULES = [
     ("rate-insert", _LIMITS, "self._always_insertable - level.completed)", "0)", "puts may always refill what was lost"),
@@ -145,6 +145,11 @@ _SQL = [
     ("claim-of-other-epoch", f"{_STATEMENTS}/cursors.py", "if moved.epoch != tx.scope.epoch:", "if False:", "a cursor of the run before doesn't move this one"),
     ("replaced-missing", f"{_STATEMENTS}/replacing.py", "    if missing:\n        raise ConflictError", "    if False:\n        raise ConflictError", "what isn't there can't be replaced"),
     ("replaced-twice", f"{_STATEMENTS}/replacing.py", "there.pop(uid, None)", "pass", "each group is replaced once"),
+    ("isolation-default", f"{_ENGINE}/postgres_connections.py", "        isolation_level=ISOLATION,\n", "", "what waited for a lock sees what was committed meanwhile"),
+    ("reader-writes", f"{_ENGINE}/postgres_connections.py", "update_execution_options(postgresql_readonly=True)", "update_execution_options(postgresql_readonly=False)", "a reader can't write, whatever its settings"),
+    ("row-too-large", f"{_ENGINE}/sizes.py", "(size := self._size(list(values))) > self.nbytes", "(size := 0) > self.nbytes", "what is larger than a row isn't sent"),
+    ("lease-wall-clock", f"{_ENGINE}/even_clock.py", "return time.time() if start is None else", "return time.time() if True else", "leases pass evenly, though the clock is set"),
+    ("outage-floods", f"{_ENGINE}/outage.py", "self._silent_until = self._since + _SILENT_SECONDS", "pass", "the connection limit is spoken of once in a while"),
 ]  # fmt: skip
 
 _PROMPTS = [

@@ -24,6 +24,16 @@ async def test_what_was_published_last_is_read(buffer: ReplayBuffer) -> None:
         assert await published(buffer) == state
 
 
+async def test_what_is_withdrawn_was_never_published(buffer: ReplayBuffer) -> None:
+    await publish(buffer, TrainState(9, 8))
+    await publish(buffer, None)
+    assert await published(buffer) is None
+    with pytest.raises(NotReadyError, match="the trainer has published nothing"):
+        await wait_published(buffer, timeout=0.1)
+    await publish(buffer, TrainState(1, 0))
+    assert await published(buffer) == TrainState(1, 0)
+
+
 async def test_a_trainer_that_comes_back_may_publish_an_earlier_step(buffer: ReplayBuffer) -> None:
     await publish(buffer, TrainState(9, 8))
     await publish(buffer, TrainState(3, 2))

@@ -15,8 +15,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from sqlalchemy import Connection, select
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import Connection, insert, select
 
 from replaybuf.storage.sql.schema.tables import info
 
@@ -29,7 +28,7 @@ def this_start() -> str | None:
     """Return a name for the time since this host was started, as this process sees it; None where there is none."""
     namespace = ""  # containers may have a time of their own
     try:
-        name = _BOOT_ID.read_text("ascii").strip()
+        name = _BOOT_ID.read_text("utf-8").strip()
         with suppress(OSError):
             namespace = f" {_NAMESPACE.readlink()}"
     except (OSError, ValueError):
@@ -39,18 +38,23 @@ def this_start() -> str | None:
 
 def read(connection: Connection) -> float:
     """Return the time in seconds since the epoch."""
-    name = this_start()
-    start = None if name is None else connection.execute(select(info.c.value).where(info.c.name == name)).scalar()
-    return time.time() if start is None else float(start) + _since_start()
+    start = _start(connection)
+    return time.time() if start is None else start + _since_start()
 
 
 def start(connection: Connection) -> float:
     """Return the time in seconds since the epoch, and let it pass evenly from now on (in a transaction that writes)."""
     name = this_start()
-    if name is not None:
-        value = repr(time.time() - _since_start())
-        connection.execute(insert(info).values(name=name, value=value).on_conflict_do_nothing())
+    if name is not None and _start(connection) is None:
+        connection.execute(insert(info).values(name=name, value=repr(time.time() - _since_start())))
     return read(connection)
+
+
+def _start(connection: Connection) -> float | None:
+    """Return when this host was started, as far as the database knows."""
+    name = this_start()
+    value = None if name is None else connection.execute(select(info.c.value).where(info.c.name == name)).scalar()
+    return None if value is None else float(value)
 
 
 def _since_start() -> float:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError
 from replaybuf.storage.sql.engine.errors import is_refusal
@@ -65,15 +66,17 @@ class GroupCommit:
             if wake:
                 self._thread.post(self._start)
             uid = await waiting.future
+            if group.dropped is not None:
+                group.dropped += waiting.dropped
+            return uid
         except BaseException:
             if not waiting.future.done() or waiting.future.cancelled():
                 waiting.cancelled = True
                 with contextlib.suppress(ClosedError):  # it has been committed then, or never will be
                     self._thread.post(self._hold, waiting)
             raise
-        if group.dropped is not None:
-            group.dropped += waiting.dropped
-        return uid
+        finally:
+            del waiting  # an error in its future has this frame in its traceback: the group would outlive the call
 
     async def close(self) -> None:
         """Accept no more puts, and wait until all are committed (database's thread)."""
@@ -152,6 +155,8 @@ class GroupCommit:
             try:
                 waiting.encoded = encode_group(self._codec, waiting.group)
                 size += len(waiting.encoded.payload)
+            except UnfetchedError as error:  # of no interest to anyone, and the frames of a traceback hold the objects
+                failed.append((waiting, error.with_traceback(None)))
             except Exception as error:
                 failed.append((waiting, error))
         return failed

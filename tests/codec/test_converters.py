@@ -1,0 +1,169 @@
+"""Converters: values of classes that the config names, and nothing else is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import fractions
+import sys
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+
+from replaybuf.codec import marks
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import ConfigError, DecodeError, EncodeError
+from replaybuf.rollouts.rollout_type import RolloutType
+from tests.codec.values import DICTS, MARK, hostile_field, round_trip, same, values
+
+
+class Box:
+    """Holds any value."""
+
+    def __init__(self, content: Any = None) -> None:
+        self.content = content
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and same(self.content, other.content)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class BigBox(Box):
+    """A subclass, which has no converter."""
+
+
+@dataclasses.dataclass
+class Moves:
+    names: list[str]
+
+
+def _open(box: Box) -> Any:
+    return box.content
+
+
+CONVERTERS = {
+    Box: ("box", _open, Box),
+    Moves: ("moves", lambda moves: ";".join(moves.names), lambda text: Moves(text.split(";"))),
+    fractions.Fraction: ("fraction", str, fractions.Fraction),
+    np.ndarray: ("array", lambda array: array.tolist(), np.array),
+    set: ("set", sorted, set),
+}
+
+
+def codec_of(*entries: tuple[type, Any], **options: Any) -> Codec:
+    return Codec(RolloutType(dict), converters=dict(entries), **options)
+
+
+CODEC = Codec(RolloutType(dict), converters=CONVERTERS)
+BOXES = Codec(DICTS.rollout_type, converters={Box: CONVERTERS[Box]})
+
+
+@given(values)
+def test_what_a_converter_returns_comes_back_as_it_was(value: Any) -> None:
+    assert round_trip([Box((Box(value), 1))], BOXES) == [Box((Box(value), 1))]
+
+
+def test_a_converter_wins_over_what_is_known_of_its_class() -> None:
+    value = {"a": Moves(["x", "y"]), "b": fractions.Fraction(1, 3), "c": np.arange(3), "d": {3, 1}}
+    payload = CODEC.encode([value])
+    (back,) = CODEC.decode(payload)
+    assert same(list(back.items()), list(value.items()))
+    (bare,) = Codec(RolloutType(dict), as_plain=True).decode(payload)
+    assert bare == {"a": "x;y", "b": "1/3", "c": [0, 1, 2], "d": [1, 3]}
+
+
+def test_a_converter_is_for_exactly_its_class() -> None:
+    message = (
+        r"rollouts\[0\]\['field'\]\[0\]: a value of type tests\.codec\.test_converters\.BigBox can't be stored: the "
+        r"converter 'box' is for exactly Box; add converters=\{BigBox: \(\"BigBox\", encode, decode\)\} to the config"
+    )
+    with pytest.raises(EncodeError, match=message):
+        BOXES.encode([{"field": [BigBox()]}])
+
+
+def test_the_line_of_config_that_would_help_is_named() -> None:
+    with pytest.raises(EncodeError, match=r"Box can't be stored: add converters=\{Box: \(\"Box\", encode, decode\)\}"):
+        DICTS.encode([{"field": Box()}])
+
+
+def test_a_converter_that_raises_is_named_with_the_place() -> None:
+    def fail(box: Box) -> Any:
+        raise KeyError("no such box")
+
+    message = r"rollouts\[0\]\['field'\]\['a'\]\[1\]: the converter 'box' of .*test_converters.Box raised KeyError: "
+    with pytest.raises(EncodeError, match=message + "'no such box'"):
+        codec_of((Box, ("box", fail, Box))).encode([{"field": {"a": [1, Box()]}}])
+
+
+@pytest.mark.parametrize(
+    ("encode", "message"),
+    [
+        (lambda box: [1, object()], r" \(.*Box, as stored by its converter 'box'\)\[1\]: a value of type object"),
+        (lambda box: object, r" \(.*Box, as stored by its converter 'box'\): a value of type type"),
+        (lambda box: box, r": the converter 'box' of .*Box returned a Box again"),
+    ],
+)
+def test_a_converter_that_returns_what_can_not_be_stored_is_named(encode: Any, message: str) -> None:
+    with pytest.raises(EncodeError, match=r"rollouts\[1\]\['field'\]\[0\].*" + message):
+        codec_of((Box, ("box", encode, Box))).encode([{"field": 1}, {"field": [Box()]}])
+
+
+def test_a_converter_that_returns_the_value_inside_another_is_noticed() -> None:
+    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\].*: nested too deeply, or holds itself"):
+        codec_of((Box, ("box", lambda box: [box], Box))).encode([{"field": [Box()]}])
+
+
+def test_an_unknown_converter_is_a_decode_error() -> None:
+    with pytest.raises(
+        DecodeError, match="the converter 'box', which the buffer's config doesn't name: add converters="
+    ):
+        DICTS.decode(BOXES.encode([{"field": Box(1)}]))
+
+
+def test_a_converter_that_can_not_rebuild_is_a_decode_error() -> None:
+    def fail(content: Any) -> Any:
+        raise RuntimeError("x" * 10_000)
+
+    payload = BOXES.encode([{"field": Box(1)}])
+    with pytest.raises(
+        DecodeError, match=r"a value can't be rebuilt: the converter 'box' of .*Box raised RuntimeE"
+    ) as e:
+        codec_of((Box, ("box", _open, fail))).decode(payload)
+    assert len(str(e.value)) < 1000
+
+
+def test_reading_runs_nothing_that_the_config_does_not_name() -> None:
+    before = set(sys.modules)
+    for name in ("os.system", "antigravity.fly", "builtins:exit", "", None, [], {"a": 1}, 1):
+        with pytest.raises(DecodeError):
+            BOXES.decode(hostile_field({MARK[marks.CONVERTED]: [name, "exit 1"]}))
+    assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize("content", [[], ["box"], ["box", 1, 2], "box", None])
+def test_hostile_contents_are_refused(content: Any) -> None:
+    with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
+        BOXES.decode(hostile_field({MARK[marks.CONVERTED]: content}))
+
+
+@pytest.mark.parametrize(
+    ("converters", "message"),
+    [
+        ({"Box": ("box", _open, Box)}, "'Box' is no class"),
+        ({list: ("list", _open, list)}, "list is stored as it is"),
+        ({msgpack.ExtType: ("x", _open, Box)}, "ExtType is stored as it is"),
+        ({Box: ("box", _open)}, r"Box needs \(name, encode, decode\)"),
+        ({Box: "box"}, r"Box needs \(name, encode, decode\)"),
+        ({Box: ("", _open, Box)}, "the name of .*Box must be a text"),
+        ({Box: ("x" * 1000, _open, Box)}, "the name of .*Box must be a text"),
+        ({Box: (1, _open, Box)}, "the name of .*Box must be a text"),
+        ({Box: ("box", 1, Box)}, "encode and decode of .*Box must be functions"),
+        ({Box: ("box", _open, Box), Moves: ("box", _open, Moves)}, "Box and .*Moves have the same name 'box'"),
+    ],
+)
+def test_what_is_no_converter_is_a_config_error(converters: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match="converters: .*" + message):
+        Codec(RolloutType(dict), converters=converters)

@@ -1,0 +1,140 @@
+"""PIL images."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from replaybuf.codec import marks
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import DecodeError, EncodeError
+from replaybuf.rollouts.rollout_type import RolloutType
+from tests.codec.values import DICTS, MARK, hostile_field, round_trip
+
+MODES = ("1", "L", "P", "LA", "La", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F")
+PLAIN = Codec(RolloutType(dict), as_plain=True)
+
+
+def opened(image: Any, form: str, **options: Any) -> Any:
+    """The image as it is when it was read from a file of this format."""
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    file.seek(0)
+    return Image.open(file)
+
+
+def gradient(mode: str) -> Any:
+    image = Image.linear_gradient("L").resize((9, 5))
+    return image.convert("RGB").quantize(7) if mode == "P" else image.convert(mode)
+
+
+@pytest.mark.parametrize("mode", [*MODES, "I;16", "I;16B", "I;16L"])
+def test_an_image_of_any_mode_comes_back(mode: str) -> None:
+    direct = mode in ("La", "RGBa", "LAB", "HSV", "PA", "I;16B", "I;16L")
+    image = Image.new(mode, (9, 5)) if direct else gradient(mode)
+    back = round_trip({"images": [image]})["images"][0]
+    assert type(back) is Image.Image
+    assert back == image
+    back.putpixel((0, 0), back.getpixel((8, 4)))  # its memory is its own
+
+
+def test_an_opened_file_comes_back_as_an_image() -> None:
+    transparent = gradient("P")
+    for file in (
+        opened(transparent, "PNG", transparency=2),
+        opened(gradient("L"), "JPEG", dpi=(72, 72)),
+        opened(gradient("L"), "TIFF", dpi=(72, 72)),
+        opened(gradient("RGB"), "WEBP", lossless=True),
+    ):
+        back = round_trip(file)
+        assert (type(back), back) == (Image.Image, file.copy())
+
+
+def test_palettes_keep_their_transparency() -> None:
+    image = Image.new("P", (2, 2))
+    image.putpalette(bytes(range(16)), "RGBA")
+    back = round_trip(image)
+    assert (back.palette.mode, back.getpalette("RGBA")) == ("RGBA", image.getpalette("RGBA"))
+
+
+def test_what_info_holds_besides_plain_values_is_left_out() -> None:
+    image = gradient("L")
+    image.info = {"dpi": (72, 72), "text": "a", "note": object(), 7: 1}
+    assert round_trip(image).info == {"dpi": (72, 72), "text": "a"}
+
+
+def test_empty_images_come_back() -> None:
+    assert round_trip(Image.new("RGB", (0, 3))) == Image.new("RGB", (0, 3))
+
+
+def test_what_can_not_be_stored_says_what_to_do() -> None:
+    frames = opened(gradient("L"), "GIF", save_all=True, append_images=[gradient("L").rotate(180)])
+    with pytest.raises(
+        EncodeError, match=r"an image of 2 frames can't be stored: store the present one \(\.copy\(\)\)"
+    ):
+        DICTS.encode([{"field": frames}])
+    assert round_trip(frames.copy()) == frames.copy()
+    with pytest.raises(EncodeError, match="an image of mode BGR;15 can't be stored: convert it to one of 1, L, P"):
+        DICTS.encode([{"field": _of_mode("BGR;15")}])
+
+
+def _of_mode(mode: str) -> Any:
+    image = gradient("L")
+    image._mode = mode
+    return image
+
+
+def test_a_closed_file_is_an_encode_error() -> None:
+    file = opened(gradient("L"), "PNG")
+    file.close()
+    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]: "):
+        DICTS.encode([{"field": file}])
+
+
+def test_without_pil_an_image_is_a_decode_error_and_the_rest_is_read() -> None:
+    code = """
+import sys
+sys.modules["PIL"] = None
+from replaybuf.codec.payload import Codec
+from replaybuf.rollouts.rollout_type import RolloutType
+payload = bytes.fromhex(sys.argv[1])
+print(Codec(RolloutType(dict), as_plain=True).decode(payload))
+try:
+    Codec(RolloutType(dict)).decode(payload)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    payload = DICTS.encode([{"image": gradient("L"), "a": 1}])
+    command = [sys.executable, "-c", code, payload.hex()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    first, second = done.stdout.splitlines()
+    assert first == "[{'image': {'mode': 'L', 'size': (9, 5)}, 'a': 1}]"
+    assert second == "DecodeError it holds a PIL image, and PIL isn't installed here: pip install pillow"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ["RGB", [2**20, 2**20], b"", None, {}],
+        ["RGB", [0, 2**30], b"", None, {}],
+        ["RGB", [-1, -1], bytes(3), None, {}],
+        ["RGB", [1.0, 1], bytes(3), None, {}],
+        ["nope", [1, 1], bytes(3), None, {}],
+        ["P", [1, 1], bytes(1), ["RGB;L", bytes(3)], {}],
+        ["P", [1, 1], bytes(1), ["RGB", bytes(10**6)], {}],
+        ["P", [1, 1], bytes(1), ["RGB", 10**6], {}],
+        ["L", [1, 1], bytes(1), ["RGB", [1]], {}],
+        ["RGB", [1, 1], bytes(3), None, []],
+        ["RGB", [1, 1], "abc", None, {}],
+        [],
+    ],
+)
+def test_hostile_images_are_refused(content: Any) -> None:
+    for codec in (DICTS, PLAIN):
+        with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
+            codec.decode(hostile_field({MARK[marks.IMAGE]: content}))

@@ -1,0 +1,255 @@
+"""torch tensors. What needs torch is skipped without it; the format and its damage are tested by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replaybuf.codec import marks
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import DecodeError, EncodeError
+from replaybuf.rollouts.marks import Marks
+from replaybuf.rollouts.outline import outline
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.staleness import fill_model_steps, mask_stale_tokens, reset_response
+from tests.codec.values import DICTS, MARK, ZSTD, hostile_field, round_trip
+
+KIND = RolloutType(dict)
+ARRAYS = Codec(KIND, tensors="numpy")
+STORED = DICTS.as_stored()
+DTYPES = (
+    *("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+def as_array(value: Any) -> Any:
+    return ARRAYS.decode(DICTS.encode([{"field": value}]))[0]["field"]
+
+
+def by_hand(*content: Any) -> bytes:
+    return hostile_field({MARK[marks.TENSOR]: list(content)})
+
+
+def same_tensor(a: Any, b: Any) -> bool:
+    """Equal in class, dtype, shape, bits and what it asks of autograd."""
+    torch = sys.modules["torch"]
+    flat = [one.detach().contiguous().as_strided((one.numel(),), (1,)) for one in (a, b)]
+    bits = [one.view(torch.uint8).tolist() if one.numel() else [] for one in flat]
+    about = [(type(one), one.dtype, one.shape, one.requires_grad, one.device.type) for one in (a, b)]
+    return bool(bits[0] == bits[1] and about[0] == about[1])
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_comes_back_bit_for_bit(torch: ModuleType, name: str) -> None:
+    dtype = getattr(torch, name)
+    raw = torch.arange(256, dtype=torch.uint8)
+    raw = raw % 2 if name == "bool" else raw
+    tensor = raw.view(dtype).reshape(2, -1)
+    assert same_tensor(round_trip(tensor), tensor)
+    assert same_tensor(round_trip(tensor, ZSTD), tensor)
+    array = as_array(tensor)
+    wider = torch.complex64 if name == "complex32" else torch.float32
+    expected = tensor.to(wider) if name.startswith(("float8", "bfloat16", "complex32")) else tensor
+    assert array.shape == (2, tensor.shape[1])
+    assert np.array_equal(array, expected.numpy(), equal_nan=tensor.is_floating_point() or tensor.is_complex())
+    assert array.flags.writeable
+
+
+@given(st.data())
+def test_tensors_of_any_shape_and_layout_come_back(data: st.DataObject) -> None:
+    torch: Any = pytest.importorskip("torch")
+    shape = data.draw(st.lists(st.integers(0, 4), max_size=4))
+    dtype = getattr(torch, data.draw(st.sampled_from(["float32", "int64", "bfloat16", "complex64", "bool"])))
+    tensor = torch.arange(int(np.prod(shape)) * 2).to(dtype).reshape(*shape, 2)[..., data.draw(st.integers(0, 1))]
+    tensor = data.draw(
+        st.sampled_from([lambda t: t, lambda t: t.expand(2, *t.shape), lambda t: t.mT if t.ndim > 1 else t])
+    )(tensor)
+    assert same_tensor(round_trip([{"a": (tensor,)}])[0]["a"][0], tensor)
+
+
+def test_autograd_is_asked_for_again(torch: ModuleType) -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    for tensor in (leaf, leaf * 2, torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2), False)):
+        back = round_trip(tensor)
+        assert same_tensor(back, tensor)
+        assert back.is_leaf
+        assert back.grad is None
+
+
+def test_conjugates_and_parts_of_complex_tensors(torch: ModuleType) -> None:
+    tensor = torch.randn(3, dtype=torch.complex64)
+    for view in (tensor.conj(), tensor.imag, tensor.conj().imag):
+        assert torch.equal(round_trip(view), view)
+
+
+def test_a_restored_tensor_has_memory_of_its_own(torch: ModuleType) -> None:
+    payload = DICTS.encode([{"field": [torch.zeros(1, dtype=torch.uint8), torch.zeros(3)]}])
+    for back in DICTS.decode(payload)[0]["field"]:
+        back += 1
+    assert [back.max() for back in DICTS.decode(payload)[0]["field"]] == [0, 0]
+
+
+def test_reading_copies_once(torch: ModuleType) -> None:
+    size = 16 << 20
+    payload = DICTS.encode([{"field": torch.zeros(size, dtype=torch.uint8)}])
+    tracemalloc.start()
+    try:
+        back = DICTS.decode(payload)
+        assert tracemalloc.get_traced_memory()[1] < 1.1 * size
+    finally:
+        tracemalloc.stop()
+    assert back[0]["field"].numel() == size
+
+
+def test_what_can_not_be_stored_says_what_to_do(torch: ModuleType) -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    refused = [
+        (torch.eye(2).to_sparse(), r"layout torch.sparse_coo can't be stored: convert it with \.to_dense\(\)"),
+        (torch.empty(2, device="meta"), "has no data"),
+        (torch.ones(2).as_subclass(Mine), r"Mine can't be stored: convert it with \.as_subclass\(torch.Tensor\)"),
+        (torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), r"or \.view\(torch.uint8\) to keep its bytes"),
+    ]
+    for tensor, message in refused:
+        with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]\['a'\]\[1\]: a tensor .*" + message):
+            DICTS.encode([{"field": {"a": [torch.ones(1), tensor]}}])
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantised_tensors_are_refused(torch: ModuleType) -> None:
+    tensor = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    with pytest.raises(EncodeError, match=r"quantised dtype qint8 can't be stored: convert it with \.dequantize\(\)"):
+        DICTS.encode([{"field": tensor}])
+
+
+def test_copies_of_payloads_need_no_torch(torch: ModuleType) -> None:
+    payload = DICTS.encode([{"field": torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)), "n": torch.tensor(1.5)}])
+    (stored,) = STORED.decode(payload)
+    assert stored["field"].numpy().tolist() == [1, 1, 1]
+    assert len(stored["field"]) == 3
+    assert STORED.encode([stored]) == payload
+
+
+def test_reading_imports_torch_only_for_a_tensor_that_is_to_be_one() -> None:
+    code = """
+import sys
+from replaybuf.codec.payload import Codec
+from replaybuf.rollouts.rollout_type import RolloutType
+payload = bytes.fromhex(sys.argv[1])
+codec = Codec(RolloutType(dict), tensors="numpy")
+codec.encode([{"a": 1}])
+print(codec.decode(payload)[0]["field"].tolist(), "torch" in sys.modules)
+sys.modules["torch"] = None
+try:
+    Codec(RolloutType(dict)).decode(payload)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    payload = by_hand("bfloat16", [1, 2], bytes.fromhex("803f0040"), 0)
+    command = [sys.executable, "-c", code, payload.hex()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    first, second = done.stdout.splitlines()
+    assert first == "[[1.0, 2.0]] False"
+    assert second.startswith("DecodeError it holds a torch tensor, and torch isn't installed here")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ("float32", [1], bytes(4)),
+        ("float32", [2**40], bytes(4), 0),
+        ("float32", [-1, -1], bytes(4), 0),
+        ("float32", [1] * 100, bytes(4), 0),
+        ("float32", [True], bytes(4), 0),
+        ("float32", [1], [0, 0, 0, 0], 0),
+        ("float32", [1], bytes(4), 4),
+        ("float32", 1, bytes(4), 0),
+        ("qint8", [1], bytes(1), 0),
+        ("load", [1], bytes(1), 0),
+        ([], [1], bytes(1), 0),
+    ],
+)
+def test_hostile_tensors_are_refused(content: tuple[Any, ...]) -> None:
+    for codec in (DICTS, ARRAYS, STORED):
+        with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
+            codec.decode(by_hand(*content))
+
+
+def test_impossible_tensors_are_refused(torch: ModuleType) -> None:
+    for content in (("float32", [2**62, 2**62, 0], b"", 0), ("int8", [1], bytes(1), 1), ("int8", [1], bytes(1), 3)):
+        with pytest.raises(DecodeError):
+            DICTS.decode(by_hand(*content))
+
+
+# Rollouts of tensors
+
+
+def rollout(torch: Any, **fields: Any) -> dict[str, Any]:
+    return {"status": "completed", "response_ids": torch.tensor([5, 6, 7]), "prompt_ids": torch.tensor([1, 2])} | fields
+
+
+def test_rewards_that_are_tensors_count_as_numbers(torch: ModuleType) -> None:
+    rewards = [torch.tensor(1.0), torch.tensor([0.5], dtype=torch.bfloat16), {"score": torch.tensor([[2]])}]
+    rewards += [torch.tensor(1e-40, dtype=torch.float64, requires_grad=True), torch.tensor([1.0, 2.0])]
+    rewards += [torch.tensor(torch.nan), np.array([3.0]), torch.ones(1, dtype=torch.complex64)]
+    marks_ = Marks.of([rollout(torch, reward=reward) for reward in rewards], KIND)
+    assert marks_.reward == [1.0, 0.5, 2.0, 1e-40, None, None, 3.0, None]
+
+
+def test_tokens_that_are_tensors_are_filled_and_counted(torch: ModuleType) -> None:
+    short = torch.tensor([4, 4], dtype=torch.int16)
+    rollouts = [rollout(torch), rollout(torch, response_model_steps=short)]
+    rollouts[1]["response_mask"] = torch.tensor([True, False, False])
+    for one in rollouts:
+        fill_model_steps(one, 9, KIND)
+    assert [one["response_model_steps"].tolist() for one in rollouts] == [[9, 9, 9], [4, 4, 9]]
+    assert [one["response_model_steps"].dtype for one in rollouts] == [torch.int32, torch.int16]
+    marks_ = Marks.of(rollouts, KIND)
+    assert (marks_.oldest, marks_.newest) == ([9, 4], [9, 4])
+    assert [(one["prompt_tokens"], one["response_tokens"]) for one in outline(rollouts, KIND)] == [(2, 3)] * 2
+    assert Marks.of(STORED.decode(DICTS.encode(rollouts)), KIND) == marks_
+
+
+def test_an_expired_response_leaves_a_copy_of_the_prompt(torch: ModuleType) -> None:
+    for prompt in (torch.tensor([1, 2]), STORED.decode(DICTS.encode([rollout(torch)]))[0]["prompt_ids"]):
+        one = rollout(torch, prompt_ids=prompt, tokens=torch.tensor([1, 2, 5, 6, 7]))
+        reset_response(one, KIND)
+        assert one["tokens"].numpy().tolist() == [1, 2]
+        assert torch.is_tensor(DICTS.decode(STORED.encode([one]))[0]["tokens"])
+
+
+def test_tensors_without_dimensions_have_no_tokens(torch: ModuleType) -> None:
+    assert outline([rollout(torch, response_ids=torch.tensor(1))], KIND)[0]["response_tokens"] == 0
+
+
+def test_stale_tokens_are_masked_in_tensors_and_in_what_stands_for_them(torch: ModuleType) -> None:
+    steps = torch.tensor([0, 7, 7])
+    for mask, expected in (
+        (None, torch.tensor([0, 1, 1], dtype=torch.int32)),
+        (torch.tensor([True, True, False]), torch.tensor([False, True, False])),
+        (torch.tensor([1.0, 1.0, 0.0], dtype=torch.bfloat16), torch.tensor([0.0, 1.0, 0.0], dtype=torch.bfloat16)),
+    ):
+        here = rollout(torch, response_model_steps=steps, response_mask=mask)
+        stored = STORED.decode(DICTS.encode([here]))
+        mask_stale_tokens([here], 3, KIND)
+        mask_stale_tokens(stored, 3, KIND)
+        (back,) = DICTS.decode(STORED.encode(stored))
+        for masked in (here["response_mask"], back["response_mask"]):
+            assert same_tensor(masked, expected)
+        assert mask is None or mask[0]

@@ -1,0 +1,205 @@
+"""Ray ObjectRefs on their way through a buffer, with a fake of Ray in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+import weakref
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from replaybuf import PromptLedger, ReplayBuffer, ReplayBufferConfig, Status
+from replaybuf.codec import marks
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import DecodeError, EncodeError
+from replaybuf.rollouts.rollout_type import RolloutType
+from tests.codec.values import DICTS, MARK, hostile_field
+from tests.stores import until
+from tests.values.fake_ray import FakeRay, ObjectRef, OwnerDiedError
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    return fake
+
+
+class Sample(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    status: Status = Status.COMPLETED
+    pixels: Any = None
+    inner: Sample | None = None
+
+
+def build(url: str, **options: Any) -> ReplayBuffer[Any]:
+    return ReplayBufferConfig(url=url, policy="fifo", rollout_type=Sample, **options).build()
+
+
+async def test_objects_are_stored_by_value_and_come_back_as_new_ones(ray: FakeRay, url: str) -> None:
+    refs = [ray.put(bytes([number])) for number in range(3)]
+    sample = Sample(pixels={"a": [refs[0], (refs[1], refs[0])]}, inner=Sample(pixels=refs[2]))
+    async with build(url) as buffer:
+        await buffer.put([sample], "math")
+        assert ray.gets == [3]
+        assert threading.get_ident() not in ray.threads
+        [[back]] = await buffer.get(1, "math")
+    new = [back.pixels["a"][0], *back.pixels["a"][1], back.inner.pixels]
+    assert [ray.get(ref) for ref in new] == [b"\0", b"\1", b"\0", b"\2"]
+    assert not {*new} & {*refs}
+    assert sample.pixels["a"][0] is refs[0]
+
+
+async def test_objects_may_come_back_as_values(ray: FakeRay, url: str) -> None:
+    inside = ray.put({"b": bytearray(b"x")})
+    async with build(url, object_refs="value") as buffer:
+        await buffer.put([Sample(pixels=[1, ray.put({"a": inside})])], "math")
+        [[back]] = await buffer.get(1, "math")
+    assert back.pixels == [1, {"a": {"b": bytearray(b"x")}}]
+    assert type(back.pixels[1]["a"]["b"]) is bytearray
+    assert ray.gets == [1, 1]  # what an object holds is known when it is there
+
+
+async def test_a_refresh_and_a_copy_touch_no_object(ray: FakeRay, url: str) -> None:
+    async with build(url) as buffer, build("memory://") as other:
+        await buffer.put([Sample(pixels=ray.put(b"x"))], "math")
+        there = len(ray.objects)
+        await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=8)
+        other.load_state_dict(buffer.state_dict())
+        assert (len(ray.objects), ray.gets) == (there, [1])
+        [[back]] = await other.get(1, "math")
+        assert ray.get(back.pixels) == b"x"
+
+
+async def test_other_puts_go_on_while_one_waits_for_an_object(ray: FakeRay, url: str) -> None:
+    ray.ready.clear()
+    async with build(url) as buffer:
+        waiting = asyncio.create_task(buffer.put([Sample(pixels=ray.put(b"x"))], "math"))
+        await until(lambda: _there(bool(ray.gets)))
+        await buffer.put([Sample()], "math")
+        assert len(buffer) == 1
+        ray.ready.set()
+        await waiting
+        assert len(buffer) == 2
+
+
+async def _there(value: bool) -> bool:
+    return value
+
+
+async def test_a_put_that_is_cancelled_while_it_waits_stores_nothing(ray: FakeRay, url: str) -> None:
+    ray.ready.clear()
+    sample = Sample(pixels=ray.put(b"x"))
+    async with build(url, free_object_refs=True) as buffer:
+        waiting = asyncio.create_task(buffer.put([sample], "math"))
+        await until(lambda: _there(bool(ray.gets)))
+        waiting.cancel()
+        ray.ready.set()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert len(buffer) == 0
+    assert isinstance(sample.pixels, ObjectRef)
+
+
+async def test_an_object_that_can_not_be_had_fails_its_put_alone(ray: FakeRay, url: str) -> None:
+    lost = ray.put(OwnerDiedError())
+    samples = [Sample(pixels=[ray.put(b"x")]), Sample(pixels={"a": [ray.put(b"y"), lost]}), Sample()]
+    async with build(url, free_object_refs=True) as buffer:
+        puts = [buffer.put([sample], "math") for sample in samples]
+        done = await asyncio.gather(*puts, return_exceptions=True)
+        assert [isinstance(one, EncodeError) for one in done] == [False, True, False]
+        place = (
+            r"rollouts\[0\]\.pixels\['a'\]\[1\]: the object of .* can't be fetched: its owner, the process that made"
+        )
+        with pytest.raises(EncodeError, match=place):
+            raise done[1]  # type: ignore[misc]
+        assert len(buffer) == 2
+    assert samples[0].pixels == [None]
+    assert samples[1].pixels["a"][1] is lost
+
+
+async def test_the_wait_for_objects_is_bounded(ray: FakeRay) -> None:
+    ray.ready.clear()
+    async with build("memory://", object_ref_timeout=0.05) as buffer:
+        with pytest.raises(
+            EncodeError,
+            match=r"rollouts\[0\]\.pixels: the object of .* can't be fetched: it was not there after 0\.05 s",
+        ):
+            await buffer.put([Sample(pixels=ray.put(b"x"))], "math")
+
+
+async def test_objects_are_let_go_after_the_commit(ray: FakeRay, url: str) -> None:
+    kept, given = (
+        Sample(pixels=ray.put(b"x")),
+        Sample(pixels=(1, [ray.put(b"x")]), inner=Sample(pixels={ray.put(b"y")})),
+    )
+    async with build(url) as buffer:
+        await buffer.put([kept], "math")
+    assert isinstance(kept.pixels, ObjectRef)
+    async with build(url, free_object_refs=True) as buffer:
+        await buffer.put([given], "math")
+        assert given.pixels == (1, [None])
+        assert given.inner is not None
+        assert given.inner.pixels == {None}
+        *_, [back] = await buffer.get(9, "math")
+        assert ray.get(back.pixels[1][0]) == b"x"
+
+
+async def test_nothing_holds_an_object_after_its_put(ray: FakeRay, url: str) -> None:
+    refs = [ray.put(b"x"), ray.put(b"y")]
+    rollouts, watched = [Sample(pixels=refs[0]), Sample(pixels=[refs[1]])], [weakref.ref(ref) for ref in refs]
+    del refs
+    async with build(url, free_object_refs=True) as buffer:
+        gc.disable()  # which may let them go at any time, or much later
+        try:
+            await buffer.put(rollouts, "math")
+            await until(lambda: _there(all(ref() is None for ref in watched)), 2)
+        finally:
+            gc.enable()
+
+
+async def test_prompts_of_a_ledger_may_hold_objects(ray: FakeRay) -> None:
+    rows = [{"status": "init", "pixels": ray.put(bytes([number]))} for number in range(2)]
+    async with ReplayBufferConfig(url="memory://", rollout_type=dict).build() as buffer:
+        prompts = await PromptLedger(buffer, rows, "math", make_group=lambda row, _: [row]).draw(2)
+        assert [ray.get(prompt.group[0]["pixels"]) for prompt in prompts] == [b"\0", b"\1"]
+        assert ray.gets == [2]
+
+
+async def test_without_ray_a_group_is_set_aside_until_it_is_there(ray: FakeRay, url: str) -> None:
+    async with build(url) as buffer:
+        for pixels in (1, ray.put(b"x"), 2):
+            await buffer.put([Sample(pixels=pixels)], "math")
+        ray.running = False
+        assert [rollouts[0].pixels for rollouts in await buffer.get(9, "math")] == [1, 2]
+        [failed] = [item async for item in buffer.find({})]
+        assert failed.status == "failed"
+        assert "Ray isn't running in this process: call ray.init() before, or" in str(failed.error)
+        ray.running = True
+        await buffer.update({"status": "failed"}, status="completed")
+        [[back]] = await buffer.get(9, "math")
+        assert ray.get(back.pixels) == b"x"
+
+
+def test_what_an_object_holds_is_refused_with_its_place(ray: FakeRay) -> None:
+    codec = Codec(RolloutType(dict))
+    with pytest.raises(
+        EncodeError, match=r"\['a'\] \(the object of an ObjectRef\)\[1\]: a value of type object can't be"
+    ):
+        codec.encode([{"a": ray.put([1, object()])}])
+    ray.running = False
+    with pytest.raises(
+        EncodeError, match=r"rollouts\[0\]\['a'\]: .* can't be fetched: Ray isn't running in this process"
+    ):
+        codec.encode([{"a": ray.put(1)}])
+
+
+def test_ray_is_not_imported_for_reading() -> None:
+    with pytest.raises(DecodeError, match=r"it holds a Ray ObjectRef, and Ray isn't running in this process"):
+        DICTS.decode(hostile_field({MARK[marks.OBJECT_REF]: 1}))
+    values = Codec(RolloutType(dict), object_refs="value")
+    assert values.decode(hostile_field({MARK[marks.OBJECT_REF]: 1})) == [{"field": 1}]

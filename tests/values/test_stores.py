@@ -1,0 +1,156 @@
+"""Values through every store: they come back as they went in, and what can't be read is set aside alone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from replaybuf import ReplayBuffer, ReplayBufferConfig
+from replaybuf.errors import EncodeError
+from tests.codec.values import Bits, Color, Level, Name, same, values
+
+_numbers = itertools.count()
+
+
+class Secret:
+    """Knows whether it can be rebuilt."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def encode(secret: Secret) -> Any:
+    if secret.text == "can't go in":
+        raise KeyError(secret.text)
+    return object() if secret.text == "becomes an object" else {"text": secret.text}
+
+
+def decode(content: Any) -> Secret:
+    if content["text"] == "can't come out":
+        raise KeyError(content["text"])
+    return Secret(content["text"])
+
+
+CONVERTERS: Any = {Secret: ("secret", encode, decode)}
+
+
+def build(url: str, **options: Any) -> ReplayBuffer[Any]:
+    types = [Color, Level, Name, Bits]
+    return ReplayBufferConfig(url=url, policy="fifo", rollout_type=dict, types=types, **options).build()
+
+
+def group(value: Any, **fields: Any) -> list[dict[str, Any]]:
+    return [{"status": "completed", "value": value, **fields}]
+
+
+def values_of(groups: list[list[dict[str, Any]]]) -> list[Any]:
+    return [rollouts[0]["value"] for rollouts in groups]
+
+
+@given(given_=st.lists(values, min_size=1, max_size=4))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
+def test_values_come_back_from_every_store_and_its_snapshots(url: str, tmp_path: Path, given_: list[Any]) -> None:
+    async def through() -> tuple[list[Any], list[Any]]:
+        async with build(url) as buffer:
+            for value in given_:
+                await buffer.put(group(value), "math")
+            folder = tmp_path / str(next(_numbers))
+            await buffer.save(folder)
+            taken = values_of(await buffer.get(9, "math"))
+        async with build("sqlite:///:memory:") as other:
+            await other.resume(folder)
+            return taken, values_of(await other.get(9, "math"))
+
+    for back in asyncio.run(through()):
+        assert same(back, given_)
+
+
+async def test_tensors_and_images_come_back_from_every_store_and_its_snapshots(url: str, tmp_path: Path) -> None:
+    torch: Any = pytest.importorskip("torch")
+    image = Image.linear_gradient("L").convert("RGB")
+    tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).requires_grad_()
+    async with build(url) as buffer, build("memory://") as other:
+        await buffer.put(group({"tensor": tensor, "image": image}, reward=torch.tensor(0.5)), "math")
+        assert await buffer.count_where({"reward": 0.5}) == 1
+        await buffer.save(tmp_path / "snapshot")
+        await other.resume(tmp_path / "snapshot")
+        for one in (buffer, other):
+            [back] = values_of(await one.get(1, "math"))
+            assert back["image"] == image
+            assert torch.equal(back["tensor"], tensor)
+            assert (back["tensor"].dtype, back["tensor"].requires_grad) == (torch.bfloat16, True)
+
+
+async def test_a_refresh_keeps_tensors_and_what_a_reader_does_not_know(url: str) -> None:
+    torch: Any = pytest.importorskip("torch")
+    fields = {"response_ids": torch.tensor([5, 6]), "response_model_steps": torch.tensor([0, 7]), "seq_staleness": 0}
+    async with build(url, converters=CONVERTERS) as buffer:
+        await buffer.put(group(Secret("a"), **fields), "math")
+        await buffer.refresh_staleness(
+            task_stale_thresholds={"math": None}, task_token_stale_thresholds={"math": 4}, current_train_step=8
+        )
+        [[back]] = await buffer.get(1, "math")
+    assert (back["value"].text, back["seq_staleness"]) == ("a", 7)
+    assert torch.equal(back["response_model_steps"], torch.tensor([0, 7]))
+    assert torch.equal(back["response_mask"], torch.tensor([0, 1], dtype=torch.int32))
+
+
+async def test_arrays_instead_of_tensors(url: str) -> None:
+    torch: Any = pytest.importorskip("torch")
+    async with build(url, tensors="numpy") as buffer:
+        await buffer.put(group(torch.ones(2, dtype=torch.bfloat16)), "math")
+        await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=8)
+        [back] = values_of(await buffer.get(1, "math"))
+    assert same(back, np.ones(2, "f4"))
+
+
+async def test_a_group_whose_converter_fails_is_set_aside_alone(url: str) -> None:
+    async with build(url, converters=CONVERTERS) as buffer:
+        for text in ("a", "can't come out", "b"):
+            await buffer.put(group(Secret(text)), "math")
+        async with buffer.lease_batch({"math": 3}) as lease:
+            assert [rollouts[0]["value"].text for rollouts in lease.batch["math"]] == ["a", "b"]
+        [failed] = [item async for item in buffer.find({})]
+        assert (failed.status, failed.item) == ("failed", [])
+        assert "the converter 'secret' of tests.values.test_stores.Secret raised KeyError" in str(failed.error)
+        assert await buffer.count("math", "completed") == 0
+
+
+async def test_a_group_whose_converter_is_not_there_is_set_aside_until_it_is(tmp_path: Path, url: str) -> None:
+    async with build(url, converters=CONVERTERS) as buffer:
+        for value in (1, Secret("a"), 2):
+            await buffer.put(group(value), "math")
+        await buffer.save(tmp_path / "snapshot")
+    async with build("memory://") as without:
+        await without.resume(tmp_path / "snapshot")
+        items = [item async for item in without.find({})]
+        assert [item.error is None for item in items] == [True, False, True]
+        await without.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=8)
+        assert values_of(await without.get(9, "math")) == [1, 2]
+        [failed] = [item async for item in without.find({"status": "failed"})]
+        assert "doesn't name: add converters={ITS_CLASS: ('secret', encode, decode)}" in str(failed.error)
+        await without.save(tmp_path / "again")
+    async with build("sqlite:///:memory:", converters=CONVERTERS) as knowing:
+        await knowing.resume(tmp_path / "again")
+        assert await knowing.update({"status": "failed"}, status="completed") == 1
+        [back] = values_of(await knowing.get(9, "math"))
+        assert back.text == "a"
+
+
+async def test_a_put_whose_converter_fails_fails_alone(url: str) -> None:
+    texts = ("a", "can't go in", "becomes an object", "b")
+    async with build(url, converters=CONVERTERS) as buffer:
+        puts = [buffer.put(group(Secret(text)), "math") for text in texts]
+        done = await asyncio.gather(*puts, return_exceptions=True)
+        assert [isinstance(one, EncodeError) for one in done] == [False, True, True, False]
+        assert "rollouts[0]['value']: the converter 'secret' of" in str(done[1])
+        assert "as stored by its converter 'secret'): a value of type object can't be stored" in str(done[2])
+        assert [secret.text for secret in values_of(await buffer.get(9, "math"))] == ["a", "b"]
