@@ -241,11 +241,20 @@ def twin(module: str) -> type[Any]:
 
 
 def test_a_class_that_moved_to_another_module_is_found_by_the_rest_of_its_name() -> None:
-    payload = hostile_field({MARK[marks.OBJECT]: ["__main__.Data", {"a": 1}]})
+    payload = hostile_field({MARK[marks.OBJECT]: ["__main__:Data", {"a": 1}]})
     assert CODEC.decode(payload) == [{"field": Data(1)}]
     codec = Codec(RolloutType(dict, types=[twin("one"), twin("two")]))
     with pytest.raises(DecodeError, match=r"types=\[Twin\]"):
-        codec.decode(hostile_field({MARK[marks.OBJECT]: ["three.Twin", {"a": 1}]}))
+        codec.decode(hostile_field({MARK[marks.OBJECT]: ["three:Twin", {"a": 1}]}))
+
+
+def test_a_class_inside_another_is_not_taken_for_one_of_its_last_name() -> None:
+    with pytest.raises(DecodeError, match=r"holds a other\.Sample\.Status, .*types=\[Sample\.Status\]"):
+        CODEC.decode(hostile_field({MARK[marks.ENUM]: ["other:Sample.Status", "completed"]}))
+
+
+def test_members_are_read_by_the_names_that_0_1_0_wrote() -> None:
+    assert CODEC.decode(hostile_field({MARK[marks.ENUM]: [f"{__name__}.Mood", 1]})) == [{"field": Mood.GOOD}]
 
 
 def test_two_classes_of_one_name_are_a_config_error() -> None:

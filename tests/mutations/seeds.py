@@ -88,6 +88,10 @@ _ROLLOUTS = [
     ("stale-token-late", _STALENESS, "return train_step - 1 - self.token_stale_threshold", "return train_step - 2 - self.token_stale_threshold", "a token as stale as the threshold is masked"),
     ("undated-passes", _NORMALISE, "(index := undated(rollouts, kind)) is not None", "(index := None) is not None", "a response without steps has no age"),
     ("expired-before-stays", _NORMALISE, "if (expired or status == Status.EXPIRED) and not rule.retryable:", "if expired and not rule.retryable:", "what expired before is dropped, too"),
+    ("their-status-by-value-only", "rollouts/statuses.py", "candidates += [value.value, value.name]", "candidates += [value.value]", "members are known by their names, too"),
+    ("alias-as-status", "rollouts/statuses.py", "return (exact or fitting)[0]", "return fitting[0]", "what is named so comes before an alias"),
+    ("no-other-word", "rollouts/statuses.py", "for wanted in (status, *_INSTEAD.get(status, ())):", "for wanted in (status,):", "expired rollouts can be generated again, whatever their class calls it"),
+    ("hidden-name", "rollouts/rollout_type.py", "return {**hidden, **{ours", "return {**{ours", "a field that means another isn't the one of its own name"),
     ("status-precedence", "rollouts/rollout.py", "    Status.FAILED,\n    Status.ABORTED,\n", "    Status.ABORTED,\n    Status.FAILED,\n", "a group with a failed rollout is failed"),
 ]  # fmt: skip
 
@@ -115,6 +119,9 @@ _CODEC = [
     ("fold-lost", "codec/unpack.py", "microsecond, _restore_tz(tz), fold=fold)\n\n\ndef _restore_time", "microsecond, _restore_tz(tz))\n\n\ndef _restore_time", "a time that is there twice comes back as it was"),
     ("open-marks", "codec/unpack.py", "if self._open_marks:", "if False:", "marks that mark nothing are damage"),
     ("foreign-in-dicts", "codec/foreign.py", "stack.append(item.values())", "pass", "bytearrays in dicts come back as such"),
+    ("twin-classes", "rollouts/classes.py", "cls = alike[0] if len(alike) == 1 else None", "cls = alike[0] if alike else None", "a name that fits two classes says neither"),
+    ("instances-unlooked", "codec/pack.py", "if holds_foreign(values) or holds_foreign(held):", "if holds_foreign(values):", "bytearrays in instances come back as such"),
+    ("annotated-text-run", "rollouts/annotations.py", "elif origin in _ANNOTATED:", "elif origin is None:", "what stands beside a type in Annotated is no annotation"),
     ("enum-as-value", "codec/classes.py", "member = cls[names[0]] if names else cls(value)", "member = value", "enum members come back as members"),
 ]  # fmt: skip
 
