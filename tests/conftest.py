@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is there by now to itself: a collection of garbage would look through all modules and tests each time."""
+    """Leave what is there by now out of all collections of garbage, which would look through it each time."""
     gc.collect()
     gc.freeze()
 

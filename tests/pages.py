@@ -44,11 +44,11 @@ class Page:
             assert found == output
 
     def _output_of(self, code: str) -> str:
-        namespace: dict[str, Any] = {}
+        namespace: dict[str, Any] = {"__name__": "__main__"}
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(self._beginning, namespace)
-            compiled = compile(code, self.path.stem, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            compiled = compile(code, self.path.stem, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
             running = eval(compiled, namespace)
             if inspect.iscoroutine(running):
                 asyncio.run(running)

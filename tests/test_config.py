@@ -301,8 +301,10 @@ def test_converters_may_be_named_in_a_file_and_in_the_environment(tmp_path: Path
     ("converters", "message"),
     [
         ({"nowhere:Class": ["a", "builtins:str", "builtins:str"]}, "converters: .*No module named 'nowhere'"),
-        ({Fraction: ["a", str]}, "converters: "),
+        ({Fraction: ["a", str]}, r"converters: fractions.Fraction needs \(name, encode, decode\)"),
+        ({Fraction: ["a", "nowhere:f", str]}, "converters: .*No module named 'nowhere'"),
         ("{", "converters: "),
+        ("[]", "converters: Input should be a valid dictionary"),
         ({Fraction: ["", str, str]}, "the name of fractions.Fraction must be a text"),
         ({"math:pi": ["a", str, str]}, "3.14.* is no class"),
     ],

@@ -30,7 +30,7 @@ def test_an_example_prints_what_the_guide_says(
 
 
 def test_every_section_has_an_example() -> None:
-    assert len(EXAMPLES) == 9
+    assert len(EXAMPLES) == 10
 
 
 def test_the_table_of_policies_is_complete() -> None:

@@ -53,8 +53,8 @@ class Instances:
         what = "an enum" if issubclass(kind, Enum) else "a named tuple" if is_namedtuple(kind) else kind_of(kind)
         if what:
             raise TypeError(
-                f"a value of type {name_of(kind)} ({what}) can't be stored, because the buffer's config doesn't name "
-                f"its class: add types=[{kind.__qualname__}], or declare the class in the annotations of rollout_type"
+                f"a value of type {name_of(kind)} ({what}) can't be stored: add types=[{kind.__qualname__}] to the "
+                "config, or declare its class in the annotations of the rollout_type"
             )
         return None
 
@@ -72,8 +72,8 @@ class Instances:
         if cls is None and not self._as_plain:
             short = str(name).rpartition(".")[2]
             raise DecodeError(
-                f"the payload holds a {name!s:.200}, a class that the buffer's config doesn't name: add "
-                f"types=[{short:.100}], or the rollout_type that declares it"
+                f"the payload holds a {name!s:.200}, a class that this config doesn't know: add types=[{short:.100}] "
+                "to it, or use the rollout_type that declares the class"
             )
         return cls
 

@@ -28,7 +28,7 @@ def this_start() -> str | None:
     """Return a name for the time since this host was started, as this process sees it; None where there is none."""
     namespace = ""  # containers may have a time of their own
     try:
-        name = _BOOT_ID.read_text("ascii").strip()
+        name = _BOOT_ID.read_text("utf-8").strip()
         with suppress(OSError):
             namespace = f" {_NAMESPACE.readlink()}"
     except (OSError, ValueError):
