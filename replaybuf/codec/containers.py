@@ -57,11 +57,11 @@ def _build_defaultdict(content: list[Any]) -> defaultdict[Any, Any]:
 
 
 def _build_path(content: list[Any]) -> PurePath:
-    name, text = content
-    if type(text) is not str:
-        raise ValueError(f"a {type(text).__name__} where a path belongs")
+    name, *parts = content  # in parts, because the text of an odd Windows path is that of another one
+    if set(map(type, parts)) - {str}:
+        raise ValueError("the parts of a path are texts")
     cls = _PATHS[name]
-    return cls(text) if cls is _HERE else _ELSEWHERE.get(cls, cls)(text)
+    return cls(*parts) if cls is _HERE else _ELSEWHERE.get(cls, cls)(*parts)
 
 
 def _build_deque(content: list[Any]) -> deque[Any]:
@@ -101,7 +101,7 @@ FORMS: Final[dict[type, Form]] = {
     Counter: (mark(COUNTER), lambda value: wrapped(dict(value))),
     defaultdict: (mark(DEFAULT_DICT), _take_defaultdict_apart),
     Memoryview: (mark(MEMORYVIEW), _take_view_apart),
-    **{cls: (mark(PATH), lambda value: [type(value).__name__, str(value)]) for cls in _PATHS.values()},
+    **{cls: (mark(PATH), lambda value: [type(value).__name__, *value.parts]) for cls in _PATHS.values()},
 }
 
 #: How they are restored: mark, type of the content, function.
