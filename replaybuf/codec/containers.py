@@ -56,12 +56,19 @@ def _build_defaultdict(content: list[Any]) -> defaultdict[Any, Any]:
     return defaultdict(None if name is None else _FACTORIES[name], items)
 
 
+def _path(path: PurePath) -> list[str]:
+    text = str(path)
+    if type(path)(text) != path:  # shares of Windows without a name
+        raise TypeError(f"the path {path!r:.100} can't be stored: its text is that of another path")
+    return [type(path).__name__, text]
+
+
 def _build_path(content: list[Any]) -> PurePath:
-    name, *parts = content  # in parts, because the text of an odd Windows path is that of another one
-    if set(map(type, parts)) - {str}:
-        raise ValueError("the parts of a path are texts")
+    name, text = content
+    if type(text) is not str:
+        raise ValueError(f"a {type(text).__name__} where a path belongs")
     cls = _PATHS[name]
-    return cls(*parts) if cls is _HERE else _ELSEWHERE.get(cls, cls)(*parts)
+    return cls(text) if cls is _HERE else _ELSEWHERE.get(cls, cls)(text)
 
 
 def _build_deque(content: list[Any]) -> deque[Any]:
@@ -101,7 +108,7 @@ FORMS: Final[dict[type, Form]] = {
     Counter: (mark(COUNTER), lambda value: wrapped(dict(value))),
     defaultdict: (mark(DEFAULT_DICT), _take_defaultdict_apart),
     Memoryview: (mark(MEMORYVIEW), _take_view_apart),
-    **{cls: (mark(PATH), lambda value: [type(value).__name__, *value.parts]) for cls in _PATHS.values()},
+    **{cls: (mark(PATH), _path) for cls in _PATHS.values()},
 }
 
 #: How they are restored: mark, type of the content, function.
