@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -286,6 +287,22 @@ def test_types_that_no_annotations_describe_are_a_config_error(cls: Any) -> None
 def test_hostile_instances_are_decode_errors(content: Any) -> None:
     with pytest.raises(DecodeError, match=r"damaged|another"):
         CODEC.decode(hostile_field(content))
+
+
+names = st.sampled_from([f"{__name__}:{kind.__name__}" for kind in (*KINDS, Hooked, Open, Mood)] + ["os:system", ""])
+contents = st.recursive(
+    st.none() | st.integers(-5, 5) | names | st.text(max_size=3) | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "count", "x"]), inner),
+    max_leaves=6,
+)
+
+
+@hypothesis.given(
+    st.sampled_from([marks.OBJECT, marks.NAMEDTUPLE, marks.ENUM]), contents | st.lists(names | contents, max_size=3)
+)
+def test_whatever_stands_for_an_instance_is_read_or_a_decode_error(number: int, content: Any) -> None:
+    with contextlib.suppress(DecodeError):
+        CODEC.decode(hostile_field({MARK[number]: content}))
 
 
 def test_readers_that_only_look_need_no_classes() -> None:
