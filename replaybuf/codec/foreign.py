@@ -34,26 +34,27 @@ class Memoryview(Foreign):
 _STAND_INS: Final[dict[type, type[Foreign]]] = {bytearray: Bytearray, memoryview: Memoryview}
 
 
-def holds_foreign(value: Any) -> bool:
-    """Return whether a value that packed well holds such objects, dict keys aside.
+def holds_foreign(values: Iterable[Any]) -> bool:
+    """Return whether values that packed well hold such objects, dict keys aside.
 
     A long list that begins and ends with a number is taken for a list of numbers, because looking at each token would
     cost a third of the whole encoding. In such a list, and only there, a bytearray or memoryview is restored as bytes.
     """
-    stack: list[Iterable[Any]] = [(value,)]
+    stack = [values]
     while stack:
         items = stack.pop()
-        kinds = {*map(type, items)} - SCALARS
-        if not kinds:
+        kinds = {*map(type, items)}
+        if SCALARS.issuperset(kinds):
             continue
-        if not kinds.isdisjoint(_FOREIGN):
+        if not _FOREIGN.isdisjoint(kinds):
             return True
-        if kinds.isdisjoint(_HOLDING):
+        if _HOLDING.isdisjoint(kinds):
             continue
-        for item in [one for one in items if type(one) in _HOLDING]:
-            if type(item) is dict:
+        for item in items:
+            kind = type(item)
+            if kind is dict:
                 stack.append(item.values())
-            elif not (type(item) is list and len(item) > _LONG and _looks_numeric(item)):
+            elif kind in _CONTAINERS and not (kind is list and len(item) > _LONG and _looks_numeric(item)):
                 stack.append(item)
     return False
 
