@@ -214,6 +214,7 @@ _FAST = (
     "test_checkpoints.py",
     "codec/",
     "test_config.py",
+    "test_marks.py",
     "test_frameworks.py",
     "test_prompts.py",
     "test_redact.py",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from replaybuf import ConfigError, InputError, Status
 from replaybuf.buffer.waits import check_possible
 from replaybuf.rules.limits import Level, Limits
+from replaybuf.rules.race import UNIT, Clock, share
 from replaybuf.storage.values import Draw
 
 COMPLETED = Status.COMPLETED
@@ -189,3 +190,15 @@ def test_the_largest_batch(values: dict[str, Any], largest: int | None) -> None:
         check_possible(Draw({"math": largest}), limits)
         with pytest.raises(InputError, match=f"a batch of {largest + 1} groups of task math would wait for ever"):
             check_possible(Draw({"math": largest + 1}), limits)
+
+
+def test_a_race_begins_anew_before_its_keys_lose_their_digits() -> None:
+    assert not Clock(2.0**30).is_worn([1.0, 2.0**9])
+    assert Clock(2.0**30).is_worn([1.0, 2.0**11])
+    assert Clock(0.0, 2.0**41).is_worn([])
+
+
+def test_a_share_is_in_units_and_0_for_priority_0() -> None:
+    assert share(UNIT) == 1.0
+    assert share(0.0) == 0.0
+    assert 0 < share(1e-300) == share(1e-250)

@@ -5,12 +5,14 @@ from __future__ import annotations
 NEAR = {
     "rules": (
         "tests/test_rules.py",
+        "tests/test_seeds_of_policies.py",
         "tests/test_levels.py",
         "tests/test_transitions.py",
         "tests/contract/test_memory.py",
     ),
     "races": ("tests/test_rules.py", "tests/contract/test_memory.py", "tests/contract/test_sqlite_memory.py"),
     "rollouts": (
+        "tests/test_marks.py",
         "tests/test_rollout_type.py",
         "tests/test_statuses.py",
         "tests/contract/test_memory.py",

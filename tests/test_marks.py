@@ -1,0 +1,66 @@
+"""Marks: what a refresh changes of them, and what they then make of decoded rollouts."""
+
+from __future__ import annotations
+
+from replaybuf import RolloutState, Status
+from replaybuf.rollouts.marks import Marks
+from replaybuf.rollouts.normalise import normalise
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.staleness import ExpiryRule
+
+KIND = RolloutType(RolloutState)
+RULE = ExpiryRule(stale_threshold=4)
+
+
+def rollout(step: int | None, reward: float = 1.0) -> RolloutState:
+    ids = [] if step is None else [7]
+    steps = [] if step is None else [step]
+    return RolloutState(
+        message=[], status=Status.COMPLETED, response_ids=ids, response_model_steps=steps, reward=reward
+    )
+
+
+def test_what_expires_loses_its_steps_and_its_reward() -> None:
+    marks = Marks.of([rollout(0, reward=1.0), rollout(5, reward=3.0)], KIND)
+    assert marks.expire(RULE, 6)
+    assert (marks.oldest, marks.newest, marks.expired) == ([None, 5], [None, 5], [True, False])
+    assert marks.mean_reward == 3.0
+
+
+def test_what_has_expired_stays_expired() -> None:
+    marks = Marks.of([rollout(0), rollout(5)], KIND)
+    assert marks.expire(RULE, 6)
+    assert marks.expire(RULE, 10)
+    assert marks.expired == [True, True]
+
+
+def test_a_refresh_in_which_nothing_expires_changes_nothing() -> None:
+    rollouts = [rollout(5), rollout(None)]
+    marks = Marks.of(rollouts, KIND)
+    assert not marks.expire(RULE, 6)
+    assert marks == Marks.of(rollouts, KIND)
+
+
+def test_a_mixed_group_has_rollouts_with_steps_and_without() -> None:
+    assert Marks.of([rollout(5), rollout(None)], KIND).mixed
+    assert not Marks.of([rollout(5), rollout(6)], KIND).mixed
+    assert not Marks.of([rollout(None)], KIND).mixed
+
+
+def test_marks_are_applied_to_rollouts() -> None:
+    """The expired ones lose their response, the others have their staleness at the step."""
+    rollouts = [rollout(0), rollout(5)]
+    marks = Marks.of(rollouts, KIND)
+    marks.expire(RULE, 6)
+    marks.apply(rollouts, 8, KIND)
+    assert [one.status for one in rollouts] == [Status.EXPIRED, Status.COMPLETED]
+    assert [one.response_ids for one in rollouts] == [[], [7]]
+    assert [one.seq_staleness for one in rollouts] == [0, 2]
+
+
+async def test_the_staleness_of_a_group_that_expires_in_its_put_is_pinned() -> None:
+    """Its rollouts keep the staleness with which they expired: it is not one of a train step."""
+    put = await normalise([rollout(0), rollout(5)], KIND, None, 6, RULE)
+    assert (put.status, put.staleness, put.train_step) == (Status.EXPIRED, 5, None)
+    fresh = await normalise([rollout(5)], KIND, None, 6, RULE)
+    assert (fresh.status, fresh.staleness, fresh.train_step) == (Status.COMPLETED, 0, 6)
