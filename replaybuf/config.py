@@ -6,7 +6,7 @@ import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
 
-from pydantic import BeforeValidator, Field, ImportString
+from pydantic import BeforeValidator, Field, ImportString, TypeAdapter, ValidationError
 from typing_extensions import TypeVar
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
@@ -43,6 +43,31 @@ def _from_json(mapping: Any) -> Any:
         return json.loads(mapping)
     except ValueError:
         raise ValueError('a text must be a mapping as JSON, such as {"response_ids": "tokens"}') from None
+
+
+_IMPORT: TypeAdapter[Any] = TypeAdapter(ImportString[Any])
+
+
+def _converters(value: Any) -> Any:
+    """Return converters with the classes and functions that texts name; `Codec` checks what they are."""
+    converters = _from_json(value)
+    if not isinstance(converters, dict):
+        return converters
+    return {_imported(kind): _with_functions(entry) for kind, entry in converters.items()}
+
+
+def _with_functions(entry: Any) -> Any:
+    if isinstance(entry, (list, tuple)) and len(entry) == 3:
+        return (entry[0], _imported(entry[1]), _imported(entry[2]))
+    return entry
+
+
+def _imported(value: Any) -> Any:
+    """Return what a "module:name" names, or anything else as it is. Raises ValueError."""
+    try:
+        return _IMPORT.validate_python(value)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"]) from None
 
 
 class ReplayBufferConfig(ReadableConfig, Generic[R]):
@@ -114,9 +139,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     object_refs: Literal["ref", "value"] = "ref"
     object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
     free_object_refs: bool = False
-    converters: Annotated[
-        dict[ImportString[Any], tuple[str, ImportString[Any], ImportString[Any]]] | None, BeforeValidator(_from_json)
-    ] = None
+    converters: Annotated[dict[Any, Any] | None, BeforeValidator(_converters)] = None
 
     def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; it connects at first use.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from replaybuf import (
     FIFOPolicy,
     ReplayBufferConfig,
     ReplayPolicy,
+    RolloutState,
     StalenessPolicy,
     SyncProduceStrategy,
     SyncReplayBufferConfig,
@@ -278,3 +280,36 @@ def test_a_missing_driver_names_its_package(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(driver.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDriverError, match=r"pip install asyncpg"):
         ReplayBufferConfig(url="postgresql://u@h/d").build()
+
+
+def test_converters_may_be_named_in_a_file_and_in_the_environment(tmp_path: Path) -> None:
+    named = {"fractions:Fraction": ["fraction", "builtins:str", "fractions:Fraction"]}
+    file = tmp_path / "train.yaml"
+    file.write_text("url: memory://\nconverters:\n  fractions:Fraction: [fraction, builtins:str, fractions:Fraction]\n")
+    for config in (
+        ReplayBufferConfig.from_file(file),
+        ReplayBufferConfig.from_env({"REPLAYBUF_URL": "memory://", "REPLAYBUF_CONVERTERS": json.dumps(named)}),
+        ReplayBufferConfig(url="memory://", converters={Fraction: ("fraction", str, Fraction)}),
+    ):
+        codec = config.build().storage.codec
+        [back] = codec.decode(codec.encode([RolloutState(message=[], reward=Fraction(1, 3))]))
+        assert back.reward == Fraction(1, 3)
+        assert pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("converters", "message"),
+    [
+        ({"nowhere:Class": ["a", "builtins:str", "builtins:str"]}, "converters: .*No module named 'nowhere'"),
+        ({Fraction: ["a", str]}, r"converters: fractions.Fraction needs \(name, encode, decode\)"),
+        ({Fraction: ["a", "nowhere:f", str]}, "converters: .*No module named 'nowhere'"),
+        ("{", "converters: "),
+        ("[]", "converters: Input should be a valid dictionary"),
+        ({Fraction: ["", str, str]}, "the name of fractions.Fraction must be a text"),
+        ({"math:pi": ["a", str, str]}, "3.14.* is no class"),
+    ],
+)
+def test_a_wrong_converter_is_a_config_error(converters: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        ReplayBufferConfig(url="memory://", converters=converters).build()
+    assert len(str(caught.value).splitlines()) == 1

@@ -33,13 +33,13 @@ class Memoryview(Foreign):
 _STAND_INS: Final[dict[type, type[Foreign]]] = {bytearray: Bytearray, memoryview: Memoryview}
 
 
-def holds_foreign(value: Any) -> bool:
-    """Return whether a value that packed well holds such objects, dict keys aside.
+def holds_foreign(values: Iterable[Any]) -> bool:
+    """Return whether values that packed well hold such objects, dict keys aside.
 
     A long list that begins and ends with a number is taken for a list of numbers, because looking at each token would
     cost a third of the whole encoding. In such a list, and only there, a bytearray or memoryview is restored as bytes.
     """
-    stack: list[Iterable[Any]] = [(value,)]
+    stack = [values]
     while stack:
         items = stack.pop()
         if SCALARS.issuperset(map(type, items)):

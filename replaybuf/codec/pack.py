@@ -120,7 +120,7 @@ class Packing:
         held: list[Any] = []
         packed = self._pack(values, partial(self._stand_in, held))
         # After packing, which made sure that no value contains itself.
-        if holds_foreign(values) or holds_foreign(held):
+        if holds_foreign(values) or (held and holds_foreign(held)):
             packed = self._pack([wrapped(value) for value in values], self._wrapped_stand_in)
         return packed
 
