@@ -11,7 +11,6 @@ import msgpack  # type: ignore[import-untyped]
 SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _NUMBERS: Final = frozenset({int, float})
 _CONTAINERS: Final = frozenset({list, tuple, set, frozenset})
-_HOLDING: Final = _CONTAINERS | {dict}
 _LONG: Final = 32
 _FOREIGN: Final = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
 
@@ -43,19 +42,19 @@ def holds_foreign(values: Iterable[Any]) -> bool:
     stack = [values]
     while stack:
         items = stack.pop()
-        kinds = {*map(type, items)}
-        if SCALARS.issuperset(kinds):
-            continue
-        if not _FOREIGN.isdisjoint(kinds):
-            return True
-        if _HOLDING.isdisjoint(kinds):
+        if SCALARS.issuperset(map(type, items)):
             continue
         for item in items:
             kind = type(item)
+            if kind in SCALARS:
+                continue
             if kind is dict:
                 stack.append(item.values())
-            elif kind in _CONTAINERS and not (kind is list and len(item) > _LONG and _looks_numeric(item)):
-                stack.append(item)
+            elif kind in _CONTAINERS:
+                if not (kind is list and len(item) > _LONG and _looks_numeric(item)):
+                    stack.append(item)
+            elif kind in _FOREIGN:
+                return True
     return False
 
 
