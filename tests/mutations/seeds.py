@@ -109,6 +109,10 @@ _CODEC = [
     ("open-marks", "codec/unpack.py", "if self._open_marks:", "if False:", "marks that mark nothing are damage"),
     ("foreign-in-dicts", "codec/foreign.py", "stack.append(item.values())", "pass", "bytearrays in dicts come back as such"),
     ("enum-as-value", "codec/classes.py", "member = cls[names[0]] if names else cls(value)", "member = value", "enum members come back as members"),
+    ("image-info-lost", "codec/images.py", "image.info = info", "pass", "what an image says of itself comes back"),
+    ("unknown-converter-read", "codec/converters.py", "if self._as_plain:", "if True:", "what an unknown converter stored is refused"),
+    ("deque-without-bound", "codec/containers.py", "return deque(items, maxlen)", "return deque(items)", "deques keep their bound"),
+    ("bytearray-of-an-object", "codec/object_refs.py", "return wrapped(value)", "return value", "bytearrays in objects of Ray come back as such"),
 ]  # fmt: skip
 
 _SQL = [
