@@ -113,6 +113,8 @@ async def test_whatever_else_is_too_large_is_refused_too(sql_url: str, monkeypat
     lower(monkeypatch)
     async with build(sql_url) as buffer:
         await buffer.put(group(0), TASK)
+        with pytest.raises(TooLargeError, match=REFUSED):
+            await buffer.put(group(1), TASK, tags={"a": "x" * 2 * LIMIT})
         with pytest.raises(TooLargeError, match=r"what was to be stored takes 400 kB|larger than SQLite's limit"):
             await buffer.update({}, tags={"a": "x" * 2 * LIMIT})
         assert await take_all(buffer) == [0]

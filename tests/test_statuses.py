@@ -63,6 +63,18 @@ def test_a_status_is_known_by_value_or_name_in_any_case(value: Any, status: Stat
     assert Statuses().get(value) is status  # also when it is remembered
 
 
+def test_equal_members_of_two_enums_are_told_apart() -> None:
+    class Other(IntEnum):
+        Failed = 1
+
+    statuses = Statuses()
+    assert [statuses.get(one) for one in (Numbered.Completed, Other.Failed, 1)] == [
+        Status.COMPLETED,
+        Status.FAILED,
+        None,
+    ]
+
+
 def test_unknown_statuses_are_input_errors_that_say_which_there_are() -> None:
     with pytest.raises(InputError, match="unknown status 'done'; there are init, completed"):
         Statuses().check("done")
@@ -96,6 +108,14 @@ def test_the_config_says_what_statuses_mean() -> None:
 def test_expiry_writes_what_the_class_has_for_it(now: Any, choices: Any, expired: Any) -> None:
     new = Statuses().like(Status.EXPIRED, now, choices)
     assert (type(new), new) == (type(expired), expired)
+
+
+def test_what_is_named_like_ours_is_written_rather_than_an_alias() -> None:
+    class Early(Enum):
+        TRUNCATED = "truncated"
+        COMPLETED = "completed"
+
+    assert Statuses().like(Status.COMPLETED, Early.TRUNCATED, ()) is Early.COMPLETED
 
 
 def test_a_name_of_their_own_is_written_where_they_have_one() -> None:

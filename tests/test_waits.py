@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from replaybuf import FullError, NotReadyError, ReplayBuffer
+from replaybuf import ChunkBufferConfig, FullError, NotReadyError, ReplayBuffer
 from replaybuf.buffer import waits
 from tests.stores import TASK, build, group
 
@@ -60,6 +60,16 @@ async def test_a_put_that_waits_for_room_says_why(
     assert all(
         "1 completed groups are buffered, and the capacity is 1 (is the consumer running?)" in one for one in lines
     )
+
+
+async def test_a_rank_that_waits_for_a_selection_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waits, "REPORT_SECONDS", 0.1)
+    async with ChunkBufferConfig(url="memory://", fragments_per_chunk=1).build() as chunks:
+        with pytest.raises(NotReadyError):
+            await chunks.prepared(timeout=0.3)
+    assert set(told(caplog)) == {"waiting for a selection for 0 s: nothing was fetched yet from chunks"}
 
 
 async def test_a_short_wait_is_silent(caplog: pytest.LogCaptureFixture) -> None:

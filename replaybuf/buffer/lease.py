@@ -102,9 +102,9 @@ class Lease(Generic[R]):
         """Store the result of groups of this lease in their place, in one transaction. Return its uid.
 
         `replaces` are the uids of the groups that it was made from, which leave the buffer. Options and rules are those
-        of `ReplayBuffer.put`: a result that has expired and isn't retryable is dropped (None), and the groups leave all
-        the same. Raises what `put` raises, and LeaseLostError if the lease no longer holds one of the groups; then
-        nothing is stored.
+        of `ReplayBuffer.put`: a result that has expired and isn't retryable is dropped (None), as is one that is unfit
+        and not kept, and the groups leave all the same. Raises what `put` raises, and LeaseLostError if the lease no
+        longer holds one of the groups; then nothing is stored.
         """
         chosen = self._replaced(replaces)
         uid = await self._putting.put(items, task_name, replaces=chosen, lease=self._leased, timeout=timeout, **options)

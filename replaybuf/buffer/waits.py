@@ -107,7 +107,7 @@ class Waits:
     async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> None:
         """Wait until all groups that the draw asks for are there. Raises NotReadyError, saying what is missing."""
         check_possible(draw, self._storage.rules.limits)
-        reports = _Reports("waiting for groups")
+        reports = Reports("waiting for groups")
         with _timed(self.for_groups) as begin:
             while True:
                 self.check_open()
@@ -204,7 +204,7 @@ class Waits:
 
     async def _put_in_turn(self, new: NewGroup, deadline: float, timeout: float) -> int:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
-        reports = _Reports("waiting for room")
+        reports = Reports("waiting for room")
         while True:
             self.check_open()
             seen = self.version()
@@ -261,8 +261,8 @@ def check_possible(draw: Draw, limits: Limits) -> None:
         raise InputError(f"a batch of {size} groups of task {task} would wait for ever: {why}")
 
 
-class _Reports:
-    """The reports of one wait in the log: after so many seconds, and then as often."""
+class Reports:
+    """The reports of one wait in the log: after so many seconds, and then as often. `what` it waits for begins them."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -271,6 +271,7 @@ class _Reports:
 
     @property
     def due(self) -> bool:
+        """Whether it is time for one."""
         return time.monotonic() >= self._next
 
     @property
@@ -279,6 +280,7 @@ class _Reports:
         return max(0.0, self._next - time.monotonic())
 
     def tell(self, missing: str) -> None:
+        """Report what is missing."""
         now = time.monotonic()
         self._next = now + REPORT_SECONDS
         _logger.warning("%s for %.0f s: %s", self._what, now - self._began, missing)

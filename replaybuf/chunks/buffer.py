@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.buffer.waits import Reports
 from replaybuf.checks import check_seconds, check_task_name, check_timeout
 from replaybuf.chunks.data import (
     Chunk,
@@ -291,15 +292,18 @@ class ChunkBuffer:
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
         query = {"task_name": self._ledger.prepared, "uid": {"$gt": least}}
+        reports = Reports("waiting for a selection")
         while True:
             for item in [item async for item in self.buffer.find(query, order_by="-uid", limit=1)]:
                 if item.error is not None:
                     raise ReplayBufError(f"selection {item.uid} of {self.name} can't be read: {item.error}")
                 return Selection.of(item)
             remaining = deadline - time.monotonic()
-            if remaining <= 0:
+            if remaining <= 0 or reports.due:
                 what = "nothing was fetched yet" if after is None else f"nothing was fetched after selection {after}"
-                raise NotReadyError(f"after {limit:g} s: {what} from {self.name}")
+                if remaining <= 0:
+                    raise NotReadyError(f"after {limit:g} s: {what} from {self.name}")
+                reports.tell(f"{what} from {self.name}")
             await asyncio.sleep(min(_LOOK_SECONDS, remaining))
 
     async def _draw(self, n: int, timeout: float) -> Selection | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from replaybuf.codec.marks import ENUM, NAMEDTUPLE, OBJECT, Form, Restore, mark
 from replaybuf.errors import DecodeError
-from replaybuf.rollouts.classes import Classes, name_of
+from replaybuf.rollouts.classes import Classes, name_of, stored_name
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.shapes import Shape, is_namedtuple, kind_of
 
@@ -33,7 +33,7 @@ class Instances:
 
     def __init__(self, known: Classes, *, as_plain: bool = False) -> None:
         self._known = known
-        self._shapes = {name_of(cls): shape for cls, shape in known.shapes.items()}
+        self._shapes = {stored_name(cls): shape for cls, shape in known.shapes.items()}
         self._members: dict[tuple[Any, ...], Enum] = {}  # that were read before
         self._as_plain = as_plain
         self.restores: Mapping[int, Restore] = {
@@ -45,9 +45,9 @@ class Instances:
     def form(self, kind: type) -> Form | None:
         if kind in self._known:
             if issubclass(kind, Enum):
-                return mark(ENUM), _member_form(_STATUS if kind is Status else name_of(kind))
+                return mark(ENUM), _member_form(_STATUS if kind is Status else stored_name(kind))
             if is_namedtuple(kind):
-                name = name_of(kind)
+                name = stored_name(kind)
                 return mark(NAMEDTUPLE), lambda value: [name, list(value)]
             return mark(OBJECT), _object_form(self._known.shapes[kind])
         what = "an enum" if issubclass(kind, Enum) else "a named tuple" if is_namedtuple(kind) else kind_of(kind)
@@ -70,10 +70,10 @@ class Instances:
     def _find(self, name: Any) -> Any:
         cls = Status if name == _STATUS else self._known.find(name)
         if cls is None and not self._as_plain:
-            short = str(name).rpartition(".")[2]
+            shown, short = str(name).replace(":", "."), str(name).rpartition(":" if ":" in str(name) else ".")[2]
             raise DecodeError(
-                f"the payload holds a {name!s:.200}, a class that this config doesn't know: add types=[{short:.100}] "
-                "to it, or use the rollout_type that declares the class"
+                f"the payload holds a {shown:.200}, a class that this config doesn't know: add types=[{short:.100}] to "
+                "it, or use the rollout_type that declares the class"
             )
         return cls
 
@@ -136,7 +136,7 @@ def _member_form(name: str) -> Any:
 
 
 def _object_form(shape: Shape) -> Any:
-    name = name_of(shape.cls)
+    name = stored_name(shape.cls)
 
     def content(instance: Any) -> list[Any]:
         fields = shape.read(instance)

@@ -56,6 +56,13 @@ def _build_defaultdict(content: list[Any]) -> defaultdict[Any, Any]:
     return defaultdict(None if name is None else _FACTORIES[name], items)
 
 
+def _path(path: PurePath) -> list[str]:
+    text = str(path)
+    if type(path)(text) != path:  # shares of Windows without a name
+        raise TypeError(f"the path {path!r:.100} can't be stored: its text is that of another path")
+    return [type(path).__name__, text]
+
+
 def _build_path(content: list[Any]) -> PurePath:
     name, text = content
     if type(text) is not str:
@@ -101,7 +108,7 @@ FORMS: Final[dict[type, Form]] = {
     Counter: (mark(COUNTER), lambda value: wrapped(dict(value))),
     defaultdict: (mark(DEFAULT_DICT), _take_defaultdict_apart),
     Memoryview: (mark(MEMORYVIEW), _take_view_apart),
-    **{cls: (mark(PATH), lambda value: [type(value).__name__, str(value)]) for cls in _PATHS.values()},
+    **{cls: (mark(PATH), _path) for cls in _PATHS.values()},
 }
 
 #: How they are restored: mark, type of the content, function.

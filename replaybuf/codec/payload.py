@@ -183,7 +183,7 @@ class Codec:
     def _explain(self, group: list[dict[str, Any]], error: Exception) -> EncodeError:
         for index, fields in enumerate(group):
             for name, value in fields.items():
-                step = f"[{name!r}]" if self.rollout_type.cls is dict else f".{name}"
+                step = f"[{name!r}]" if issubclass(self.rollout_type.cls, dict) else f".{name}"
                 path = f"rollouts[{index}]{step}"
                 if (problem := self._packing.explain(name, path) or self._packing.explain(value, path)) is not None:
                     return problem

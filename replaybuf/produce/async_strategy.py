@@ -27,9 +27,10 @@ class AsyncProduceStrategy(ProduceStrategy):
     back as ABORTED: with their partial response, to be continued, if `enable_partial_rollout` is set; otherwise for a
     fresh start. They come before new prompts. The tag "interrupted" counts the interruptions.
 
-    `max_staleness`: a rollout expires when it is more train steps old than that, and `max_token_staleness`: when its
-    freshest trainable token is (None: never). Both count in steps between updates of the generating weights,
-    `sync_weights_interval` train steps each: n allows (n + 1) * sync_weights_interval - 1 steps.
+    `max_staleness`: a rollout expires when it is more train steps old than that. `max_token_staleness`: tokens that are
+    more steps old than that are masked out, and a rollout expires when no trainable one is left (None: never). Both
+    count in steps between updates of the generating weights, `sync_weights_interval` train steps each: n allows
+    (n + 1) * sync_weights_interval - 1 steps.
 
     Tail batches: once there are `tail_batch_trigger_size` groups that have expired, or were interrupted at least
     `tail_batch_max_tries` times (None: only expired ones), the next batch is produced from them, without running ahead,

@@ -265,13 +265,15 @@ class Generations:
             if not self._terms.partial:
                 begin_anew_later(group, self._kind)
         rule, before = self._terms.expiry, group_status(map(self._kind.status, group))
+        # Without these fields, rollouts have no staleness; a rule that needs it says what is missing.
+        dated = rule.active or self._kind.may_have("response_ids", "response_model_steps")
         while True:
             seen = self._sampler.buffer.waits.version()
             try:
                 await prompt.finish(
                     group,
-                    model_step=model_step,
-                    current_train_step=self.train_step,
+                    model_step=model_step if dated else None,
+                    current_train_step=self.train_step if dated else None,
                     stale_threshold=rule.stale_threshold,
                     token_stale_threshold=rule.token_stale_threshold,
                     expired_groups_retryable=rule.retryable,

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import DecodeError, InputError
+from replaybuf.errors import DecodeError, EncodeError, InputError
 from replaybuf.prompts.place import START, of_another
 from replaybuf.prompts.tensors import with_arrays, with_tensors
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -108,7 +108,12 @@ class StatefulReader:
         return set_epoch is not None
 
     def _state(self) -> bytes:
-        return _CODEC.encode([{"epoch": self._epoch, "state": with_arrays(self._dataset.state_dict())}])
+        try:
+            return _CODEC.encode([{"epoch": self._epoch, "state": with_arrays(self._dataset.state_dict())}])
+        except EncodeError as error:
+            raise InputError(
+                f"the dataset's state_dict() has to consist of plain values and arrays ({error})"
+            ) from error
 
     def _load(self, place: bytes) -> int:
         """Set the dataset to a state. Return the number of its epoch."""

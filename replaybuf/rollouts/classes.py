@@ -35,13 +35,12 @@ class Classes:
         """Return the class that a payload calls so.
 
         A class that has moved to another module since (or was in `__main__` then) is found by the rest of its name, if
-        that fits one class only.
+        only one class is called so.
         """
         cls = self._by_name.get(name)
         if cls is None and isinstance(name, str):
-            alike = self._by_qualname.get(_last_part(name), ())
-            fitting = [one for one in alike if name.endswith("." + one.__qualname__)]
-            cls = fitting[0] if len(fitting) == 1 else None
+            alike = self._by_qualname.get(name.partition(":")[2], ())
+            cls = alike[0] if len(alike) == 1 else None
         return cls
 
     def _explore(self, named: Iterable[type[Any]]) -> None:
@@ -64,18 +63,26 @@ class Classes:
                 pending += _origin(cls)
 
     def _add(self, cls: type[Any], *, known: bool = False) -> None:
-        name = name_of(cls)
+        name = stored_name(cls)
         if name in self._by_name:
-            raise ConfigError(f"two classes are called {name}: payloads couldn't tell them apart; rename one of them")
+            raise ConfigError(
+                f"two classes are called {name_of(cls)}: payloads couldn't tell them apart; rename one of them"
+            )
         self._by_name[name] = cls
-        self._by_qualname.setdefault(_last_part(cls.__qualname__), []).append(cls)
+        self._by_name.setdefault(name_of(cls), cls)  # as members of enums were stored by 0.1.0
+        self._by_qualname.setdefault(cls.__qualname__, []).append(cls)
         if not known:
             self.others.add(cls)
 
 
 def name_of(cls: type[Any]) -> str:
-    """Return the name of a class in payloads."""
+    """Return the name of a class for people."""
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def stored_name(cls: type[Any]) -> str:
+    """Return the name of a class in payloads, which says where the name of its module ends."""
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def checked(cls: Any, where: str) -> type[Any]:
@@ -89,10 +96,6 @@ def checked(cls: Any, where: str) -> type[Any]:
             f"Structs, not {cls!r:.200}"
         )
     return cls  # type: ignore[no-any-return]
-
-
-def _last_part(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _origin(cls: type[Any]) -> list[type[Any]]:

@@ -77,8 +77,8 @@ def _require_fields(
     if model_step is not None:
         features.append(("model_step", ("response_ids", "response_model_steps")))
     if train_step is not None:
-        features.append(("current_train_step", ("seq_staleness", "response_model_steps")))
-    if rule.active:
+        features.append(("current_train_step", ("response_model_steps",)))
+    elif rule.active:
         features.append(("stale_threshold", ("seq_staleness",)))
     if rule.token_stale_threshold is not None:
         mask = () if rollout_type.cls is dict else ("response_mask",)  # a dict gets one where it needs it
@@ -110,14 +110,13 @@ def _normalise(
 def _apply_rules(
     rollouts: Sequence[Any], kind: RolloutType, status: Status, train_step: int | None, rule: ExpiryRule
 ) -> Normalised:
-    if train_step is not None:
-        refresh_group(rollouts, train_step, kind)
-    staleness = group_staleness(rollouts, kind)
+    refreshed = None if train_step is None else refresh_group(rollouts, train_step, kind)
+    staleness = group_staleness(rollouts, kind) if refreshed is None else max(refreshed)
     if abs(staleness) >= MAX_STEP:
         raise RolloutError(f"seq_staleness is {staleness:.4g}, which is no number of training steps")
     if status not in EXPIRING_STATUSES:
         return Normalised(status, staleness, train_step)
-    expired = find_expired(rollouts, rule, train_step, kind)
+    expired = find_expired(rollouts, rule, train_step, kind, refreshed)
     if (expired or status == Status.EXPIRED) and not rule.retryable:
         for rollout in rollouts:
             kind.set_status(rollout, Status.EXPIRED)

@@ -83,6 +83,10 @@ class RolloutType:
             return theirs in rollout or theirs in self.names
         return theirs is not None and (theirs in self.names or hasattr(rollout, theirs))
 
+    def may_have(self, *names: str) -> bool:
+        """Return whether rollouts may have all these fields of ours: those of their class, or any if they are dicts."""
+        return self.cls is dict or all(self._theirs.get(name, name) in self.names for name in names)
+
     def set(self, rollout: Any, name: str, value: Any) -> None:
         """Set the rollout's field `name` (of ours), in place, if its class has such a field; any dict has.
 

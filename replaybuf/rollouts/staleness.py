@@ -103,8 +103,12 @@ def _newest_trainable_step(rollout: Any, kind: RolloutType) -> int | None:
         return _highest(steps)
     if isinstance(steps, np.ndarray) or isinstance(mask, np.ndarray):
         length = min(len(steps), len(mask))
-        return _highest(np.asarray(steps)[:length][np.asarray(mask)[:length] != 0])
-    return max(map(int, compress(steps, mask)), default=None)
+        newest = _highest(np.asarray(steps)[:length][np.asarray(mask)[:length] != 0])
+    else:
+        newest = max(map(int, compress(steps, mask)), default=None)
+    if newest is None and np.any(np.asarray(mask[len(steps) :]) != 0):
+        return oldest_step(rollout, kind)  # trainable tokens without a step count as old as the oldest
+    return newest
 
 
 def undated(rollouts: Sequence[Any], kind: RolloutType) -> int | None:

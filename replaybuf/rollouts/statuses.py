@@ -39,15 +39,16 @@ class Statuses:
 
     def get(self, value: Any) -> Status | None:
         """Return the Status that a value means, or None: a Status, a text, or a member of any Enum."""
+        key = (type(value), value)  # members of two IntEnums may be equal
         try:
-            return self._known[value]
+            return self._known[key]
         except KeyError:
             pass
         except TypeError:  # not hashable
             return None
         status = _by_text(value, self._table)
         if isinstance(value, str | Enum) and len(self._known) < 1000:
-            self._known[value] = status
+            self._known[key] = status
         return status
 
     def check(self, value: Any) -> Status:

@@ -82,9 +82,10 @@ class GroupStorage(ABC):
 
     @abstractmethod
     async def drop(self, group: NewGroup) -> None:
-        """Record a group that expired before it could be stored, and remove the groups that its put would replace.
+        """Record a group that isn't stored, and remove the groups that its put would replace.
 
-        In one transaction; it counts as put and as dropped. With `group.dropped`, the removed ones are added to it, as
+        It expired before it could be stored, and counts as put and as dropped; or it is FILTERED or FAILED, and counts
+        as put and as pruned. In one transaction. With `group.dropped`, the removed ones are added to it, as
         by `put`. Raises ConflictError and LeaseLostError like `put`; then
         nothing is removed or counted.
         """

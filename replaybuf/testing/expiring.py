@@ -120,6 +120,8 @@ class ExpiryLaws(Harness):
             ({"response_model_steps": [0, 6, 1], "response_mask": [1, 0, 1]}, True),  # the newest isn't trainable
             ({"response_model_steps": [0, 5, 1], "response_mask": [0, 0, 0]}, False),  # none is: exempt
             ({"response_model_steps": [0, 5, 1], "response_mask": None}, True),
+            ({"response_model_steps": [0], "response_mask": [0, 1, 1]}, True),  # as old as the oldest
+            ({"response_model_steps": [6], "response_mask": [0, 1, 1]}, False),
             ({"response_model_steps": [], "response_ids": []}, False),  # no response: exempt
             ({"response_model_steps": [0, 0, 0], "input_ids": [1]}, False),  # agentic: exempt
             ({"response_model_steps": [0, 0, 0], "labels": [1]}, False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -241,11 +242,20 @@ def twin(module: str) -> type[Any]:
 
 
 def test_a_class_that_moved_to_another_module_is_found_by_the_rest_of_its_name() -> None:
-    payload = hostile_field({MARK[marks.OBJECT]: ["__main__.Data", {"a": 1}]})
+    payload = hostile_field({MARK[marks.OBJECT]: ["__main__:Data", {"a": 1}]})
     assert CODEC.decode(payload) == [{"field": Data(1)}]
     codec = Codec(RolloutType(dict, types=[twin("one"), twin("two")]))
     with pytest.raises(DecodeError, match=r"types=\[Twin\]"):
-        codec.decode(hostile_field({MARK[marks.OBJECT]: ["three.Twin", {"a": 1}]}))
+        codec.decode(hostile_field({MARK[marks.OBJECT]: ["three:Twin", {"a": 1}]}))
+
+
+def test_a_class_inside_another_is_not_taken_for_one_of_its_last_name() -> None:
+    with pytest.raises(DecodeError, match=r"holds a other\.Sample\.Status, .*types=\[Sample\.Status\]"):
+        CODEC.decode(hostile_field({MARK[marks.ENUM]: ["other:Sample.Status", "completed"]}))
+
+
+def test_members_are_read_by_the_names_that_0_1_0_wrote() -> None:
+    assert CODEC.decode(hostile_field({MARK[marks.ENUM]: [f"{__name__}.Mood", 1]})) == [{"field": Mood.GOOD}]
 
 
 def test_two_classes_of_one_name_are_a_config_error() -> None:
@@ -277,6 +287,22 @@ def test_types_that_no_annotations_describe_are_a_config_error(cls: Any) -> None
 def test_hostile_instances_are_decode_errors(content: Any) -> None:
     with pytest.raises(DecodeError, match=r"damaged|another"):
         CODEC.decode(hostile_field(content))
+
+
+names = st.sampled_from([f"{__name__}:{kind.__name__}" for kind in (*KINDS, Hooked, Open, Mood)] + ["os:system", ""])
+contents = st.recursive(
+    st.none() | st.integers(-5, 5) | names | st.text(max_size=3) | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "count", "x"]), inner),
+    max_leaves=6,
+)
+
+
+@hypothesis.given(
+    st.sampled_from([marks.OBJECT, marks.NAMEDTUPLE, marks.ENUM]), contents | st.lists(names | contents, max_size=3)
+)
+def test_whatever_stands_for_an_instance_is_read_or_a_decode_error(number: int, content: Any) -> None:
+    with contextlib.suppress(DecodeError):
+        CODEC.decode(hostile_field({MARK[number]: content}))
 
 
 def test_readers_that_only_look_need_no_classes() -> None:

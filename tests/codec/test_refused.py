@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from datetime import UTC, datetime
+from pathlib import PureWindowsPath
 from typing import Any
 
 import msgpack
@@ -109,3 +110,8 @@ def test_a_list_that_holds_itself_is_an_encode_error() -> None:
 def test_a_value_over_the_limit_of_msgpack_is_an_encode_error() -> None:
     with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]: .*large"):
         DICTS.encode([{"field": bytes(2**32)}])  # zeros that are never touched
+
+
+def test_a_path_whose_text_is_another_path_is_refused() -> None:
+    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]: the path PureWindowsPath\(.*another path"):
+        DICTS.encode([{"field": PureWindowsPath("//a/")}])

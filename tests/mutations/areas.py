@@ -10,7 +10,12 @@ NEAR = {
         "tests/contract/test_memory.py",
     ),
     "races": ("tests/test_rules.py", "tests/contract/test_memory.py", "tests/contract/test_sqlite_memory.py"),
-    "rollouts": ("tests/test_rollout_type.py", "tests/contract/test_memory.py", "tests/test_views.py"),
+    "rollouts": (
+        "tests/test_rollout_type.py",
+        "tests/test_statuses.py",
+        "tests/contract/test_memory.py",
+        "tests/test_views.py",
+    ),
     "query": ("tests/query", "-k", "not postgres"),
     "codec": ("tests/codec", "tests/values/test_object_refs.py", "-k", "not postgres"),
     "sql": (

@@ -141,7 +141,13 @@ class Groups:
         limits, now = self.rules.limits, time.time()
         for status in limits.bounded_aside:
             most, seconds = limits.bound_aside(status)
-            for task_name in {task for (task, there, name), n in self.tallies.items() if there == status and n}:
+            here = [
+                (task, n) for (task, there, name), n in self.tallies.items() if (there, name) == (status, Tally.SIZE)
+            ]
+            oldest = min(self.archived_at.values(), default=now)
+            for task_name, count in here:
+                if count <= most if most is not None else oldest >= now - (seconds or 0):
+                    continue
                 aside = sorted(self.table.select(in_lane(task_name, status)), key=lambda uid: self._aside_since(uid, 0))
                 if most is not None:
                     gone = aside[: max(0, len(aside) - most)]

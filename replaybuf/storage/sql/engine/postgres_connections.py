@@ -104,11 +104,11 @@ def _note_writing(connection: Connection, _cursor: Any, statement: str, *_: Any)
         connection.info[_WROTE] = True
 
 
-def _refuse_too_large(_: Any, _cursor: Any, _statement: str, rows: Any, _context: Any, many: bool) -> None:
-    # The server would end the connection, and the same would be sent again and again.
-    for row in rows if many else (rows,):
-        if sizes.has_large(row):
-            sizes.POSTGRES.check("what was to be stored", row)
+def _refuse_too_large(_: Any, _cursor: Any, _statement: str, values: Any, _context: Any, many: bool) -> None:
+    # The server would end the connection, and the same would be sent again and again. (Groups, which come as many rows,
+    # are looked at before.)
+    if not many and sizes.has_large(values):
+        sizes.POSTGRES.check("what was to be stored", values)
 
 
 def forget_writing(connection: Connection) -> None:

@@ -47,7 +47,7 @@ LARGE = 1 << 26
 
 def has_large(values: Iterable[object]) -> bool:
     """Return whether a text or byte string among the values of a row is large."""
-    return any(value.__class__ in _SIZED and len(value) > LARGE for value in values)
+    return any(isinstance(value, _SIZED) and len(value) > LARGE for value in values)
 
 
 #: A row arrives in one message, and is sent back in one. The megabyte is for its other columns.

@@ -298,7 +298,7 @@ def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
 
 
 def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
-    """Count a group that expired before it could be stored, and remove the groups that its put would replace.
+    """Count a group that isn't stored, and remove the groups that its put would replace.
 
     Returns the removed groups, if the caller asks for them.
     """

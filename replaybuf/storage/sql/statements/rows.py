@@ -59,7 +59,7 @@ def check_size(tx: Transaction, encoded: EncodedGroup) -> None:
     """Raise TooLargeError when the database can't store the group, or could not send it back in one row."""
     new = encoded.group
     what = f"task {new.task_name}: the group of {len(new.rollouts)} rollouts"
-    values = (encoded.payload, encoded.outline, encoded.prompt, encoded.marks)
+    values = (encoded.payload, encoded.outline, encoded.prompt, encoded.marks, *(new.tags or {}).values())
     tx.dialect.row_limit(tx.connection).check(what, values)
 
 
