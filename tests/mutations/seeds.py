@@ -120,7 +120,7 @@ _CODEC = [
     ("open-marks", "codec/unpack.py", "if self._open_marks:", "if False:", "marks that mark nothing are damage"),
     ("foreign-in-dicts", "codec/foreign.py", "stack.append(item.values())", "pass", "bytearrays in dicts come back as such"),
     ("twin-classes", "rollouts/classes.py", "cls = alike[0] if len(alike) == 1 else None", "cls = alike[0] if alike else None", "a name that fits two classes says neither"),
-    ("instances-unlooked", "codec/pack.py", "if holds_foreign(values) or holds_foreign(held):", "if holds_foreign(values):", "bytearrays in instances come back as such"),
+    ("instances-unlooked", "codec/pack.py", "if holds_foreign(values) or (held and holds_foreign(held)):", "if holds_foreign(values):", "bytearrays in instances come back as such"),
     ("annotated-text-run", "rollouts/annotations.py", "elif origin in _ANNOTATED:", "elif origin is None:", "what stands beside a type in Annotated is no annotation"),
     ("enum-as-value", "codec/classes.py", "member = cls[names[0]] if names else cls(value)", "member = value", "enum members come back as members"),
     ("image-info-lost", "codec/images.py", "image.info = info", "pass", "what an image says of itself comes back"),
