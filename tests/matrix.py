@@ -81,6 +81,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("test_loops_and_forks.py::test_a_fork*", ("sqlite",)),
     ("test_loops_and_forks.py::*", ("sqlite",)),
     ("test_prompts.py::*", _STRATEGY),
+    ("values/test_object_refs.py::*", _LAYER),
+    ("values/test_stores.py::*", ("memory", "sqlite", "postgresql")),
     ("processes/test_processes.py::test_what_put_acknowledged*", ("sqlite",)),
     ("processes/test_processes.py::test_a_consumer_that_dies*", ("postgresql",)),
     ("processes/test_processes.py::test_others_go_on*", ("postgresql",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import sys
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -62,7 +63,7 @@ def test_changed_bodies_with_a_right_checksum_raise_nothing_else(data: st.DataOb
     body = bytearray(PAYLOAD[24:])
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    decodes_or_decode_error(sealed(bytes(body), 2))
+    decodes_or_decode_error(sealed(bytes(body), len(GROUP)))
 
 
 wire = st.recursive(
@@ -163,9 +164,14 @@ def plain_array_field(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
         sealed(struct.pack("<2Q", 2**63, 2**63), 2),
     ],
 )
-def test_hostile_payloads_are_refused(payload: bytes) -> None:
-    with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
-        DICTS.decode(payload)
+def test_hostile_payloads_are_refused_before_they_take_memory(payload: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
+            DICTS.decode(payload)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_decoding_imports_nothing() -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from replaybuf.codec import marks
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, EncodeError
 from replaybuf.rollouts.rollout_type import RolloutType
-from tests.codec.values import DICTS, MARK, hostile_field, round_trip
+from tests.codec.values import DICTS, MARK, hostile_field, round_trip, sealed
 
 MODES = ("1", "L", "P", "LA", "La", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F")
 PLAIN = Codec(RolloutType(dict), as_plain=True)
@@ -115,6 +118,14 @@ except Exception as error:
     first, second = done.stdout.splitlines()
     assert first == "[{'image': {'mode': 'L', 'size': (9, 5)}, 'a': 1}]"
     assert second == "DecodeError it holds a PIL image, and PIL isn't installed here: pip install pillow"
+
+
+@given(st.integers(min_value=0), st.integers(0, 255))
+def test_changed_images_with_a_right_checksum_raise_nothing_else(place: int, value: int) -> None:
+    body = bytearray(DICTS.encode([{"field": gradient("P").resize((2, 2))}])[24:])
+    body[place % len(body)] = value
+    with contextlib.suppress(DecodeError):
+        DICTS.decode(sealed(bytes(body)))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tracemalloc
@@ -20,7 +21,7 @@ from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import fill_model_steps, mask_stale_tokens, reset_response
-from tests.codec.values import DICTS, MARK, ZSTD, hostile_field, round_trip
+from tests.codec.values import DICTS, MARK, ZSTD, hostile_field, round_trip, sealed
 
 KIND = RolloutType(dict)
 ARRAYS = Codec(KIND, tensors="numpy")
@@ -189,6 +190,14 @@ def test_hostile_tensors_are_refused(content: tuple[Any, ...]) -> None:
     for codec in (DICTS, ARRAYS, STORED):
         with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
             codec.decode(by_hand(*content))
+
+
+@given(st.integers(min_value=0), st.integers(0, 255), st.sampled_from([DICTS, ARRAYS, STORED]))
+def test_changed_tensors_with_a_right_checksum_raise_nothing_else(place: int, value: int, codec: Codec) -> None:
+    body = bytearray(by_hand("bfloat16", [2, 1], bytes.fromhex("803f0040"), 1)[24:])
+    body[place % len(body)] = value
+    with contextlib.suppress(DecodeError):
+        codec.decode(sealed(bytes(body)))
 
 
 def test_impossible_tensors_are_refused(torch: ModuleType) -> None:

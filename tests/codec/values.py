@@ -217,5 +217,7 @@ values = st.recursive(
 GROUP = [
     {"a": np.arange(6).reshape(2, 3), "b": [(1, {2.5}), Status.FAILED, 2**70], "c": datetime(2024, 1, 1, tzinfo=UTC)},
     {"a": np.float32(1), "b": {"x": Decimal(1), (1, 2): bytearray(b"z")}},
+    {"a": collections.deque([1], 2), "b": np.array([[1, "a"]], object), "c": memoryview(b"ab"), "d": range(1, 9, 2)},
+    {"a": collections.defaultdict(list, a=[1]), "b": pathlib.PurePosixPath("a/b"), "c": collections.OrderedDict(a=1)},
 ]
 PAYLOAD = DICTS.encode(GROUP)

@@ -19,7 +19,7 @@ NEAR = {
         "tests/test_views.py",
     ),
     "query": ("tests/query", "-k", "not postgres"),
-    "codec": ("tests/codec",),
+    "codec": ("tests/codec", "tests/values/test_object_refs.py", "-k", "not postgres"),
     "sql": (
         "tests/contract/test_sqlite.py",
         "tests/test_checkpoints.py",

@@ -123,6 +123,10 @@ _CODEC = [
     ("instances-unlooked", "codec/pack.py", "if holds_foreign(values) or (held and holds_foreign(held)):", "if holds_foreign(values):", "bytearrays in instances come back as such"),
     ("annotated-text-run", "rollouts/annotations.py", "elif origin in _ANNOTATED:", "elif origin is None:", "what stands beside a type in Annotated is no annotation"),
     ("enum-as-value", "codec/classes.py", "member = cls[names[0]] if names else cls(value)", "member = value", "enum members come back as members"),
+    ("image-info-lost", "codec/images.py", "image.info = info", "pass", "what an image says of itself comes back"),
+    ("unknown-converter-read", "codec/converters.py", "if self._as_plain:", "if True:", "what an unknown converter stored is refused"),
+    ("deque-without-bound", "codec/containers.py", "return deque(items, maxlen)", "return deque(items)", "deques keep their bound"),
+    ("bytearray-of-an-object", "codec/object_refs.py", "return wrapped(value)", "return value", "bytearrays in objects of Ray come back as such"),
 ]  # fmt: skip
 
 _SQL = [
