@@ -141,6 +141,9 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     free_object_refs: bool = False
     converters: Annotated[dict[Any, Any] | None, BeforeValidator(_converters)] = None
 
+    def __hash__(self) -> int:
+        return hash((type(self), self.url, self.name))  # other fields may hold dicts
+
     def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; it connects at first use.
 

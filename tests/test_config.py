@@ -313,3 +313,8 @@ def test_a_wrong_converter_is_a_config_error(converters: Any, message: str) -> N
     with pytest.raises(ConfigError, match=message) as caught:
         ReplayBufferConfig(url="memory://", converters=converters).build()
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_equal_configs_are_one_key() -> None:
+    config = ReplayBufferConfig(url="memory://", fields={"response_ids": "tokens"}, rollout_type=dict)
+    assert {config, config.model_copy()} == {config}
