@@ -173,6 +173,7 @@ def _term(field: str) -> object:
         ({"on_full": "block"}, "needs a capacity"),
         ({"samples_per_insert": 4}, "can't be reached with max_times_sampled 1"),
         ({"remover": "lru"}, "unknown policy 'lru'"),
+        ({"policy": "json:JSONDecoder"}, "'json:JSONDecoder' is no ReplayPolicy"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"archive": "soon"}, "archive must be a number of groups"),
         ({"archive": "12w"}, "archive must be a number of groups"),
