@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from replaybuf.codec.marks import ENUM, NAMEDTUPLE, OBJECT, Form, Restore, mark
 from replaybuf.errors import DecodeError
-from replaybuf.rollouts.classes import Classes, name_of, stored_name
+from replaybuf.rollouts.classes import Classes, is_storable, name_of, stored_name
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.shapes import Shape, is_namedtuple, kind_of
 
@@ -20,8 +20,8 @@ _STATUS: Final = "replaybuf.rollout.Status"
 
 _MANY: Final = 1000
 
-# Members with other values are stored by their names.
-_VALUES: Final = frozenset({type(None), bool, int, float, str, bytes, tuple})
+# Members with other values, tuples of these aside, are stored by their names.
+_VALUES: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Instances:
@@ -51,7 +51,7 @@ class Instances:
                 return mark(NAMEDTUPLE), lambda value: [name, list(value)]
             return mark(OBJECT), _object_form(self._known.shapes[kind])
         what = "an enum" if issubclass(kind, Enum) else "a named tuple" if is_namedtuple(kind) else kind_of(kind)
-        if what:
+        if what and is_storable(kind):
             raise TypeError(
                 f"a value of type {name_of(kind)} ({what}) can't be stored: add types=[{kind.__qualname__}] to the "
                 "config, or declare its class in the annotations of the rollout_type"
@@ -128,9 +128,10 @@ class _PlainFields(dict[str, Any]):
 def _member_form(name: str) -> Any:
     def content(member: Any) -> list[Any]:
         value = member._value_
-        if type(value) in _VALUES:
+        parts = value if type(value) is tuple else (value,)
+        if all(type(part) in _VALUES and part == part for part in parts):  # nothing is found by NaN
             return [name, value]
-        return [name, None, member.name]
+        return [name, None, member._name_]
 
     return content
 

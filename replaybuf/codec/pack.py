@@ -150,11 +150,11 @@ class Packing:
     def _children(self, value: Any) -> Iterator[tuple[str, Any]]:
         kind = type(value)
         if kind in _DICTS:
-            for key, item in value.items():
+            for key, item in list(value.items()):  # packing may call users' code, which may change it
                 yield f"[key {key!r:.80}]", key
                 yield f"[{key!r:.80}]", item
         elif kind in _SEQUENCES:
-            for index, item in enumerate(value):
+            for index, item in enumerate(list(value)):
                 yield f"[{index}]", item
         elif kind is np.ndarray and value.dtype.char == "O":
             for place, item in np.ndenumerate(value):

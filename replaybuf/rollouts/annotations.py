@@ -26,12 +26,13 @@ def hints_of(cls: type[Any]) -> dict[str, Any]:
     except Exception:  # any code can stand in an annotation
         hints: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
-            for name, annotation in _raw_hints(base).items():
+            for name, annotation in raw_hints(base).items():
                 hints[name] = _resolved(annotation, base) if isinstance(annotation, str) else annotation
         return hints
 
 
-def _raw_hints(cls: type[Any]) -> dict[str, Any]:
+def raw_hints(cls: type[Any]) -> dict[str, Any]:
+    """Return the annotations in the body of this class, as they stand there."""
     if sys.version_info >= (3, 14):
         import annotationlib
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
-import typing_extensions
 from pydantic import BaseModel
 
 from replaybuf.errors import ConfigError
@@ -87,15 +86,22 @@ def stored_name(cls: type[Any]) -> str:
 
 def checked(cls: Any, where: str) -> type[Any]:
     """Return a class that a config names. ConfigError unless its instances can be stored by its annotations."""
-    known = isinstance(cls, type) and (
-        issubclass(cls, Enum) or is_namedtuple(cls) or typing_extensions.is_typeddict(cls) or bool(kind_of(cls))
-    )
-    if not known or cls in (Enum, BaseModel):
+    if not is_storable(cls) or cls is Enum:
+        hint = ""
+        if isinstance(cls, type) and kind_of(cls) and cls is not BaseModel:
+            hint = ", whose fields aren't its whole content: store it with a converter (converters=)"
         raise ConfigError(
             f"{where} takes enums, named tuples, TypedDicts, pydantic models, dataclasses, attrs classes and msgspec "
-            f"Structs, not {cls!r:.200}"
+            f"Structs, not {cls!r:.200}{hint}"
         )
     return cls  # type: ignore[no-any-return]
+
+
+def is_storable(cls: Any) -> bool:
+    """Return whether this is a class whose instances can be stored by its annotations."""
+    if not isinstance(cls, type) or cls is dict:
+        return False
+    return issubclass(cls, Enum) or is_namedtuple(cls) or shape_of(cls) is not None
 
 
 def _origin(cls: type[Any]) -> list[type[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from replaybuf.rollouts.annotations import hints_of
+from replaybuf.rollouts.annotations import hints_of, raw_hints
 
 Fields = dict[str, Any]
 
@@ -83,12 +84,16 @@ def pydantic_fields(infos: Mapping[str, FieldInfo]) -> Iterator[Field]:
 
 def dataclass_fields(cls: type[Any]) -> Iterator[Field]:
     """Yield the fields of a dataclass; those with init=False and no default are optional."""
-    infos = getattr(cls, "__pydantic_fields__", None)
-    if infos is not None:  # a pydantic dataclass: the standard library's fields may have FieldInfo as defaults
-        yield from pydantic_fields(infos)
-        return
+    # In a pydantic dataclass the standard library's fields may have FieldInfo as defaults. A dataclass that inherits
+    # from one has further fields.
+    infos: Mapping[str, FieldInfo] = getattr(cls, "__pydantic_fields__", {})
+    below = itertools.takewhile(lambda base: "__pydantic_fields__" not in vars(base), cls.__mro__) if infos else ()
+    further = {name for base in below for name in raw_hints(base)}
     hints = hints_of(cls)
-    for field in dataclasses.fields(cls):
+    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
+        if field.name in infos and field.name not in further:
+            yield from pydantic_fields({field.name: infos[field.name]})
+            continue
         annotation = hints.get(field.name, field.type)
         if field.default is not dataclasses.MISSING:
             yield _with_default(field.name, annotation, field.default, None)
@@ -100,6 +105,8 @@ def dataclass_fields(cls: type[Any]) -> Iterator[Field]:
 
 def attrs_fields(cls: type[Any]) -> Iterator[Field]:
     """Yield the fields of an attrs class."""
+    if not hasattr(cls, "__attrs_attrs__"):
+        return
     import attr  # it is there, or there would be no such class
 
     hints = hints_of(cls)

@@ -6,13 +6,14 @@ Users bring `RolloutState`, their own pydantic model, dataclass, attrs class, ms
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, get_origin
 
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
-from replaybuf.rollouts.annotations import choices_of
-from replaybuf.rollouts.classes import Classes, checked
+from replaybuf.rollouts.annotations import choices_of, types_in
+from replaybuf.rollouts.classes import Classes, checked, is_storable
 from replaybuf.rollouts.fields import Fields
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.shapes import Shape, kind_of, quoted, shape_of
@@ -49,6 +50,9 @@ class RolloutType:
         fields: Mapping[str, str | None] | None = None,
         statuses: Mapping[Any, Any] | None = None,
     ) -> None:
+        if isinstance(origin := get_origin(cls), type) and is_storable(origin):  # `Sample[Info]`: instances are Samples
+            types = [*filter(is_storable, types_in(cls, origin)), *types]
+            cls = origin
         self.cls = cls
         shape = shape_of(cls)
         if shape is None:
@@ -74,7 +78,14 @@ class RolloutType:
         theirs = self._theirs.get(name, name)
         if self._is_dict:
             return rollout.get(theirs, default)
-        return default if theirs is None else getattr(rollout, theirs, default)
+        if theirs is None:
+            return default
+        try:
+            return getattr(rollout, theirs, default)
+        except Exception as error:  # of a property
+            raise RolloutError(
+                f"{theirs!r} of a {self.cls.__qualname__} raised {type(error).__name__}: {error}"
+            ) from error
 
     def has(self, rollout: Any, name: str) -> bool:
         """Return whether the rollout has our field `name` (which may hold None)."""
@@ -191,8 +202,14 @@ def _renamed(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, str | 
         if name is not None and name in theirs.values():
             raise ConfigError(f"fields: two names are mapped to {name!r:.100}")
         theirs[ours] = name
-    # A field that means another one of ours isn't also the one of its own name.
+    # A field that means another one of ours isn't also the one of its own name, and a method isn't a field.
     hidden = {name: None for name in theirs.values() if name in OUR_FIELDS and name not in theirs}
+    if not issubclass(shape.cls, dict):
+        hidden |= {
+            name: None
+            for name in OUR_FIELDS - shape.names - theirs.keys()
+            if inspect.isroutine(getattr(shape.cls, name, None))
+        }
     return {**hidden, **{ours: name for ours, name in theirs.items() if name != ours}}
 
 

@@ -28,6 +28,7 @@ from replaybuf.rollouts.fields import (
     typed_dict_fields,
 )
 
+_ATTRS_HASH = "_attrs_cached_hash"
 _SEEN_LIMIT = 1024  # extra fields could make any number of sets of names
 
 # Of their subclasses the fields aren't the whole content.
@@ -150,8 +151,14 @@ class _AttributeShape(Shape):
     """A dataclass or an attrs class: its fields are attributes, which may never have been set."""
 
     def __init__(self, cls: type[Any], fields: Iterable[Field]) -> None:
-        super().__init__(cls, fields)
-        self._slots = any(vars(base).get("__slots__") for base in cls.__mro__)
+        # Of a pydantic dataclass; there are extra fields among the attributes.
+        super().__init__(cls, fields, extra=getattr(cls, "__pydantic_config__", {}).get("extra") == "allow")
+        # Slots and other descriptors aren't set through `__dict__`.
+        self._set_each = any(vars(base).get("__slots__") for base in cls.__mro__) or any(
+            hasattr(vars(base).get(name), "__set__") for base in cls.__mro__ for name in self.names
+        )
+        # attrs keeps the hash of an instance in it, None until it is asked for.
+        self._hash_kept = _ATTRS_HASH in getattr(getattr(cls.__hash__, "__code__", None), "co_names", ())
 
     def read(self, instance: Any) -> Fields:
         fields: Fields = {}
@@ -161,12 +168,18 @@ class _AttributeShape(Shape):
                 continue
             if value is not dataclasses.MISSING:
                 fields[field.name] = value
+        if self.extra:
+            for name, value in getattr(instance, "__dict__", {}).items():
+                if name not in self.names and name[:1] != "_" and not hasattr(self.cls, name):
+                    fields[name] = value
         return fields
 
     def build(self, fields: Fields) -> Any:
         instance = _new(self.cls)
         values = self._defaults.fill(fields)
-        if not self._slots:
+        if self._hash_kept:
+            object.__setattr__(instance, _ATTRS_HASH, None)
+        if not self._set_each:
             instance.__dict__.update(values)
             return instance
         for name, value in values.items():
@@ -190,7 +203,8 @@ class _StructShape(Shape):
         fields: Fields = {}
         for field in self.fields:
             value = getattr(instance, field.name)
-            if value is self._unset or (value is None and field.name not in self._keep_none):
+            # Where UNSET isn't the default, it is a value like any other; packing refuses it.
+            if value is self._unset is field.default or (value is None and field.name not in self._keep_none):
                 continue
             fields[field.name] = value
         return fields
@@ -229,16 +243,28 @@ def kind_of(cls: type[Any]) -> str:
         return "a pydantic model"
     if hasattr(cls, "__struct_fields__") and hasattr(cls, "__struct_config__"):
         return "a msgspec Struct"
-    if hasattr(cls, "__attrs_attrs__"):
-        return "an attrs class"
-    return "a dataclass" if dataclasses.is_dataclass(cls) else ""
+    for base in cls.__mro__:
+        if "__attrs_attrs__" in vars(base):
+            return "an attrs class"
+        if "__dataclass_fields__" in vars(base):
+            return "a dataclass"
+    return ""
 
 
 _MAKERS: dict[str, Callable[[type[Any]], Shape]] = {
     "a msgspec Struct": _StructShape,
-    "an attrs class": lambda cls: _AttributeShape(cls, attrs_fields(cls)),
-    "a dataclass": lambda cls: _AttributeShape(cls, dataclass_fields(cls)),
+    "an attrs class": lambda cls: _AttributeShape(cls, _fields_of(cls, attrs_fields, dataclass_fields)),
+    "a dataclass": lambda cls: _AttributeShape(cls, _fields_of(cls, dataclass_fields, attrs_fields)),
 }
+
+
+def _fields_of(cls: type[Any], *sources: Callable[[type[Any]], Iterable[Field]]) -> list[Field]:
+    """Return the fields of a dataclass or an attrs class, which may inherit from one of the other kind.
+
+    Its own constructor need not set those of the other kind.
+    """
+    own, inherited = ({field.name: field for field in fields(cls)} for fields in sources)
+    return [*own.values(), *(dataclasses.replace(f, optional=True) for f in inherited.values() if f.name not in own)]
 
 
 def is_namedtuple(cls: Any) -> bool:
@@ -252,7 +278,10 @@ def _has_extra_items(cls: type[Any]) -> bool:
 
 
 def _new(cls: Any) -> Any:
-    return cls.__new__(cls)
+    try:
+        return cls.__new__(cls)
+    except TypeError:  # of a class whose own `__new__` needs arguments
+        return object.__new__(cls)
 
 
 def _is_frozen(error: Exception) -> bool:

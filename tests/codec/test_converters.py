@@ -116,6 +116,17 @@ def test_a_converter_that_returns_the_value_inside_another_is_noticed() -> None:
         codec_of((Box, ("box", lambda box: [box], Box))).encode([{"field": [Box()]}])
 
 
+def test_a_converter_that_changes_what_is_being_packed_is_an_encode_error() -> None:
+    holder: dict[str, Any] = {"a": Box()}
+
+    def grow(box: Box) -> int:
+        holder[f"b{len(holder)}"] = 1
+        return 1
+
+    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]: dictionary changed size"):
+        codec_of((Box, ("box", grow, Box))).encode([{"field": holder}])
+
+
 def test_an_unknown_converter_is_a_decode_error() -> None:
     with pytest.raises(
         DecodeError, match="the converter 'box', which the buffer's config doesn't name: add converters="

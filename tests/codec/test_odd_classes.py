@@ -1,0 +1,237 @@
+"""Classes in odd forms: what decorators, descriptors, slots and generics make of them still comes back equal."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
+
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import ConfigError, EncodeError, RolloutError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import RolloutType
+from tests.codec.values import round_trip
+
+T = TypeVar("T")
+
+
+@pydantic.dataclasses.dataclass
+class Checked:
+    a: int = pydantic.Field(default=1)
+
+
+@dataclasses.dataclass
+class BelowChecked(Checked):
+    b: int = 2
+    a: int = 3
+
+
+@attrs.define(slots=False)
+class Made:
+    a: int = 1
+
+
+@dataclasses.dataclass
+class BelowMade(Made):
+    b: int = 2
+
+
+@attrs.define
+class BelowPlain(BelowChecked):
+    c: int = 3
+
+
+@pydantic.dataclasses.dataclass
+class OnlyToMakeIt:
+    a: int
+    given: dataclasses.InitVar[int]
+
+
+@pydantic.dataclasses.dataclass(slots=True, frozen=True)
+class TightOnlyToMakeIt:
+    a: int
+    given: dataclasses.InitVar[int] = 0
+
+
+@attrs.frozen(cache_hash=True)
+class Hashed:
+    a: int
+
+
+@attrs.define(slots=False, unsafe_hash=True, cache_hash=True)
+class LooselyHashed:
+    a: int
+
+
+class Doubled:
+    """A descriptor that keeps the value elsewhere."""
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return 0 if instance is None else instance.kept
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.kept = value
+
+
+@dataclasses.dataclass
+class Described:
+    a: Any = Doubled()
+
+
+@dataclasses.dataclass
+class NeedsArguments:
+    a: int
+
+    def __new__(cls, a: int) -> NeedsArguments:
+        return super().__new__(cls)
+
+
+@dataclasses.dataclass
+class Sample(Generic[T]):
+    info: T
+
+
+class Struct(msgspec.Struct, Generic[T]):
+    info: T
+
+
+class Keys(TypedDict, Generic[T]):
+    info: T
+
+
+@dataclasses.dataclass
+class Info:
+    a: int = 0
+
+
+@pytest.mark.parametrize(
+    "instance",
+    [
+        BelowChecked(5, 6),
+        BelowMade(b=4),
+        OnlyToMakeIt(1, 2),
+        TightOnlyToMakeIt(1),
+        Hashed(1),
+        LooselyHashed(1),
+        Described(4),
+        NeedsArguments(1),
+    ],
+    ids=lambda instance: type(instance).__name__,
+)
+def test_instances_come_back_equal(instance: Any) -> None:
+    codec = Codec(RolloutType(type(instance)))
+    assert codec.decode(codec.encode([instance])) == [instance]
+
+
+@pytest.mark.parametrize("instance", [BelowMade(b=4), BelowPlain(c=3)], ids=lambda one: type(one).__name__)
+def test_fields_of_another_kind_of_class_are_inherited(instance: Any) -> None:
+    instance.a = 7
+    codec = Codec(RolloutType(type(instance)))
+    [back] = codec.decode(codec.encode([instance]))
+    assert (back, back.a) == (instance, 7)
+
+
+@pytest.mark.parametrize("cls", [Hashed, LooselyHashed])
+def test_a_kept_hash_is_made_anew(cls: Any) -> None:
+    assert round_trip({cls(1)}, Codec(RolloutType(dict, types=[cls]))) == {cls(1)}
+
+
+def test_extra_fields_of_a_pydantic_dataclass_are_kept() -> None:
+    @pydantic.dataclasses.dataclass(config=ConfigDict(extra="allow"))
+    class Open:
+        a: int = 1
+
+    codec = Codec(RolloutType(Open))
+    [back] = codec.decode(codec.encode([Open(a=2, more=[3])]))  # type: ignore[call-arg]
+    assert (back.a, back.more) == (2, [3])
+
+
+def test_unset_is_refused_where_it_would_become_the_default() -> None:
+    class Counted(msgspec.Struct):
+        a: int | msgspec.UnsetType = 5
+
+    with pytest.raises(EncodeError, match=r"rollouts\[0\]\.a: a value of type msgspec\.UnsetType"):
+        Codec(RolloutType(Counted)).encode([Counted(msgspec.UNSET)])
+
+
+@pytest.mark.parametrize(
+    ("alias", "rollout"),
+    [(Sample[Info], Sample(Info(1))), (Struct[Info], Struct(Info(1))), (Keys[Info], {"info": Info(1)})],
+    ids=["dataclass", "Struct", "TypedDict"],
+)
+def test_a_generic_class_with_its_arguments_is_a_rollout_type(alias: Any, rollout: Any) -> None:
+    codec = Codec(RolloutType(alias))
+    assert codec.decode(codec.encode([rollout])) == [rollout]
+
+
+@dataclasses.dataclass
+class Failure(Exception):  # noqa: N818
+    a: int = 0
+
+
+def test_a_class_with_more_content_than_its_fields_is_advised_a_converter() -> None:
+    with pytest.raises(EncodeError, match=r"Failure can't be stored: .*converters=\{Failure:"):
+        round_trip(Failure(1))
+    with pytest.raises(ConfigError, match=r"fields aren't its whole content: .*converters="):
+        RolloutType(dict, types=[Failure])
+
+
+class Odd(Enum):
+    NAN = float("nan")
+    PAIR = (1, float("nan"))
+    CALLED = ("a", len)
+    ITEMS = (1, [2])
+
+
+class Misnamed(Enum):
+    A = range(3)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "another"
+
+
+@pytest.mark.parametrize("member", [*Odd, *Misnamed], ids=lambda member: member._name_)
+def test_members_with_odd_values_are_stored_by_their_names(member: Enum) -> None:
+    assert round_trip([member], Codec(RolloutType(dict, types=[Odd, Misnamed])))[0] is member
+
+
+class Methods:
+    """Has methods where other classes have fields that features use."""
+
+    def reward(self) -> float:
+        return 1.0
+
+    @staticmethod
+    def status() -> str:
+        return "x"
+
+
+@dataclasses.dataclass
+class WithMethods(Methods):
+    a: int = 0
+
+
+def test_methods_are_no_fields() -> None:
+    rollout_type = RolloutType(WithMethods)
+    assert rollout_type.status(WithMethods()) is Status.COMPLETED
+    assert rollout_type.get(WithMethods(), "reward") is None
+    assert not rollout_type.has(WithMethods(), "reward")
+
+
+def test_a_property_that_raises_is_a_rollout_error() -> None:
+    @dataclasses.dataclass
+    class Lazy:
+        @property
+        def reward(self) -> float:
+            raise OSError("no such judge")
+
+    with pytest.raises(RolloutError, match=r"'reward' of a .*Lazy raised OSError: no such judge"):
+        RolloutType(Lazy).get(Lazy(), "reward")
