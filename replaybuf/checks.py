@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from replaybuf.errors import InputError
+from replaybuf.redact import redact_path
 
 Tags = dict[str, str | int | float | bool | None]
 
@@ -243,6 +245,12 @@ def check_folder(path: Any) -> Path:
     if not good:
         raise InputError(f"expected the path of a folder, got {path!r:.100}")
     return folder
+
+
+def check_no_url(folder: Path) -> None:
+    """Raise InputError for a folder that is a URL."""
+    if re.match(r"[A-Za-z][\w+.-]+:/", str(folder)):
+        raise InputError(f"expected the path of a folder, got the URL {redact_path(str(folder)):.100}")
 
 
 def check_timeout(timeout: Any) -> float:

@@ -11,7 +11,15 @@ from typing import Any, Generic, Self
 
 from replaybuf.buffer.metrics import Meter
 from replaybuf.buffer.waits import Waits, sizes_of
-from replaybuf.checks import check_folder, check_keep, check_limit, check_list, check_step, check_task_name
+from replaybuf.checks import (
+    check_folder,
+    check_keep,
+    check_limit,
+    check_list,
+    check_no_url,
+    check_step,
+    check_task_name,
+)
 from replaybuf.errors import (
     ClosedError,
     MissingSnapshotError,
@@ -21,6 +29,7 @@ from replaybuf.errors import (
 )
 from replaybuf.progress import OnProgress
 from replaybuf.query import Node, Query, parse
+from replaybuf.redact import redact_path
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.statuses import StatusLike
@@ -270,12 +279,14 @@ def snapshot_file(folder: Path, *, make: bool = False) -> Path:
 
     MissingSnapshotError where there should be a snapshot, and is none.
     """
-    file, shown = folder / SNAPSHOT_FILE, f"{folder!s:.200}"
+    check_no_url(folder)
+    file, shown = folder / SNAPSHOT_FILE, f"{redact_path(str(folder)):.200}"
     try:
         if make:
             folder.mkdir(parents=True, exist_ok=True)
         elif folder.is_file():
-            raise MissingSnapshotError(f"{shown} is a file: give the folder that it is in, {folder.parent}")
+            inside = redact_path(str(folder.parent))
+            raise MissingSnapshotError(f"{shown} is a file: give the folder that it is in, {inside}")
         elif not file.is_file():
             raise MissingSnapshotError(f"there is no snapshot in {shown}: expected the file {SNAPSHOT_FILE}")
     except MissingSnapshotError:

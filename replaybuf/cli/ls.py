@@ -13,6 +13,7 @@ from replaybuf.cli.groups import age_of, archived_at, lease_text, status_style, 
 from replaybuf.cli.options import Buffer, Url, listing, option
 from replaybuf.cli.output import Column, Output
 from replaybuf.query import LogicNode, Node, parse
+from replaybuf.redact import redact
 from replaybuf.rules.policies import parse_order
 from replaybuf.storage.sql.inspection.groups import list_groups, tasks_of
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
@@ -51,7 +52,7 @@ def ls(
       replaybuf ls run.db --where '{"staleness": {"$gte": 3}, "tags.level": {"$in": [4, 5]}}'
       replaybuf ls run.db --status failed --json --limit 0 | jq '.[].error'
     """
-    query, order = _query(where, task, status), parse_order(order_by)
+    query, order = _query(where, task, status), parse_order([redact(term) for term in order_by or ()])
     reader = open_reader(url)
     found = reader.inspect(lambda tx: list_groups(tx, buffer, query, order, limit or None, count=output.for_people))
     rows = found.rows
@@ -79,7 +80,7 @@ def _query(where: str | None, task: str | None, status: str | None) -> Node:
     if task is not None:
         nodes.append(parse({"task_name": task}))
     if status is not None:
-        nodes.append(parse({"status": status}))
+        nodes.append(parse({"status": redact(status)}))
     return LogicNode("$and", tuple(nodes))
 
 

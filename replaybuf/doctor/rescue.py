@@ -8,7 +8,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from replaybuf.buffer.reader import SNAPSHOT_FILE
+from replaybuf.checks import check_no_url
 from replaybuf.errors import NotADatabaseError, SnapshotError
+from replaybuf.redact import redact_path
 from replaybuf.storage.sql.inspection.rescue.metadata import read_metadata
 from replaybuf.storage.sql.inspection.rescue.salvage import opened
 from replaybuf.storage.sql.inspection.rescue.snapshot import write_snapshot
@@ -31,8 +33,9 @@ def rescue(path: Path, folder: Path, tell: Callable[[int, int], None] = lambda d
     If the file has several buffers, each gets its own folder in `folder`. Never writes to the file. Raises
     SnapshotError if the folder already has a snapshot, and NotADatabaseError if nothing can be read.
     """
+    check_no_url(folder)
     if folder.exists() and next(folder.glob(f"**/{SNAPSHOT_FILE}"), None) is not None:
-        raise SnapshotError(f"there is a snapshot in {folder} already; give another folder")
+        raise SnapshotError(f"there is a snapshot in {redact_path(str(folder))} already; give another folder")
     rescued = []
     with opened(path) as damaged:
         last, buffers = read_metadata(damaged)
@@ -44,7 +47,8 @@ def rescue(path: Path, folder: Path, tell: Callable[[int, int], None] = lambda d
             try:
                 inside.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise SnapshotError(f"can't make the folder {inside} for the snapshot: {error}") from error
+                shown = redact_path(str(inside))
+                raise SnapshotError(f"can't make the folder {shown} for the snapshot: {error.strerror}") from error
             file = str(inside / SNAPSHOT_FILE)
             written = write_snapshot(damaged, found, file, last, lambda n, before=done: tell(before + n, total))  # type: ignore[misc]
             done += len(found.groups)

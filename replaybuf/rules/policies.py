@@ -22,6 +22,7 @@ from typing import Any, ClassVar, TypeVar
 from replaybuf.checks import whole
 from replaybuf.errors import ConfigError, QueryError
 from replaybuf.query import FIELDS
+from replaybuf.redact import redact_path
 from replaybuf.rules.race import KEYS, PRIORITIZED, UNIFORM
 
 
@@ -141,7 +142,8 @@ def resolve_policy(policy: str | ReplayPolicy | type[ReplayPolicy], seed: int | 
         known = ", ".join(sorted(POLICIES))
         near = difflib.get_close_matches(str(policy), POLICIES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"unknown policy {policy!r}{hint} (there are {known}, or your own as 'module:Class')")
+        shown = redact_path(policy) if isinstance(policy, str) else policy
+        raise ConfigError(f"unknown policy {shown!r:.200}{hint} (there are {known}, or your own as 'module:Class')")
     for attribute in ("name", "order"):
         if not getattr(found, attribute, None):
             raise ConfigError(f"the policy {type(found).__name__} has no {attribute}")
@@ -154,8 +156,8 @@ def _import_policy(name: str) -> object:
     module, _, attribute = name.partition(":")
     try:
         return getattr(import_module(module), attribute, None)
-    except ImportError as error:
-        raise ConfigError(f"the policy {name!r} can't be imported: {error}") from error
+    except (ImportError, ValueError, TypeError) as error:  # the latter two for what is no name of a module
+        raise ConfigError(f"the policy {redact_path(name)!r:.200} can't be imported: {error!s:.200}") from error
 
 
 def parse_order(order_by: str | OrderTerm | Iterable[str | OrderTerm] | None) -> Order:

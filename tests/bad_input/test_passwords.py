@@ -185,6 +185,8 @@ def mistyped(draw: st.DrawFn) -> str:
 
 
 SLIPS = [
+    "postgresql://user/geheim@127.0.0.1/db",
+    "password = geheim host=127.0.0.1",
     "postgresql:/user:geheim@127.0.0.1/db",
     "postgresql//user:geheim@127.0.0.1/db",
     "user:geheim@127.0.0.1/db",
@@ -200,12 +202,17 @@ COMMANDS = [
     "show - 1",
     "save - copy",
     "resume - copy",
+    "resume new.db -",
+    "save made.db copy --buffer -",
+    "save made.db copy --policy -",
     "checkpoints -",
     "doctor -",
     "db upgrade -",
     "demo --steps 1 --url -",
     "stats run.db -",
     "ls run.db --limit -",
+    "ls run.db --status -",
+    "ls run.db --order-by -",
     "-",
     "db -",
 ]
@@ -224,10 +231,17 @@ def shown_by_command(url: str, command: str) -> list[str]:
     arguments = [url if argument == "-" else argument for argument in command.split()]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "getaddrinfo", _no_name_is_known)
+        if "made.db" in arguments:
+            asyncio.run(_make("made.db"))
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code in (1, 2), result.output
-        made = [path.name for path in Path(folder).iterdir()]
+        made = [str(path) for path in Path(folder).rglob("*")]
     return [result.stdout, result.stderr, *made]
+
+
+async def _make(file: str) -> None:
+    async with build(f"sqlite:///{file}") as buffer:
+        await buffer.put(group(1), TASK)
 
 
 def _no_name_is_known(*_args: object, **_options: object) -> None:
@@ -239,6 +253,13 @@ def test_a_known_slip_in_a_url_shows_no_password(url: str) -> None:
     assert leaks("geheim", shown_by_library(url)) == []
     for command in COMMANDS:
         assert leaks("geheim", shown_by_command(url, command)) == [], command
+
+
+@pytest.mark.parametrize("command", ["save made.db -", "doctor made.db --rescue -"])
+def test_a_url_in_the_place_of_a_folder_is_refused(command: str) -> None:
+    texts = shown_by_command("postgresql://user:geheim@127.0.0.1/db", command)
+    assert "expected the path of a folder, got the URL ***@127.0.0.1/db" in "".join(texts)
+    assert leaks("geheim", texts) == []
 
 
 @settings(max_examples=200)

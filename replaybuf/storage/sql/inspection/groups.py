@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, column, select, table, true
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.query import LogicNode, Node, ScalarNode
+from replaybuf.redact import redact_path
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.policies import Order
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -91,7 +92,9 @@ def tasks_of(tx: Transaction, buffer: str | None) -> list[str]:
 def looking_at(tx: Transaction, buffer: str | None) -> Transaction:
     """Return the transaction, scoped to one buffer or all. Raises InputError when only other buffers exist."""
     if buffer is not None and (there := buffers_of(tx)) and buffer not in there:
-        raise InputError(f"there is no buffer {buffer!r} in this database; there are {', '.join(there)}")
+        raise InputError(
+            f"there is no buffer {redact_path(buffer)!r:.200} in this database; there are {', '.join(there)}"
+        )
     return tx.of(Looking(buffer))
 
 
