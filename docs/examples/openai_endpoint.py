@@ -211,7 +211,7 @@ def take(rollout: RolloutState, data: bytes) -> str | None:
         for choice in chunk.get("choices") or []:
             text = (choice.get("delta") or {}).get("content") or ""
             logprobs = [token["logprob"] for token in (choice.get("logprobs") or {}).get("content") or []]
-            rollout.response += text
+            rollout.response = (rollout.response or "") + text
             rollout.response_ids += choice.get("token_ids") or [-1] * (len(logprobs) or bool(text))
             rollout.logprobs += logprobs
             reason = choice.get("finish_reason") or reason
@@ -233,8 +233,9 @@ def reward(rollout: RolloutState) -> float:
     truth = (rollout.reward_model or {}).get("ground_truth")
     if truth is None:
         raise ValueError('the record of the prompt has no "reward_model": {"ground_truth": ...} to compare with')
-    numbers = re.findall(r"-?\d+(?:\.\d+)?", rollout.response)
-    return float(str(truth).strip() in (rollout.response.strip(), *numbers[-1:]))
+    response = rollout.response or ""
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", response)
+    return float(str(truth).strip() in (response.strip(), *numbers[-1:]))
 
 
 def train(groups: list[list[RolloutState]]) -> str:

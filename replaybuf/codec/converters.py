@@ -6,6 +6,7 @@ own config, and no others.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -106,7 +107,9 @@ class Converters:
                 yield f" ({name_of(one.cls)}, as stored by its converter {one.name!r})", encoded
 
     def advice(self, kind: type) -> str:
-        """Return the line of config with which a value of this class could be stored."""
+        """Return the line of config with which a value of this class could be stored, or else other advice."""
+        if kind is type or (kind.__module__ == "builtins" and not hasattr(builtins, kind.__qualname__)):
+            return "leave it out of the rollout"  # functions, generators, modules: their classes have no names in code
         name = kind.__qualname__
         line = f'converters={{{name}: ("{name}", encode, decode)}}'
         base = next((base for base in kind.__mro__ if base in self._by_class), None)

@@ -26,7 +26,7 @@ REFUSED = [
     (memoryview(np.zeros(2, ">i4")), "use bytes or an array"),
     (msgpack.ExtType(1, b""), "plain tuple"),
     (msgpack.Timestamp(1), "can't be stored"),
-    (len, "can't be stored"),
+    (len, "can't be stored: leave it out of the rollout"),
     (np.array([{}, object()]), "a value of type object can't be stored"),
     (np.zeros(1, [("a", object)]), "Python objects"),
     (np.zeros(2, "V0"), "no size"),
