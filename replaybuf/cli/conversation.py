@@ -36,7 +36,7 @@ def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]
             _print_fields(out, fields_of(rollout))
         return
     prompts = [rollout.get("message") for rollout in decoded]
-    shared = all(prompt == prompts[0] for prompt in prompts)
+    shared = len({_text(prompt) for prompt in prompts}) == 1  # what is compared may be arrays
     if shared:
         _heading(out, "prompt", "")
         _print_messages(out, prompts[0])
@@ -47,7 +47,7 @@ def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]
             _role(out, "response")
         _print_text(out, rollout.get("response"))
         for name in ("tool_calls", "error_msg", "extra_fields"):
-            if rollout.get(name):
+            if _is_there(rollout.get(name)):
                 _role(out, name)
                 _print_text(out, rollout[name])
 
@@ -88,7 +88,8 @@ def _print_messages(out: Console, messages: Any) -> None:
     for message in messages:
         if isinstance(message, dict):
             _role(out, str(message.get("role", "message")))
-            rest = {name: value for name, value in message.items() if name not in ("role", "content") and value}
+            rest = {name: value for name, value in message.items() if name not in ("role", "content")}
+            rest = {name: value for name, value in rest.items() if _is_there(value)}
             _print_text(out, message.get("content"))
             if rest:
                 _print_text(out, rest)
@@ -105,8 +106,21 @@ def _print_text(out: Console, value: Any) -> None:
         return
     if isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value):
         value = "\n".join(str(part["text"]) for part in value)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
-    out.print(Text(escape(text, keep=_LINES)), soft_wrap=True)
+    out.print(Text(escape(_text(value), keep=_LINES)), soft_wrap=True)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, default=repr)
+    except TypeError:  # keys of a dict that JSON doesn't have
+        return repr(value)
+
+
+def _is_there(value: Any) -> bool:
+    """Return whether there is something to show: arrays have no truth."""
+    return value is not None and not (isinstance(value, (bool, int, str, list, tuple, dict, set)) and not value)
 
 
 def _heading(out: Console, title: str, summary: str, style: str = "") -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from replaybuf import ReplayBufferConfig
 from tests.cli.conftest import run, run_json
@@ -66,6 +69,22 @@ def test_full_shows_an_expired_rollout_without_its_response(filled: str) -> None
     [uid] = [row["uid"] for row in run_json("ls", filled, "--status", "expired", "--task", "math", "--limit", 1)]
     rollouts = run_json("show", filled, uid, "--full")["rollouts"]
     assert [(row["status"], row["response"]) for row in rollouts] == [("expired", "")] * 4
+
+
+def test_full_shows_values_of_any_kind(tmp_path: Path) -> None:
+    values = [np.zeros(2), {("a", 1): 2}, [{"role": np.zeros(2), "content": np.ones(2), "name": np.ones(3)}]]
+    url = f"sqlite:///{tmp_path / 'odd.db'}"
+
+    async def fill() -> None:
+        async with ReplayBufferConfig(url=url, rollout_type=dict).build() as buffer:
+            for value in values:
+                await buffer.put([{"message": value, "response": value, "error_msg": value}] * 2, "t")
+
+    asyncio.run(fill())
+    shown = [run("show", url, uid, "--full").stdout for uid in (1, 2, 3)]
+    assert "array([0., 0.])" in shown[0]
+    assert "{('a', 1): 2}" in shown[1]
+    assert "array([1., 1., 1.])" in shown[2]
 
 
 def test_a_group_that_is_not_there_is_an_error(filled: str) -> None:
