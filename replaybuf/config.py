@@ -46,6 +46,13 @@ def _from_json(mapping: Any) -> Any:
         raise ValueError('a text must be a mapping as JSON, such as {"response_ids": "tokens"}') from None
 
 
+def _kept(bound: Any) -> Any:
+    """Refuse what would be read as another number, or as seconds: `archive: true`, `unfit: 2.5`."""
+    if isinstance(bound, bool | float):
+        raise ValueError(f"expected a number of groups, a timedelta or a time such as '12h' or '7d', got {bound!r}")
+    return bound
+
+
 _IMPORT: TypeAdapter[Any] = TypeAdapter(ImportString[Any])
 
 
@@ -120,8 +127,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     min_size: int = 0
     samples_per_insert: float | None = None
     error_buffer: float | None = None
-    archive: int | timedelta | str | None = None
-    unfit: int | timedelta | str | None = None
+    archive: Annotated[int | timedelta | str | None, BeforeValidator(_kept)] = None
+    unfit: Annotated[int | timedelta | str | None, BeforeValidator(_kept)] = None
     max_deliveries: int = 5
     keep_checkpoints: int | None = KEEP_CHECKPOINTS
     durability: Literal["normal", "full"] = "normal"

@@ -179,6 +179,8 @@ def _term(field: str) -> object:
         ({"archive": "12w"}, "archive must be a number of groups"),
         ({"archive": timedelta(0)}, "archive must be a positive time"),
         ({"archive": 0}, "archive_groups"),
+        ({"archive": 2.5}, "expected a number of groups, a timedelta or a time"),
+        ({"unfit": True}, "expected a number of groups, a timedelta or a time"),
         ({"unfit": "soon"}, "unfit must be a number of groups"),
         ({"unfit": -1}, "unfit_groups"),
         ({"unfit": "-1s"}, "unfit must be a number of groups, a timedelta or a time"),

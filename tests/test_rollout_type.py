@@ -11,6 +11,7 @@ import pydantic
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from replaybuf import ReplayBufferConfig
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -289,3 +290,21 @@ def test_the_memory_of_names_is_bounded() -> None:
     for number in range(3000):
         rollout_type.from_fields({"message": "hi", f"extra{number}": 1})
     assert len(rollout_type._shape._seen) <= 1024
+
+
+async def test_a_refresh_that_would_mask_tokens_needs_a_mask() -> None:
+    @dataclasses.dataclass
+    class Bare:
+        response_ids: list[int]
+        response_model_steps: list[int]
+
+    async with ReplayBufferConfig(url="memory://", rollout_type=Bare).build() as buffer:
+        await buffer.put([Bare([1, 2], [0, 7])], "math", current_train_step=8)
+        with pytest.raises(RolloutError, match="task_token_stale_thresholds needs field 'response_mask'"):
+            await buffer.refresh_staleness(
+                task_stale_thresholds={"math": None}, task_token_stale_thresholds={"math": 4}, current_train_step=8
+            )
+        thresholds: dict[str, int | None] = {"math": None}
+        await buffer.refresh_staleness(
+            task_stale_thresholds=thresholds, task_token_stale_thresholds=thresholds, current_train_step=8
+        )

@@ -310,6 +310,8 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         for name in (*tokenwise, *retryable):
             if name not in rules:
                 raise InputError(f"task {name!r} has no entry in task_stale_thresholds (None: no such limit)")
+        if any(rule.token_stale_threshold is not None for rule in rules.values()):
+            self.rollout_type.require_of_class("response_mask", "task_token_stale_thresholds")
         check = self.rollout_type.statuses.check
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check, check_list(statuses, "statuses")))
         check_dropped(dropped)

@@ -239,7 +239,7 @@ class ChunkBuffer:
             raise InputError(f"no fragment of {self.name} was put yet, so its session isn't known: give session=")
         state = await self._ledger.move(label, version)
         if label is not None and label != state.label:
-            raise InputError(f"session {session} is over: {self.name} is in session {state.label}")
+            raise InputError(f"session {session!r} is over: {self.name} is in session {state.label!r}")
         return await self._clear(state)
 
     async def _state_for(self, fragment: Fragment) -> State:

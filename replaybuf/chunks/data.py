@@ -154,13 +154,13 @@ def fragment_error(fragment: Fragment, kind: Problem, expected: Session, *, over
 
 
 def _describe(fragment: Fragment, kind: Problem, expected: Session, over: bool) -> str:
-    place = f"fragment {fragment.index} of worker {fragment.worker!r} in session {fragment.session}"
+    place = f"fragment {fragment.index} of worker {fragment.worker!r} in session {fragment.session!r}"
     if kind == "session" and over:
-        return f"{place}: that session is over, the store is in session {expected}; start the worker in that one"
+        return f"{place}: that session is over, the store is in session {expected!r}; start the worker in that one"
     if kind == "session":
         return (
-            f"{place}: that session hasn't begun, the store is in session {expected}; start the worker in that one, or "
-            "let the trainer begin the new one: advance(version, session=)"
+            f"{place}: that session hasn't begun, the store is in session {expected!r}; start the worker in that one, "
+            "or let the trainer begin the new one: advance(version, session=)"
         )
     if kind == "duplicate":
         return (

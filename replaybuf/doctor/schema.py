@@ -26,7 +26,7 @@ def look_at_revision(tx: Transaction, look: Look) -> Sequence[Finding]:
             return [problem(_REVISION, f"schema {found} of an older replaybuf, wanted {wanted}", mend)]
         case State.NEWER:
             text = f"schema {found}, which this replaybuf doesn't know (newest known {wanted})"
-            return [problem(_REVISION, text, "pip install -U replaybuf")]
+            return [problem(_REVISION, text, "upgrade replaybuf here, to the version that its run has")]
 
 
 def look_at_tables(tx: Transaction, look: Look) -> Sequence[Finding]:

@@ -76,7 +76,8 @@ def _require_fields(
 ) -> None:
     features: list[tuple[str, tuple[str, ...]]] = []
     if model_step is not None:
-        features.append(("model_step", ("response_ids", "response_model_steps")))
+        steps = () if rollout_type.cls is dict else ("response_model_steps",)  # a dict gets them
+        features.append(("model_step", ("response_ids", *steps)))
     if train_step is not None:
         features.append(("current_train_step", ("response_model_steps",)))
     elif rule.active:

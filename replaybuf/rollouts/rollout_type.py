@@ -170,10 +170,20 @@ class RolloutType:
         self.check_class(rollout)
         missing = [name for name in names if not self.has(rollout, name)]
         if missing:
-            raise RolloutError(
-                f"{feature} needs {quoted(missing)}, which this {self.cls.__qualname__} doesn't have: give it such "
-                f"fields, or, where they have other names, say so in the config: fields={{{missing[0]!r}: ...}}"
-            )
+            raise self._lacks(missing, feature)
+
+    def require_of_class(self, name: str, feature: str) -> None:
+        """Raise RolloutError if no rollout of this class can have our field `name`, which the `feature` needs."""
+        config = getattr(self.cls, "model_config", None)
+        open_ended = isinstance(config, dict) and config.get("extra") == "allow" and self._theirs.get(name, name)
+        if not open_ended and not self.may_have(name):
+            raise self._lacks([name], feature)
+
+    def _lacks(self, missing: Sequence[str], feature: str) -> RolloutError:
+        return RolloutError(
+            f"{feature} needs {quoted(missing)}, which this {self.cls.__qualname__} doesn't have: give it such "
+            f"fields, or, where they have other names, say so in the config: fields={{{missing[0]!r}: ...}}"
+        )
 
     def check_class(self, rollout: Any) -> None:
         """Raise RolloutError unless the rollout is exactly of this class; the other methods rely on it."""

@@ -195,7 +195,7 @@ async def test_session__a_text_is_known_by_all_and_never_begins_again(stores: St
     error = await problem(other.put(0, worker=W, index=2, session="run a", version=0))
     assert (error.kind, error.expected) == ("session", "run b")
     assert "is over" in str(error)
-    with pytest.raises(InputError, match="session run a is over: chunks is in session run b"):
+    with pytest.raises(InputError, match="session 'run a' is over: chunks is in session 'run b'"):
         await chunks.advance(9, session="run a")
     assert len(await stored(chunks)) == 1
 

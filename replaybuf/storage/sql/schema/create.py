@@ -61,7 +61,7 @@ def check_schema(connection: Connection, where: str) -> bool:
         )
     raise SchemaError(
         f"{where} has a schema that this replaybuf doesn't know (revision {revision}, newest known {HEAD}): "
-        "it was made by a newer version; upgrade with: pip install -U replaybuf"
+        "it was made by a newer version; upgrade replaybuf here, to the version that its run has"
     )
 
 
