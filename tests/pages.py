@@ -21,6 +21,11 @@ _BEGINNING = re.compile(r"(?ms)^```python\n(.*?)^```")
 _BLOCK = re.compile(r"(?ms)^```python\n((?:(?!```).)*?)^```\n\n```\n(.*?)^```$")
 
 
+def examples_in(text: str) -> list[tuple[str, str]]:
+    """Return the blocks of code that have an output, with it."""
+    return [(match[1], match[2]) for match in _BLOCK.finditer(text)]
+
+
 class Page:
     """A page, from the heading `since` on, whose first block of code is the beginning of all examples."""
 
@@ -31,7 +36,7 @@ class Page:
         beginning = _BEGINNING.search(self.sections)
         assert beginning is not None
         self._beginning = beginning.group(1)
-        self.examples: list[tuple[str, str]] = [match.groups() for match in _BLOCK.finditer(self.sections)]  # type: ignore[misc]
+        self.examples = examples_in(self.sections)
 
     def check(self, code: str, output: str) -> None:
         """Compare what an example prints with what the page says, or write it there."""

@@ -10,11 +10,12 @@ import pytest
 from replaybuf import ConfigError, InputError, ReplayBufferConfig
 from replaybuf.buffer.metrics import TOTALS
 from replaybuf.rules.policies import POLICIES
-from tests.pages import Page
+from tests.pages import Page, examples_in
 
 PAGE = Page("guide.md", "## Policies and reuse")
 GUIDE = PAGE.text
-EXAMPLES = PAGE.examples
+OTHER_CLASSES = GUIDE[GUIDE.index("## Rollouts of other classes") : GUIDE.index("## Values")]
+EXAMPLES = [*examples_in(OTHER_CLASSES), *PAGE.examples]
 
 
 def names_of(text: str) -> set[str]:

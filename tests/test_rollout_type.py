@@ -13,8 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
+from replaybuf.rollouts.normalise import normalise
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.staleness import ExpiryRule
 
 
 class Color(Enum):
@@ -308,3 +310,9 @@ async def test_a_refresh_that_would_mask_tokens_needs_a_mask() -> None:
         await buffer.refresh_staleness(
             task_stale_thresholds=thresholds, task_token_stale_thresholds=thresholds, current_train_step=8
         )
+
+
+async def test_a_dict_gets_its_model_steps() -> None:
+    rollout: dict[str, Any] = {"response_ids": [1, 2]}
+    put = await normalise([rollout], RolloutType(dict), 3, 5, ExpiryRule(stale_threshold=4))
+    assert (put.staleness, rollout["response_model_steps"]) == (1, [3, 3])

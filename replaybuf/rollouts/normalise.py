@@ -74,17 +74,19 @@ def _require_fields(
     train_step: int | None,
     rule: ExpiryRule,
 ) -> None:
+    # A dict gets its mask where it needs it, and its model steps from `model_step`.
+    given = {"response_mask"} if rollout_type.cls is dict else set()
+    given |= {"response_model_steps"} if given and model_step is not None else set()
     features: list[tuple[str, tuple[str, ...]]] = []
     if model_step is not None:
-        steps = () if rollout_type.cls is dict else ("response_model_steps",)  # a dict gets them
-        features.append(("model_step", ("response_ids", *steps)))
+        features.append(("model_step", ("response_ids", "response_model_steps")))
     if train_step is not None:
         features.append(("current_train_step", ("response_model_steps",)))
     elif rule.active:
         features.append(("stale_threshold", ("seq_staleness",)))
     if rule.token_stale_threshold is not None:
-        mask = () if rollout_type.cls is dict else ("response_mask",)  # a dict gets one where it needs it
-        features.append(("token_stale_threshold", ("response_ids", "response_model_steps", *mask)))
+        features.append(("token_stale_threshold", ("response_ids", "response_model_steps", "response_mask")))
+    features = [(feature, tuple(name for name in names if name not in given)) for feature, names in features]
     for rollout in rollouts:
         rollout_type.require_all(rollout, features)
 
