@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
 
-from pydantic import BeforeValidator, Field, ImportString, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ImportString, TypeAdapter, ValidationError
 from typing_extensions import TypeVar
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
@@ -132,7 +133,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         rollout_type: type[R] = RolloutState  # type: ignore[assignment]
     else:
         rollout_type: type | ImportString[Any] = RolloutState
-    types: Annotated[tuple[type | ImportString[Any], ...], BeforeValidator(_listed)] = ()
+    types: Annotated[Sequence[type | ImportString[Any]], BeforeValidator(_listed), AfterValidator(tuple)] = ()
     fields: Annotated[dict[str, str | None], BeforeValidator(_from_json)] = Field(default_factory=dict)
     statuses: Annotated[dict[Any, Any], BeforeValidator(_from_json)] = Field(default_factory=dict)
     tensors: Literal["torch", "numpy"] = "torch"
@@ -140,6 +141,9 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
     free_object_refs: bool = False
     converters: Annotated[dict[Any, Any] | None, BeforeValidator(_converters)] = None
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.url, self.name))  # other fields may hold dicts
 
     def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; it connects at first use.

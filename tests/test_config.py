@@ -173,6 +173,7 @@ def _term(field: str) -> object:
         ({"on_full": "block"}, "needs a capacity"),
         ({"samples_per_insert": 4}, "can't be reached with max_times_sampled 1"),
         ({"remover": "lru"}, "unknown policy 'lru'"),
+        ({"policy": "json:JSONDecoder"}, "'json:JSONDecoder' is no ReplayPolicy"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"archive": "soon"}, "archive must be a number of groups"),
         ({"archive": "12w"}, "archive must be a number of groups"),
@@ -313,3 +314,8 @@ def test_a_wrong_converter_is_a_config_error(converters: Any, message: str) -> N
     with pytest.raises(ConfigError, match=message) as caught:
         ReplayBufferConfig(url="memory://", converters=converters).build()
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_equal_configs_are_one_key() -> None:
+    config = ReplayBufferConfig(url="memory://", fields={"response_ids": "tokens"}, rollout_type=dict)
+    assert {config, config.model_copy()} == {config}

@@ -246,7 +246,7 @@ def test_a_rollout_without_a_required_field_is_refused_at_put() -> None:
 
 
 def test_a_rollout_of_another_class_is_refused_and_both_are_named() -> None:
-    with pytest.raises(RolloutError, match="exactly RolloutState, not dict"):
+    with pytest.raises(RolloutError, match="exactly RolloutState, not dict; to store these, add rollout_type=dict to"):
         RolloutType(RolloutState).to_fields({"message": []})
     with pytest.raises(RolloutError, match="exactly dict, not RolloutState"):
         RolloutType(dict).require(RolloutState(message=[]), ["message"], "put")

@@ -14,17 +14,27 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LINES = "\n\t"
+_METADATA = frozenset({"status", "uid", "seq_staleness", "rollout_id"})
+#: Longer lists of numbers (tokens) are shown by their length.
+_FEW_NUMBERS = 32
 
 
 def fields_of(rollout: dict[Any, Any]) -> dict[str, Any]:
     """Return the fields of a rollout for programs, without those in the metadata."""
-    metadata = {"status", "uid", "seq_staleness", "rollout_id"}
-    return {str(name): value for name, value in rollout.items() if name not in metadata}
+    return {str(name): value for name, value in rollout.items() if name not in _METADATA}
 
 
 def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]]) -> None:
-    """Print the messages, once if all rollouts share them, and every response."""
+    """Print the messages, once if all rollouts share them, and every response.
+
+    Of rollouts that have other names for these, every field is printed.
+    """
     out = console()
+    if not all(map(_names_are_ours, rollouts, decoded)):
+        for row, rollout in zip(rollouts, decoded, strict=True):
+            _heading(out, f"rollout {row['position']}", _summary(row), status_style(row))
+            _print_fields(out, fields_of(rollout))
+        return
     prompts = [rollout.get("message") for rollout in decoded]
     shared = len({_text(prompt) for prompt in prompts}) == 1  # what is compared may be arrays
     if shared:
@@ -40,6 +50,24 @@ def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]
             if _is_there(rollout.get(name)):
                 _role(out, name)
                 _print_text(out, rollout[name])
+
+
+def _names_are_ours(row: Row, rollout: dict[Any, Any]) -> bool:
+    response_is_there = rollout.get("response") is not None or not row["response"]
+    return rollout.get("message") is not None and response_is_there
+
+
+def _print_fields(out: Console, fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        if value is None or (isinstance(value, (str, list, dict)) and not value):
+            continue
+        _role(out, name)
+        if isinstance(value, list) and len(value) > _FEW_NUMBERS and isinstance(value[0], int | float):
+            _print_text(out, f"{len(value):,} numbers")
+        elif isinstance(value, list) and all(isinstance(one, dict) and "role" in one for one in value):
+            _print_messages(out, value)
+        else:
+            _print_text(out, value)
 
 
 def _summary(row: Row) -> str:

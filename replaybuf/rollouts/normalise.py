@@ -21,6 +21,7 @@ from replaybuf.rollouts.staleness import (
     refresh_group,
     reset_response,
     undated,
+    unmatched,
 )
 
 # Longer lists of tokens are processed in another thread, to keep the event loop free.
@@ -116,6 +117,11 @@ def _apply_rules(
         raise RolloutError(f"seq_staleness is {staleness:.4g}, which is no number of training steps")
     if status not in EXPIRING_STATUSES:
         return Normalised(status, staleness, train_step)
+    if rule.token_stale_threshold is not None and (index := unmatched(rollouts, kind)) is not None:
+        raise RolloutError(
+            f"rollouts[{index}] has more response_model_steps than places in its response_mask; both, and "
+            "response_ids, must be of the same tokens: those of the response"
+        )
     expired = find_expired(rollouts, rule, train_step, kind, refreshed)
     if (expired or status == Status.EXPIRED) and not rule.retryable:
         for rollout in rollouts:

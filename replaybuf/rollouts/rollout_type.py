@@ -16,7 +16,7 @@ from replaybuf.rollouts.annotations import choices_of, types_in
 from replaybuf.rollouts.classes import Classes, checked, is_storable
 from replaybuf.rollouts.fields import Fields
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.shapes import Shape, quoted, shape_of
+from replaybuf.rollouts.shapes import Shape, kind_of, quoted, shape_of
 from replaybuf.rollouts.statuses import Statuses
 
 #: The fields that features use, and that may have other names in a user's class.
@@ -118,8 +118,8 @@ class RolloutType:
         status = self.statuses.get(value)
         if status is None:
             raise RolloutError(
-                f"status is {value!r:.200}; expected one of {', '.join(Status)}, or one that the config maps to them: "
-                f"statuses={{{_key_of(value)!r:.50}: 'completed'}}"
+                f"status is {value!r:.200}; expected one of {', '.join(Status)}, or one that the config maps to one of "
+                f"them: statuses={{{_key_of(value)!r:.50}: ...}}"
             )
         return status
 
@@ -171,8 +171,8 @@ class RolloutType:
         missing = [name for name in names if not self.has(rollout, name)]
         if missing:
             raise RolloutError(
-                f"{feature} needs {quoted(missing)}, which this {self.cls.__qualname__} doesn't have; where it has "
-                f"another name, the config says so: fields={{{missing[0]!r}: ...}}"
+                f"{feature} needs {quoted(missing)}, which this {self.cls.__qualname__} doesn't have: give it such "
+                f"fields, or, where they have other names, say so in the config: fields={{{missing[0]!r}: ...}}"
             )
 
     def check_class(self, rollout: Any) -> None:
@@ -183,6 +183,8 @@ class RolloutType:
         why = ""
         if isinstance(rollout, self._instances):
             why = " (a subclass may have fields that would be lost; name it as rollout_type to store it)"
+        elif type(rollout) is dict or kind_of(type(rollout)):
+            why = f"; to store these, add rollout_type={got} to the config"
         raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {got}{why}")
 
 

@@ -124,6 +124,20 @@ def undated(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
     return None
 
 
+def unmatched(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
+    """Return the index of the first rollout with model steps beyond its mask, or None.
+
+    Then the two don't belong to the same tokens, and it can't be told which of them are stale.
+    """
+    if _agentic(rollouts, kind):
+        return None
+    for index, rollout in enumerate(rollouts):
+        mask, steps = kind.get(rollout, "response_mask"), kind.get(rollout, "response_model_steps")
+        if mask is not None and steps is not None and len(steps) > len(mask):
+            return index
+    return None
+
+
 def mask_stale_tokens(rollouts: Sequence[Any], through: int, kind: RolloutType) -> None:
     """Clear `response_mask` for the tokens of a group whose model step isn't after `through`, in place.
 

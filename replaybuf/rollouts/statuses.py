@@ -55,7 +55,7 @@ class Statuses:
         """Return the Status that a value means. Raises InputError."""
         status = self.get(value)
         if status is None:
-            raise InputError(f"unknown status {value!r:.200}; {_there_are()}")
+            raise InputError(f"unknown status {value!r:.200}; {_there_are()}, and those of the config's statuses=")
         return status
 
     def like(self, status: Status, now: Any, choices: Iterable[Any]) -> Any:

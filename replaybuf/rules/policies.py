@@ -136,6 +136,8 @@ def resolve_policy(policy: str | ReplayPolicy | type[ReplayPolicy], seed: int | 
         if seed is not None and isinstance(found, ReplayPolicy):
             found.seed = check_seed(seed)
     if not isinstance(found, ReplayPolicy):
+        if found is not None:
+            raise ConfigError(f"policy {policy!r:.200} is no ReplayPolicy; it must be one, or a subclass of it")
         known = ", ".join(sorted(POLICIES))
         near = difflib.get_close_matches(str(policy), POLICIES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -67,6 +67,16 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     ),
     "dropped is no list": (put(dropped={}), InputError, "dropped must be a list"),
     "dropped of a refresh is no list": (refresh({}, dropped=()), InputError, "dropped must be a list"),
+    "rollout: steps beyond the mask": (
+        put(
+            rollouts(response_ids=[1, 2], response_mask=[1]),
+            model_step=1,
+            current_train_step=1,
+            token_stale_threshold=3,
+        ),
+        RolloutError,
+        r"rollouts\[0\] has more response_model_steps than places in its response_mask",
+    ),
     "token threshold alone": (put(token_stale_threshold=3), InputError, "needs current_train_step"),
     "priority: NaN": (put(priority=math.nan), InputError, "priority must be a finite number of at least 0, got nan"),
     "priority: inf": (put(priority=math.inf), InputError, "priority must be a finite"),

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,24 @@ def test_full_shows_every_message_with_its_lines(filled: str) -> None:
     assert "[system]\nThink step by step.\n[user]\nFind all primes" in shown
     assert shown.count("[system]") == 1
     assert shown.count("Let us see.\n\n") == 4
+
+
+@dataclass
+class Sample:
+    question: str
+    answer: str
+    tokens: list[int]
+    turns: list[dict[str, str]]
+
+
+async def test_full_shows_the_fields_of_a_class_with_other_names(tmp_path: Path) -> None:
+    fields = {"prompt": "question", "response": "answer"}
+    config = ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}", rollout_type=Sample, fields=fields)
+    async with config.build() as buffer:
+        uid = await buffer.put([Sample("3+4=", "7", [1] * 64, [{"role": "tool", "content": "ok"}])], "math")
+    shown = run("show", tmp_path / "run.db", uid, "--full").stdout
+    assert "\n[question]\n3+4=\n[answer]\n7\n[tokens]\n64 numbers\n[turns]\n[tool]\nok\n" in shown
+    assert "(none)" not in shown
 
 
 def test_full_json_holds_all_fields(filled: str) -> None:

@@ -95,8 +95,8 @@ def _look(connection: Connection) -> dict[str, Any]:
     inspector = inspect(connection)
     for table in sorted(name for name in inspector.get_table_names() if name.startswith("rb_")):
         rows = [dict(row) for row in connection.execute(text(f"SELECT * FROM {table}")).mappings()]
-        # Connections to PostgreSQL number their transactions there.
-        rows = [row for row in rows if not str(row.get("name")).startswith("connection ")]
+        # Connections to PostgreSQL number their transactions there; leases on SQLite note when the host was started.
+        rows = [row for row in rows if not str(row.get("name")).startswith(("connection ", "start of "))]
         seen[table] = _sums(rows) if table == "rb_tally" else sorted(repr(_lasting(row)) for row in rows)
     return seen
 

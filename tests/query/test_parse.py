@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -369,3 +370,13 @@ def test_garbage_in_nodes_raises_nothing_but_query_error(node: Any, field: Any, 
 )
 def test_garbage_as_operand_raises_nothing_but_query_error(field: str, op: str, operand: Any) -> None:
     assert len(refusal({field: {op: operand}}).encode()) < 2_000
+
+
+def test_a_datetime_without_a_zone_is_utc_wherever_this_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert parse({"created_at": datetime(2026, 1, 1, 12)}) == ScalarNode("created_at", "$eq", NOON)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
