@@ -128,12 +128,15 @@ class _PlainFields(dict[str, Any]):
 def _member_form(name: str) -> Any:
     def content(member: Any) -> list[Any]:
         value = member._value_
-        parts = value if type(value) is tuple else (value,)
-        if all(type(part) in _VALUES and part == part for part in parts):  # nothing is found by NaN
+        if _finds_member(value) or (type(value) is tuple and all(map(_finds_member, value))):
             return [name, value]
         return [name, None, member._name_]
 
     return content
+
+
+def _finds_member(value: Any) -> bool:
+    return type(value) in _VALUES and value == value  # nothing is found by NaN
 
 
 def _object_form(shape: Shape) -> Any:
