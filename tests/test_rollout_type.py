@@ -316,3 +316,9 @@ async def test_a_dict_gets_its_model_steps() -> None:
     rollout: dict[str, Any] = {"response_ids": [1, 2]}
     put = await normalise([rollout], RolloutType(dict), 3, 5, ExpiryRule(stale_threshold=4))
     assert (put.staleness, rollout["response_model_steps"]) == (1, [3, 3])
+
+
+def test_a_field_that_a_dict_has_not_is_no_key() -> None:
+    kind = RolloutType(dict, fields={"status": None})
+    assert kind.get({None: "failed"}, "status") is None
+    assert not kind.has({None: "failed"}, "status")

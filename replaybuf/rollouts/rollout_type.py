@@ -76,10 +76,10 @@ class RolloutType:
     def get(self, rollout: Any, name: str, default: Any = None) -> Any:
         """Return the rollout's value of our field `name`, or `default` where it has no such field."""
         theirs = self._theirs.get(name, name)
-        if self._is_dict:
-            return rollout.get(theirs, default)
         if theirs is None:
             return default
+        if self._is_dict:
+            return rollout.get(theirs, default)
         try:
             return getattr(rollout, theirs, default)
         except Exception as error:  # of a property
@@ -90,9 +90,9 @@ class RolloutType:
     def has(self, rollout: Any, name: str) -> bool:
         """Return whether the rollout has our field `name` (which may hold None)."""
         theirs = self._theirs.get(name, name)
-        if self._is_dict:
-            return theirs in rollout or theirs in self.names
-        return theirs is not None and (theirs in self.names or hasattr(rollout, theirs))
+        if theirs is None:
+            return False
+        return theirs in self.names or (theirs in rollout if self._is_dict else hasattr(rollout, theirs))
 
     def may_have(self, *names: str) -> bool:
         """Return whether rollouts may have all these fields of ours: those of their class, or any if they are dicts."""
