@@ -32,7 +32,7 @@ async def fetching(codec: Codec, groups: Sequence[NewGroup], store: Callable[[],
     for new in groups:
         if free and new.fetched:
             codec.release(new.rollouts)
-        new.fetched.clear()
+        new.fetched = None
     return result
 
 
@@ -41,11 +41,11 @@ def _fetch(codec: Codec, groups: Sequence[NewGroup], met: Sequence[Any]) -> None
     missing = dict.fromkeys(met)
     for new in groups[1:]:
         try:
-            codec.encode(new.rollouts, new.fetched)
+            codec.encode(new.rollouts, new.fetched or {})
         except UnfetchedError as unfetched:
             missing.update(dict.fromkeys(unfetched.refs))
         except RolloutError:  # storing it will say so
             continue
     fetched = codec.fetch(tuple(missing))
     for new in groups:
-        new.fetched.update(fetched)
+        new.fetched = {**(new.fetched or {}), **fetched}

@@ -19,6 +19,7 @@ from replaybuf.checks import (
     check_timeout,
     check_uids,
 )
+from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.errors import InputError
 from replaybuf.rollouts.normalise import as_group, normalise
 from replaybuf.rollouts.rollout import UNFIT
@@ -131,6 +132,11 @@ class Putting:
             return None
         if self.storage.rules.limits.slows_puts and not stays_leased:
             return await self.fetching([new], lambda: self._waits.put(new, patience))
+        if dropped is None:
+            try:
+                return await self.storage.put(new)  # most puts: nothing to fetch, nobody to tell
+            except UnfetchedError as unfetched:
+                unfetched.refs = ()  # the frame may live as long as an error's traceback
         return await self.fetching([new], lambda: self._waits.store(new))
 
     async def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from replaybuf.checks import MAX_STEP
@@ -74,21 +75,29 @@ def _require_fields(
     train_step: int | None,
     rule: ExpiryRule,
 ) -> None:
+    features = _features(rollout_type.cls is dict, model_step is not None, train_step is not None, rule)
+    for rollout in rollouts:
+        rollout_type.require_all(rollout, features)
+
+
+@lru_cache
+def _features(
+    is_dict: bool, model_step: bool, train_step: bool, rule: ExpiryRule
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the features that a put uses, each with the fields that it needs."""
     # A dict gets its mask where it needs it, and its model steps from `model_step`.
-    given = {"response_mask"} if rollout_type.cls is dict else set()
-    given |= {"response_model_steps"} if given and model_step is not None else set()
+    given = {"response_mask"} if is_dict else set()
+    given |= {"response_model_steps"} if is_dict and model_step else set()
     features: list[tuple[str, tuple[str, ...]]] = []
-    if model_step is not None:
+    if model_step:
         features.append(("model_step", ("response_ids", "response_model_steps")))
-    if train_step is not None:
+    if train_step:
         features.append(("current_train_step", ("response_model_steps",)))
     elif rule.active:
         features.append(("stale_threshold", ("seq_staleness",)))
     if rule.token_stale_threshold is not None:
         features.append(("token_stale_threshold", ("response_ids", "response_model_steps", "response_mask")))
-    features = [(feature, tuple(name for name in names if name not in given)) for feature, names in features]
-    for rollout in rollouts:
-        rollout_type.require_all(rollout, features)
+    return tuple((feature, tuple(name for name in names if name not in given)) for feature, names in features)
 
 
 def _normalise(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from inspect import getattr_static
 from typing import Any, Final, get_origin
 
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
@@ -67,6 +68,9 @@ class RolloutType:
         self._is_dict = issubclass(cls, dict)
         self._instances = dict if self._is_dict else cls
         self._theirs = _renamed(shape, fields or {})
+        # Plain attributes of the same name: nothing has to be looked up, and no property runs.
+        own = frozenset() if self._is_dict else self.names - self._theirs.keys()
+        self._plain = frozenset(name for name in own if not hasattr(getattr_static(cls, name, None), "__get__"))
         status = next((field for field in shape.fields if field.name == self._theirs.get("status", "status")), None)
         self._status_choices = choices_of(status.annotation, cls) if status else []
 
@@ -75,6 +79,8 @@ class RolloutType:
 
     def get(self, rollout: Any, name: str, default: Any = None) -> Any:
         """Return the rollout's value of our field `name`, or `default` where it has no such field."""
+        if name in self._plain:
+            return getattr(rollout, name, default)
         theirs = self._theirs.get(name, name)
         if theirs is None:
             return default

@@ -39,6 +39,8 @@ class Statuses:
 
     def get(self, value: Any) -> Status | None:
         """Return the Status that a value means, or None: a Status, a text, or a member of any Enum."""
+        if type(value) is Status:
+            return value
         key = (type(value), value)  # members of two IntEnums may be equal
         try:
             return self._known[key]

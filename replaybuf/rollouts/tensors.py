@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+_NUMBERS = (list, np.ndarray)
+
 
 def is_tensor(values: Any) -> bool:
     """Return whether this is a torch tensor, or stands for one."""
-    return hasattr(values, "detach") and hasattr(values, "new_full")
+    return type(values) is not list and hasattr(values, "detach") and hasattr(values, "new_full")
 
 
 def as_array(values: Any) -> Any:
@@ -21,7 +23,7 @@ def as_array(values: Any) -> Any:
 
     ValueError for a tensor that has no numbers to read.
     """
-    if isinstance(values, (list, np.ndarray, type(None))):
+    if values is None or isinstance(values, _NUMBERS):
         return values
     if is_tensor(values):
         try:

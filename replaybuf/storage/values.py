@@ -53,7 +53,7 @@ class NewGroup:
     replaces: tuple[int, ...] = ()
     lease: Leased | None = None
     stays_leased: bool = False
-    fetched: dict[Any, Any] = field(default_factory=dict)
+    fetched: dict[Any, Any] | None = None
     dropped: list[StorageItem] | None = None
 
 

@@ -82,7 +82,7 @@ class MemoryStorage(StateCopies, StorageBackend):
     # Putting
 
     async def put(self, group: NewGroup) -> int:
-        payload = self.codec.encode(group.rollouts, group.fetched)
+        payload = self.codec.encode(group.rollouts, group.fetched or {})
         reward = self._reward(group)
         with self._lock:
             return self._store(group, payload, reward)
@@ -422,7 +422,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         return True
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
-        encoded = [(group, self.codec.encode(group.rollouts, group.fetched)) for group in groups]
+        encoded = [(group, self.codec.encode(group.rollouts, group.fetched or {})) for group in groups]
         with self._lock:
             if not self._move(cursor):
                 return None

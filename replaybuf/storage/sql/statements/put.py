@@ -30,21 +30,21 @@ from replaybuf.storage.sql.statements.replacing import (
     replace_groups,
     replaced_by_place,
 )
-from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, check_size, dump_json, scoped_key
+from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, check_size, dump_json, most_bytes, scoped_key
 from replaybuf.storage.sql.statements.tickets import ticket_column, ticket_of
 from replaybuf.storage.sql.statements.uids import uids_in_checkpoints
 from replaybuf.storage.values import NewGroup
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stored:
-    """A group that was stored: its uid, and the groups that left with it, if its caller asks for them."""
+    """The uid of a group whose caller asks what leaves, and the groups that left with it."""
 
     uid: int
-    leaving: Sequence[GroupRow] = ()
+    leaving: Sequence[GroupRow]
 
 
-Outcome = Stored | ReplayBufError
+Outcome = int | Stored | ReplayBufError
 
 
 def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:
@@ -71,7 +71,10 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
 def _too_large(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, TooLargeError]:
     """Return errors for the groups that the database can't store, by their place in the list."""
     errors: dict[int, TooLargeError] = {}
+    limit = tx.dialect.row_limit(tx.connection).nbytes
     for place, one in enumerate(groups):
+        if not one.group.tags and most_bytes(one) <= limit:
+            continue  # as nearly all are
         try:
             check_size(tx, one)
         except TooLargeError as error:
@@ -90,7 +93,7 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     made_from = [sorted(origins(replaced.get(place, ())) & kept_by_checkpoints) for place in kept]
     remove_replaced(tx, gone)
     uids = iter(store(tx, [groups[place] for place in kept], made_from=made_from))
-    return [refused[place] if place in refused else Stored(next(uids)) for place in range(len(groups))]
+    return [refused[place] if place in refused else next(uids) for place in range(len(groups))]
 
 
 def _refused(
@@ -136,7 +139,7 @@ def _put_one(tx: Transaction, encoded: EncodedGroup) -> Outcome:
         delivered = max(row.deliveries for row in replaced)
         rows = rows_of(tx, [uid])
         hold(tx, rows, replaced[0].lease, replaced[0].leased_until, deliveries=delivered)
-    return Stored(uid, leaving or ())
+    return uid if leaving is None else Stored(uid, leaving)
 
 
 def _check_room(tx: Transaction, new: NewGroup, replaced: Iterable[Any]) -> None:

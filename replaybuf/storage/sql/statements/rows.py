@@ -37,7 +37,7 @@ class EncodedGroup:
 
 def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
     """Return the group with payload and metadata encoded; CPU work only. Raises EncodeError."""
-    return describe(group, group.rollouts, codec.encode(group.rollouts, group.fetched), codec.rollout_type)
+    return describe(group, group.rollouts, codec.encode(group.rollouts, group.fetched or {}), codec.rollout_type)
 
 
 def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: RolloutType) -> EncodedGroup:
@@ -53,6 +53,12 @@ def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: Rol
         outline=dump_json(outline(rollouts, kind)),
         prompt=prompt_preview(rollouts, kind) if rollouts else None,
     )
+
+
+def most_bytes(encoded: EncodedGroup) -> int:
+    """Return a bound for the bytes that the group takes in a row, tags apart: each character may take four."""
+    texts = len(encoded.outline) + len(encoded.marks) + len(encoded.prompt or "")
+    return len(encoded.payload) + 4 * texts
 
 
 def check_size(tx: Transaction, encoded: EncodedGroup) -> None:

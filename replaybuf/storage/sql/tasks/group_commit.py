@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.codec.payload import Codec
@@ -25,7 +25,7 @@ from replaybuf.storage.values import NewGroup, StorageItem
 MAX_GROUPS = 512
 MAX_BYTES = 16 * 1024 * 1024
 
-Outcome = Stored | BaseException
+Outcome = int | Stored | BaseException
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class _Waiting:
     encoded: EncodedGroup | None = None
     finished: bool = False
     settled: asyncio.Future[None] | None = None
-    dropped: list[StorageItem] = field(default_factory=list)
+    dropped: Sequence[StorageItem] = ()
 
 
 class GroupCommit:
@@ -218,4 +218,4 @@ def _resolve(answers: Sequence[tuple[_Waiting, Outcome]]) -> None:
         if isinstance(outcome, BaseException):
             waiting.future.set_exception(outcome)
         else:
-            waiting.future.set_result(outcome.uid)
+            waiting.future.set_result(outcome.uid if isinstance(outcome, Stored) else outcome)
