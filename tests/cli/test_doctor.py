@@ -297,7 +297,7 @@ def test_groups_that_fail_again_and_again_are_a_warning(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("revision", "mend"), [(REVISIONS[0], "db upgrade"), ("9999", "pip install"), (None, "check the name")]
+    ("revision", "mend"), [(REVISIONS[0], "db upgrade"), ("9999", "upgrade replaybuf"), (None, "check the name")]
 )
 def test_another_schema_is_a_problem_and_left_alone(url: str, revision: str | None, mend: str) -> None:
     execute(url, "DELETE FROM rb_version" if revision is None else f"UPDATE rb_version SET version_num = '{revision}'")
