@@ -45,7 +45,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     alone = option.usepdb or option.collectonly or option.capture == "no"
     whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS
     if config.pluginmanager.has_plugin("xdist") and option.numprocesses is None and whole and not alone:
-        option.numprocesses = min(os.cpu_count() or 1, _MOST_WORKERS)
+        waiting = 2 if option.markexpr == "fast" else 1  # half of their time is waiting
+        option.numprocesses = min(waiting * (os.cpu_count() or 1), _MOST_WORKERS)
         if option.dist == "no":
             option.dist = "worksteal"
 

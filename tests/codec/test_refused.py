@@ -13,7 +13,7 @@ import pytest
 
 from replaybuf.errors import EncodeError
 from replaybuf.rollouts.rollout import RolloutState
-from tests.codec.values import DICTS, STATES, ListOf, Pair, Point, Typed
+from tests.codec.values import DICTS, STATES, ListOf, Pair, Point, Typed, round_trip
 
 REFUSED = [
     (object(), "a value of type object can't be stored"),
@@ -113,5 +113,9 @@ def test_a_value_over_the_limit_of_msgpack_is_an_encode_error() -> None:
 
 
 def test_a_path_whose_text_is_another_path_is_refused() -> None:
+    path = PureWindowsPath("//a/")
+    if PureWindowsPath(str(path)) == path:  # from Python 3.12 on
+        assert round_trip(path) == path
+        return
     with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]: the path PureWindowsPath\(.*another path"):
-        DICTS.encode([{"field": PureWindowsPath("//a/")}])
+        DICTS.encode([{"field": path}])
