@@ -17,7 +17,6 @@ Version 1 had the crc32 of the header and the body as its checksum, and no array
 from __future__ import annotations
 
 import copy
-import ctypes
 import struct
 import zlib
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from typing import Any, Literal
 
 from xxhash import xxh3_64_intdigest
 
-from replaybuf.codec.behind import Behind, laid_out
+from replaybuf.codec.behind import Behind, laid_out, owned
 from replaybuf.codec.classes import Instances
 from replaybuf.codec.converters import ConverterMap, Converters
 from replaybuf.codec.images import Images
@@ -134,10 +133,12 @@ class Codec:
         size = end - _BODY_AT
         flags, stored = self._compress((table, packed.msgpack, *behind), size)
         head = _HEAD.pack(MAGIC, VERSION, flags, 0, len(fields), size)
+        if flags or not behind:
+            whole = b"".join(stored)
+            return b"".join((head, _CHECKSUM.pack(_xxh3(head, whole)), whole))
+        # The checksum is that of these bytes, not of the users' arrays, which their threads may be changing.
         payload = b"".join((head, bytes(_CHECKSUM.size), *stored))
-        # Of these bytes, not of the parts: a user's thread may have changed an array meanwhile.
-        checksum = _CHECKSUM.pack(_xxh3(head, memoryview(payload)[_BODY_AT:]))
-        ctypes.memmove(ctypes.c_char_p(payload), head + checksum, _BODY_AT)  # nobody has seen it yet
+        _CHECKSUM.pack_into(owned(payload).data, _HEAD.size, _xxh3(head, memoryview(payload)[_BODY_AT:]))
         return payload
 
     def decode(self, payload: Buffer, *, verified: bool = False, owned: bool = False) -> list[Any]:
@@ -254,7 +255,7 @@ def _crc32(head: memoryview, body: memoryview) -> int:
     return zlib.crc32(body, zlib.crc32(head))
 
 
-def _xxh3(head: bytes | memoryview, body: memoryview) -> int:
+def _xxh3(head: Buffer, body: Buffer) -> int:
     return xxh3_64_intdigest(body, xxh3_64_intdigest(head)) & 0xFFFFFFFF
 
 

@@ -114,9 +114,9 @@ class _ModelShape(Shape):
             cls.model_rebuild(raise_errors=False)
         super().__init__(cls, pydantic_fields(cls.model_fields), extra=cls.model_config.get("extra") == "allow")
         self._private = private_defaults(cls)
-        cached = any(isinstance(one, cached_property) for base in cls.__mro__ for one in vars(base).values())
+        self._cached = any(isinstance(one, cached_property) for base in cls.__mro__ for one in vars(base).values())
         omitted = tuple(self.names - self._keep_none)
-        self._few_omitted = None if cached or 4 * len(omitted) > len(self.names) else omitted
+        self._few_omitted = None if self._cached or 4 * len(omitted) > len(self.names) else omitted
 
     def read(self, instance: Any) -> Fields:
         if self._few_omitted is not None:
@@ -125,9 +125,10 @@ class _ModelShape(Shape):
                 if fields.get(name, self) is None:
                     del fields[name]
         else:
-            names, keep_none = self.names, self._keep_none  # __dict__ also holds cached properties, which aren't fields
-            values = instance.__dict__.items()
-            fields = {name: v for name, v in values if (name in keep_none if v is None else name in names)}
+            keep_none, values = self._keep_none, instance.__dict__.items()
+            fields = {name: v for name, v in values if v is not None or name in keep_none}
+            if self._cached:  # their values are there too, and aren't fields
+                fields = {name: value for name, value in fields.items() if name in self.names}
         if extra := instance.__pydantic_extra__:
             fields.update(extra)
         return fields

@@ -23,6 +23,9 @@ from replaybuf.rollouts.tensors import as_array, is_tensor
 #: Only groups of these statuses expire; by default only they are refreshed.
 EXPIRING_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
 
+#: Comparing the bytes of smaller arrays is faster than comparing numbers.
+_LARGE = 16384
+
 _RESET_TO_EMPTY = ("response_ids", "logprobs", "response_model_steps")
 _RESET_TO_NONE = ("routed_experts", "finish_reason", "response_mask", "reward", "error_msg")
 
@@ -124,6 +127,8 @@ def _are_same(steps: Any) -> bool:
     Most responses are written by the same weights from beginning to end.
     """
     if type(steps) is np.ndarray:
+        if steps.nbytes > _LARGE:
+            return bool((steps == steps[0]).all())
         raw, size = steps.tobytes(), steps.itemsize
         return steps.ndim == 1 and raw[size:] == raw[:-size]
     return type(steps) is list and steps.count(steps[0]) == len(steps)
