@@ -105,9 +105,16 @@ class SqliteEngine(Engine):
         with translated(self.url, self.lock_timeout):
             return await self.pool.connect().start()
 
+    async def end_writing(self) -> None:
+        """Close the connection that the writes share; the next write opens another."""
+        async with self._turn:
+            connection, self._writing = self._writing, None
+            if connection is not None:
+                await connection.invalidate()
+                await connection.close()
+
     async def dispose(self) -> None:
-        if self._writing is not None:
-            await self._writing.close()
+        await self.end_writing()
         await self.pool.dispose()
 
 
