@@ -42,6 +42,7 @@ class SqliteEngine(Engine):
         # lock. A database in memory has a single connection, for which readers have to queue, too.
         self._turn = asyncio.Lock()
         self._writing: AsyncConnection | None = None
+        self._session: tuple[ThreadedConnection, Session] | None = None
 
     async def read(self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False) -> T:
         with translated(self.url, self.lock_timeout):
@@ -68,9 +69,7 @@ class SqliteEngine(Engine):
     async def _in_turn(self, function: Function[T], scope: Scope, *, write: bool, brief: bool) -> T:
         """Run a transaction on the writer's connection: a brief one in this thread, unless another process writes."""
         async with self._turn:
-            if self._writing is None:
-                self._writing = await self._open_writer()
-            driver, session = await _session_of(self._writing)
+            driver, session = self._session or await self._open_writer()
             if brief and driver.idle:
                 try:
                     return session.transact(function, scope, write=write)
@@ -80,11 +79,12 @@ class SqliteEngine(Engine):
             patience = self.lock_timeout
             return await driver.in_thread(lambda _: session.transact(function, scope, write=write, patience=patience))
 
-    async def _open_writer(self) -> AsyncConnection:
-        connection = await self.pool.connect().start()
-        driver, _ = await _session_of(connection)
+    async def _open_writer(self) -> tuple[ThreadedConnection, Session]:
+        if self._writing is None:
+            self._writing = await self.pool.connect().start()
+        self._session = driver, session = await _session_of(self._writing)
         await driver.in_thread(lambda raw: raw.execute("PRAGMA busy_timeout = 0"))  # sessions wait by themselves
-        return connection
+        return driver, session
 
     @asynccontextmanager
     async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
@@ -108,7 +108,7 @@ class SqliteEngine(Engine):
     async def end_writing(self) -> None:
         """Close the connection that the writes share; the next write opens another."""
         async with self._turn:
-            connection, self._writing = self._writing, None
+            connection, self._writing, self._session = self._writing, None, None
             if connection is not None:
                 await connection.invalidate()
                 await connection.close()

@@ -210,6 +210,7 @@ class GroupCommit:
         self._answer([(waiting, problem) for waiting in batch if not waiting.finished])
 
     def _answer(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
+        """Give puts their outcomes, with one call for each of the loops that wait for them."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Waiting, Outcome]]] = {}
         for waiting, outcome in results:
             _finish(waiting)
