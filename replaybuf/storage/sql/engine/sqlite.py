@@ -9,7 +9,6 @@ one connection, whose cache of pages stays true until another process writes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -22,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.port import Changes, Engine, Function, Steps
+from replaybuf.storage.sql.engine.sqlite_changes import DataVersion, NoOthers
 from replaybuf.storage.sql.engine.sqlite_connections import ThreadedConnection, is_memory, sqlite_pool
 from replaybuf.storage.sql.engine.sqlite_session import Session, is_busy
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope
@@ -98,7 +98,7 @@ class SqliteEngine(Engine):
         return self._turn if write or self.memory else nullcontext()
 
     def changes(self, hint: Callable[[], object]) -> Changes:
-        return _NoOthers() if self.memory else _DataVersion(self)
+        return NoOthers() if self.memory else DataVersion(self)
 
     async def connect(self) -> AsyncConnection:
         """Return a separate connection, to be closed by the caller."""
@@ -131,49 +131,3 @@ async def _session_of(connection: AsyncConnection) -> tuple[ThreadedConnection, 
     if session is None:
         session = pooled.info["replaybuf_session"] = Session(driver.raw, pooled.info["replaybuf_files"])
     return driver, session
-
-
-class _NoOthers(Changes):
-    """Changes of a database in memory, which nobody else can open."""
-
-    seconds = 0.02
-
-    async def look(self) -> bool:
-        return False
-
-    async def close(self) -> None:
-        pass
-
-
-class _DataVersion(Changes):
-    """The file's data version, which changes when another connection commits: SQLite has no notifications."""
-
-    seconds = 0.02
-
-    def __init__(self, engine: SqliteEngine) -> None:
-        self._engine = engine
-        self._connection: AsyncConnection | None = None
-        self._version: int | None = None
-
-    async def look(self) -> bool:
-        if self._connection is None:
-            self._connection = await self._engine.connect()
-        version = await self._connection.run_sync(_data_version)
-        changed, self._version = version != self._version, version
-        return changed
-
-    async def close(self) -> None:
-        connection, self._connection, self._version = self._connection, None, None
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                await connection.invalidate()
-                await connection.close()
-
-
-def _data_version(connection: Any) -> int:
-    cursor = connection.connection.cursor()
-    try:
-        cursor.execute("PRAGMA data_version")
-        return int(cursor.fetchone()[0])
-    finally:
-        cursor.close()
