@@ -7,7 +7,7 @@ import gc
 import inspect
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Work = Callable[[], object] | Callable[[], Awaitable[object]]
@@ -77,28 +77,47 @@ class Pairs:
         return middle, f"{number(middle)} ({number(min(ratios))}..{number(max(ratios))})"
 
 
-async def seconds(work: Work) -> float:
-    """Return the seconds that a function or coroutine function takes. Earlier garbage is collected first."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds by the clock, and CPU seconds of this process: user and system, all threads."""
+
+    seconds: float
+    cpu: float
+
+
+async def cost(work: Work) -> Cost:
+    """Return what a call of a function or coroutine function costs. Earlier garbage is collected first."""
     gc.collect()
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     result = work()
     if inspect.isawaitable(result):
         result = await result
-    taken = time.perf_counter() - start
+    taken = Cost(time.perf_counter() - start, time.process_time() - cpu)
     del result
     return taken
 
 
+async def seconds(work: Work) -> float:
+    """Return the seconds that a call takes, as `cost` does."""
+    return (await cost(work)).seconds
+
+
+async def contest(works: Mapping[str, Work], rounds: int, *, warm_up: int = 1) -> dict[str, list[Cost]]:
+    """Measure A B C, then C B A, and so on. Return the costs of each, without the warm-up."""
+    costs: dict[str, list[Cost]] = {name: [] for name in works}
+    for turn in range(rounds + warm_up):
+        for name in list(works) if turn % 2 == 0 else reversed(list(works)):
+            taken = await cost(works[name])
+            if turn >= warm_up:
+                costs[name].append(taken)
+            await asyncio.sleep(0)
+    return costs
+
+
 async def in_turn(ours: Work, theirs: Work, rounds: int, *, warm_up: int = 1) -> Pairs:
     """Measure A B, then B A, and so on, so that a noisy machine affects both alike."""
-    measured: tuple[list[float], list[float]] = ([], [])
-    for turn in range(rounds + warm_up):
-        for which in (0, 1) if turn % 2 == 0 else (1, 0):
-            taken = await seconds((ours, theirs)[which])
-            if turn >= warm_up:
-                measured[which].append(taken)
-            await asyncio.sleep(0)
-    return Pairs(*measured)
+    costs = await contest({"ours": ours, "theirs": theirs}, rounds, warm_up=warm_up)
+    return Pairs(*([taken.seconds for taken in costs[name]] for name in ("ours", "theirs")))
 
 
 def number(value: float) -> str:
