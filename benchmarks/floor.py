@@ -98,6 +98,11 @@ class PostgresFloor:
 
         await asyncio.gather(*(worker() for _ in range(8)))
 
+    async def put_one(self, payload: bytes) -> None:
+        """Insert a payload in its own transaction."""
+        async with self._pool.acquire() as connection:
+            await connection.execute("INSERT INTO floor (data) VALUES ($1)", payload)
+
     async def take(self, size: int) -> list[bytes]:
         """Return the oldest payloads, deleted in the same transaction; not decoded."""
         async with self._pool.acquire() as connection, connection.transaction():

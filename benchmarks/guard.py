@@ -1,8 +1,8 @@
 """`python -m benchmarks guard`: fail on a clear regression, against the figures in guard.json.
 
 Statements and round trips are exact. CPU is the time of this process for a group, divided by that of a yardstick which
-is measured in turn with it: msgpack and the same bytes through `sqlite3`. Of each the smallest of several rounds counts,
-because other work on the machine only ever adds to it; so machines of another speed, and busy ones, agree.
+is measured in turn with it: msgpack and the same bytes through `sqlite3`. Of each the smallest of several rounds
+counts, because other work on the machine only ever adds to it; so machines of another speed, and busy ones, agree.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import gc
 import inspect
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 Work = Callable[[], object] | Callable[[], Awaitable[object]]
@@ -19,6 +19,7 @@ class Settings:
 
     quick: bool
     databases: tuple[str, ...]
+    minutes: float = 60
 
     def size(self, full: int, quick: int) -> int:
         """Return `quick` in a quick run, otherwise `full`."""
@@ -102,22 +103,16 @@ async def seconds(work: Work) -> float:
     return (await cost(work)).seconds
 
 
-async def contest(works: Mapping[str, Work], rounds: int, *, warm_up: int = 1) -> dict[str, list[Cost]]:
-    """Measure A B C, then C B A, and so on. Return the costs of each, without the warm-up."""
-    costs: dict[str, list[Cost]] = {name: [] for name in works}
-    for turn in range(rounds + warm_up):
-        for name in list(works) if turn % 2 == 0 else reversed(list(works)):
-            taken = await cost(works[name])
-            if turn >= warm_up:
-                costs[name].append(taken)
-            await asyncio.sleep(0)
-    return costs
-
-
 async def in_turn(ours: Work, theirs: Work, rounds: int, *, warm_up: int = 1) -> Pairs:
     """Measure A B, then B A, and so on, so that a noisy machine affects both alike."""
-    costs = await contest({"ours": ours, "theirs": theirs}, rounds, warm_up=warm_up)
-    return Pairs(*([taken.seconds for taken in costs[name]] for name in ("ours", "theirs")))
+    measured: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds + warm_up):
+        for which in (0, 1) if turn % 2 == 0 else (1, 0):
+            taken = await seconds((ours, theirs)[which])
+            if turn >= warm_up:
+                measured[which].append(taken)
+            await asyncio.sleep(0)
+    return Pairs(*measured)
 
 
 def number(value: float) -> str:
@@ -136,3 +131,13 @@ def spread(values: Sequence[float]) -> str:
     """Return the median time and its range."""
     ms = [value * 1000 for value in values]
     return f"{number(statistics.median(ms))} ms ({number(min(ms))}..{number(max(ms))})"
+
+
+def percentile(values: Sequence[float], hundredths: int) -> float:
+    """Return a percentile of at least two values."""
+    return statistics.quantiles(values, n=100, method="inclusive")[hundredths - 1]
+
+
+def quantiles(values: Sequence[float]) -> str:
+    """Return the median time and the 99th percentile."""
+    return f"p50 {milliseconds(percentile(values, 50))}, p99 {milliseconds(percentile(values, 99))}"
