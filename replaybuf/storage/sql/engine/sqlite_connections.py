@@ -40,6 +40,11 @@ class ThreadedConnection(aiosqlite.Connection):
         thread: Any = getattr(self, "_thread", self)
         thread.daemon = True
 
+    @property
+    def raw(self) -> sqlite3.Connection:
+        """The `sqlite3` connection itself, for who uses it alone, and for what never waits."""
+        return self._conn
+
     async def in_thread(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Run `function(connection)` in the connection's thread."""
         execute: Callable[..., Awaitable[T]] = self._execute
