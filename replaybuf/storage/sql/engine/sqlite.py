@@ -98,7 +98,7 @@ class SqliteEngine(Engine):
         return self._turn if write or self.memory else nullcontext()
 
     def changes(self, hint: Callable[[], object]) -> Changes:
-        return NoOthers() if self.memory else DataVersion(self.connect)
+        return NoOthers() if self.path is None else DataVersion(self.path, self.connect, hint)
 
     async def connect(self) -> AsyncConnection:
         """Return a separate connection, to be closed by the caller."""
