@@ -111,7 +111,7 @@ class GroupCommit:
         committing: asyncio.Task[None] | None = None
         while True:
             batch = self._next_batch()
-            light = committing is None and len(batch) * self._seconds < LIGHT_SECONDS
+            light = committing is None and not self._codec.converts and len(batch) * self._seconds < LIGHT_SECONDS
             encoded = await self._encode_batch(batch, here=light) if batch else []
             if committing is not None:
                 try:
