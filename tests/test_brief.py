@@ -109,10 +109,10 @@ class Tool:
 
 async def test_a_converter_may_ask_the_buffer(tmp_path: Path) -> None:
     """Also after puts that took no time, so that a put would be encoded in the store's thread."""
-    asked: list[int] = []
+    asking, asked = threading.Event(), list[int]()
 
     def convert(_: Tool) -> int:
-        if quick < len(asked):
+        if asking.is_set():
             asked.append(len(buffer))
         return 0
 
@@ -120,6 +120,8 @@ async def test_a_converter_may_ask_the_buffer(tmp_path: Path) -> None:
         url=f"sqlite:///{tmp_path}/buffer.db", rollout_type=dict, converters={Tool: ("tool", convert, lambda _: Tool())}
     ).build() as buffer:
         async with asyncio.timeout(10):
-            for quick in (5, 5, 5, -1):
+            for _ in range(3):
                 await buffer.put([{"tool": Tool()}], TASK)
+            asking.set()
+            await buffer.put([{"tool": Tool()}], TASK)
         assert asked == [3]
