@@ -23,6 +23,7 @@ from replaybuf.rollouts.staleness import (
     ExpiryRule,
     mask_stale_tokens,
     reset_response,
+    set_staleness,
     staleness_of,
     step_ranges,
 )
@@ -128,13 +129,13 @@ class Marks:
 
         With None it is the staleness that they were put with, or that of the refresh in which the last one expired.
         """
-        for index, rollout in enumerate(rollouts):
-            if self.expired is not None and self.expired[index]:
-                reset_response(rollout, kind)
-            if train_step is not None:
-                kind.set(rollout, "seq_staleness", staleness_of(self.oldest[index], train_step))
-            elif self.staleness is not None:
-                kind.set(rollout, "seq_staleness", self.staleness[index])
+        if self.expired is not None:
+            for rollout, gone in zip(rollouts, self.expired, strict=True):
+                if gone:
+                    reset_response(rollout, kind)
+        staleness = self.staleness if train_step is None else self.staleness_at(train_step)
+        if staleness is not None:
+            set_staleness(rollouts, staleness, kind)
         if self.masked is not None:
             mask_stale_tokens(rollouts, self.masked, kind)
 

@@ -243,10 +243,15 @@ def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
 def refresh_group(rollouts: Sequence[Any], train_step: int, kind: RolloutType) -> list[int]:
     """Set every rollout's `seq_staleness`, where it has one, to its staleness at `train_step`; return these."""
     values = [staleness_of(oldest_step(rollout, kind), train_step) for rollout in rollouts]
+    set_staleness(rollouts, values, kind)
+    return values
+
+
+def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutType) -> None:
+    """Set every rollout's `seq_staleness`, where it has one and it is another."""
     for rollout, staleness in zip(rollouts, values, strict=True):
         if kind.get(rollout, "seq_staleness") != staleness:
             kind.set(rollout, "seq_staleness", staleness)
-    return values
 
 
 def group_staleness(rollouts: Sequence[Any], kind: RolloutType) -> int:
