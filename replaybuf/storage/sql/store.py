@@ -105,23 +105,27 @@ class Store:
 
     # Transactions of the buffer (database's thread)
 
-    async def read(self, function: Callable[[Transaction], T]) -> T:
-        """Run `function(tx)` in a read transaction."""
-        return await self.engine.read(function, self.scope)
+    async def read(self, function: Callable[[Transaction], T], *, brief: bool = False) -> T:
+        """Run `function(tx)` in a read transaction; `brief` as in `Engine.read`."""
+        return await self.engine.read(function, self.scope, brief=brief)
 
     async def write(
         self,
         function: Callable[[Transaction], T],
         *,
         alone: bool = False,
+        brief: bool = False,
         announce: Callable[[], bool] = lambda: True,
     ) -> T:
-        """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers."""
+        """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers.
+
+        `alone` and `brief` as in `Engine.write`.
+        """
         fenced = partial(_fenced, function)
         while True:
             scope = self.scope
             try:
-                result = await self.engine.write(fenced, scope, alone=alone)
+                result = await self.engine.write(fenced, scope, alone=alone, brief=brief)
             except RaceNotRunError as need:
                 begin = partial(begin_races, names=need.names, order=need.order)
                 await self.engine.write(begin, scope, alone=True)

@@ -40,12 +40,19 @@ class Engine(ABC):
         self.path: str | None = None
 
     @abstractmethod
-    async def read(self, function: Function[T], scope: Scope = DEFAULT) -> T:
-        """Run `function(tx)` in a read transaction, which sees one state of the database."""
+    async def read(self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False) -> T:
+        """Run `function(tx)` in a read transaction, which sees one state of the database.
+
+        `brief` says that it takes milliseconds at most: it may then run in this thread.
+        """
 
     @abstractmethod
-    async def write(self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False) -> T:
+    async def write(
+        self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False, brief: bool = False
+    ) -> T:
         """Run `function(tx)` in a write transaction and commit; `alone` keeps out all other writers.
+
+        `brief` as in `read`.
 
         The function may run more than once: when the database rolls it back in favour of another transaction, or when a
         connection was lost. Raises UnreachableError when it was not committed, and OutcomeUnknownError when that could

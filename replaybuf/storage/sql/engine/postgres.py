@@ -59,7 +59,7 @@ class PostgresEngine(Engine):
         self._pairing = asyncio.Lock()
         self._outage = Outage(self.where, reconnect_timeout)
 
-    async def read(self, function: Function[T], scope: Scope = DEFAULT) -> T:
+    async def read(self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False) -> T:
         async def once(attempt: _Attempt[T]) -> T:
             async with self._connected(attempt) as connection:
                 await connection.execution_options(isolation_level="REPEATABLE READ")
@@ -68,7 +68,9 @@ class PostgresEngine(Engine):
 
         return await self._until_done(once)
 
-    async def write(self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False) -> T:
+    async def write(
+        self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False, brief: bool = False
+    ) -> T:
         async def once(attempt: _Attempt[T]) -> T:
             def transact(inner: Connection) -> bool:
                 if self.opened:
