@@ -141,12 +141,12 @@ class Store:
         await self.read_fenced(lambda tx: None)
 
     async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
-        """Run `function(tx)` in a read transaction behind the fence. Raises what `check_fence` raises."""
+        """Run `function(tx)`, which is brief, in a read transaction behind the fence. Raises as `check_fence` does."""
         fenced = partial(_fenced, function)
         while True:
             scope = self.scope
             try:
-                return await self.engine.read(fenced, scope)
+                return await self.engine.read(fenced, scope, brief=True)
             except FencedError as error:
                 await self._rejoin(scope, error)
 
