@@ -105,6 +105,11 @@ class Codec:
         self._packing = Packing(families, self._converters)
         self._marks = restores((self._converters, *families))
 
+    @property
+    def converts(self) -> bool:
+        """Whether there are converters: encoding then runs users' code, which may take its time."""
+        return bool(self._converters.forms)
+
     def as_stored(self) -> Codec:
         """Return a codec for payloads that are written anew: it needs neither torch nor Ray.
 
