@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from replaybuf.codec.behind import Behind, laid_out, owned
 from replaybuf.codec.classes import Instances
@@ -139,8 +139,7 @@ class Codec:
         flags, stored = self._compress((table, packed.msgpack, *behind), size)
         head = _HEAD.pack(MAGIC, VERSION, flags, 0, len(fields), size)
         if flags or not behind:
-            whole = b"".join(stored)
-            return b"".join((head, _CHECKSUM.pack(_xxh3(head, whole)), whole))
+            return b"".join((head, _CHECKSUM.pack(_xxh3(head, *stored)), *stored))
         # The checksum is that of these bytes, not of the users' arrays, which their threads may be changing.
         payload = b"".join((head, bytes(_CHECKSUM.size), *stored))
         _CHECKSUM.pack_into(owned(payload).data, _HEAD.size, _xxh3(head, memoryview(payload)[_BODY_AT:]))
@@ -260,8 +259,11 @@ def _crc32(head: memoryview, body: memoryview) -> int:
     return zlib.crc32(body, zlib.crc32(head))
 
 
-def _xxh3(head: Buffer, body: Buffer) -> int:
-    return xxh3_64_intdigest(body, xxh3_64_intdigest(head)) & 0xFFFFFFFF
+def _xxh3(head: Buffer, *body: Buffer) -> int:
+    digest = xxh3_64(seed=xxh3_64_intdigest(head))
+    for part in body:
+        digest.update(part)
+    return digest.intdigest() & 0xFFFFFFFF
 
 
 def _zstandard() -> Any:

@@ -9,6 +9,7 @@ defaults. attrs and msgspec are imported only for classes that they have made.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
@@ -35,7 +36,7 @@ _SEEN_LIMIT = 1024  # extra fields could make any number of sets of names
 _VALUES = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex, BaseException)
 
 
-class Shape:
+class Shape(ABC):
     """The fields of a class, and the ways from an instance to them and back.
 
     With `extra`, instances may have fields that the class doesn't declare. `required` are the fields without which
@@ -53,13 +54,13 @@ class Shape:
         self._defaults = Defaults(self.fields)
         self._seen: set[tuple[str, ...]] = set()
 
+    @abstractmethod
     def read(self, instance: Any) -> Fields:
         """Return the fields of an instance: a new dict of the values themselves, not of copies."""
-        raise NotImplementedError
 
+    @abstractmethod
     def build(self, fields: Fields) -> Any:
         """Return the instance with these fields, defaults filled in; `fields` is consumed, and has no `problem`."""
-        raise NotImplementedError
 
     def set(self, instance: Any, name: str, value: Any) -> None:
         """Set a field, in place; the class's own `__setattr__` and validators run. Frozen instances change, too.
