@@ -93,6 +93,8 @@ class Codec:
         self.rollout_type = rollout_type
         self.compression = compression
         self._converters = Converters(converters or {}, as_plain=as_plain)
+        # Users' code that runs while a group is rebuilt may change arrays in place; the payload may be needed again.
+        self._lends = not converters and not any(shape.runs_code for shape in rollout_type.classes.shapes.values())
         self._others: tuple[Family, ...] = (
             Images(as_plain=as_plain),
             Instances(rollout_type.classes, as_plain=as_plain),  # the last, since it refuses unknown classes
@@ -148,15 +150,15 @@ class Codec:
     def decode(self, payload: Buffer, *, verified: bool = False, owned: bool = False) -> list[Any]:
         """Return the rollouts of a payload, independent of its memory. `verified` means that it has passed `verify`.
 
-        `owned` means that the payload is bytes that nobody else has, and that the caller won't use again: large arrays
-        live in its memory then, each at its own place, and change it when they are written to. One that is kept keeps
-        all of it, so those that would keep more than 64 times their size are copied.
+        `owned` means that the payload is bytes that nobody else has: large arrays live in its memory then, each at its
+        own place, and change it when they are written to, which this itself does not. One that is kept keeps all of it,
+        so those that would keep more than 64 times their size are copied.
 
         DecodeError when it is damaged, of a newer version, or was written for another rollout type; MissingDriverError
         when it is compressed with zstd and zstd is not installed. Takes memory in proportion to the payload.
         """
         flags, count, size, stored = _open(payload, verified)
-        own = payload if owned and type(payload) is bytes and not flags & _ZSTD else None
+        own = payload if owned and self._lends and type(payload) is bytes and not flags & _ZSTD else None
         try:
             body = memoryview(_decompress(stored, size)) if flags & _ZSTD else stored
             if len(body) != size:

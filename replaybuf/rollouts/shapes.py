@@ -40,8 +40,10 @@ class Shape(ABC):
     """The fields of a class, and the ways from an instance to them and back.
 
     With `extra`, instances may have fields that the class doesn't declare. `required` are the fields without which
-    there is no instance.
+    there is no instance. If it `runs_code`, `build` or `set` runs code of the class, which may change values in place.
     """
+
+    runs_code = False
 
     def __init__(self, cls: type[Any], fields: Iterable[Field], *, extra: bool = False) -> None:
         self.cls = cls
@@ -115,6 +117,7 @@ class _ModelShape(Shape):
             cls.model_rebuild(raise_errors=False)
         super().__init__(cls, pydantic_fields(cls.model_fields), extra=cls.model_config.get("extra") == "allow")
         self._private = private_defaults(cls)
+        self.runs_code = bool(cls.model_config.get("validate_assignment"))
         self._cached = any(isinstance(one, cached_property) for base in cls.__mro__ for one in vars(base).values())
         omitted = tuple(self.names - self._keep_none)
         self._few_omitted = None if self._cached or 4 * len(omitted) > len(self.names) else omitted
@@ -199,7 +202,7 @@ class _StructShape(Shape):
         self._unset = msgspec.UNSET
         self._force = msgspec.structs.force_setattr
         self._frozen = cls.__struct_config__.frozen
-        self._own_code = hasattr(cls, "__post_init__")
+        self.runs_code = hasattr(cls, "__post_init__")
 
     def read(self, instance: Any) -> Fields:
         fields: Fields = {}
@@ -214,7 +217,7 @@ class _StructShape(Shape):
     def build(self, fields: Fields) -> Any:
         values = self._defaults.fill(fields)
         instance = self.cls(**values)
-        if self._own_code:
+        if self.runs_code:
             for name, value in values.items():
                 self._force(instance, name, value)
         return instance

@@ -7,7 +7,7 @@ staleness 0. The rules are those of InternLM xtuner's replay buffer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final
@@ -88,21 +88,20 @@ def newest_trainable_steps(rollouts: Sequence[Any], kind: RolloutType) -> list[i
     None where token-level expiry doesn't apply: the group has `input_ids` or `labels`, or the rollout has no response,
     no model steps, or no trainable token in its mask.
     """
-    return [newest for _, newest in step_ranges(map(kind.reader(STEP_FIELDS), rollouts))]
+    return [newest for _, newest in step_ranges([*map(kind.reader(STEP_FIELDS), rollouts)])]
 
 
 #: The fields that model steps and their tokens are in.
 STEP_FIELDS: Final = ("response_model_steps", "response_ids", "response_mask", "input_ids", "labels")
 
 
-def step_ranges(rollouts: Iterable[Sequence[Any]]) -> list[tuple[int | None, int | None]]:
+def step_ranges(rollouts: Sequence[Sequence[Any]]) -> list[tuple[int | None, int | None]]:
     """Return the oldest model step and the newest trainable one of each rollout of a group, given its STEP_FIELDS.
 
-    As `oldest_step` and `newest_trainable_steps` do, in one pass.
+    As `oldest_step` and `newest_trainable_steps` do, in one pass. What follows these fields is passed over.
     """
-    rollouts = list(rollouts)
-    agentic = any(input_ids is not None or labels is not None for *_, input_ids, labels in rollouts)
-    return [_step_range(steps, None if agentic else ids, mask) for steps, ids, mask, _, _ in rollouts]
+    agentic = any(one[3] is not None or one[4] is not None for one in rollouts)
+    return [_step_range(steps, None if agentic else ids, mask) for steps, ids, mask, *_ in rollouts]
 
 
 def _step_range(steps: Any, response_ids: Any, mask: Any) -> tuple[int | None, int | None]:
