@@ -56,15 +56,21 @@ _ADD_MERGED = Prepared(lambda dialect: _adding(dialect, _MERGED), *_NEW)
 
 def read_tallies(tx: Transaction, tasks: Iterable[str] | None = None) -> dict[tuple[str, Status, Tally], int]:
     """Return the tallies by task and status."""
-    query = (
-        select(lane.c.task_name, lane.c.status, tally.c.name, func.sum(tally.c.amount))
-        .select_from(lane.join(tally, tally.c.lane == lane.c.id))
-        .where(lane.c.buffer == tx.scope.buffer)
-        .group_by(lane.c.task_name, lane.c.status, tally.c.name)
-    )
-    if tasks is not None:
-        query = query.where(lane.c.task_name.in_(sorted(tasks)))
-    return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in tx.execute(query)}
+    if tasks is None:
+        rows = tx.fetch(_ALL, tx.scope.buffer)
+    else:
+        rows = tx.fetch(_OF_TASKS, tx.scope.buffer, tx.dialect.listed(sorted(tasks)))
+    return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in rows}
+
+
+_SUMS = (
+    select(lane.c.task_name, lane.c.status, tally.c.name, func.sum(tally.c.amount))
+    .select_from(lane.join(tally, tally.c.lane == lane.c.id))
+    .where(lane.c.buffer == bindparam("buffer"))
+    .group_by(lane.c.task_name, lane.c.status, tally.c.name)
+)
+_ALL = Prepared(lambda _: _SUMS, "buffer")
+_OF_TASKS = Prepared(lambda dialect: _SUMS.where(dialect.one_of(lane.c.task_name, "tasks")), "buffer", "tasks")
 
 
 def read_lane_tallies(tx: Transaction, lanes: Sequence[int]) -> list[dict[str, Any]]:
