@@ -99,6 +99,17 @@ class Dialect(ABC):
         """Make `last + 1` the next uid."""
 
     @abstractmethod
+    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+        """Copy groups of these lanes, up to a uid, into a checkpoint before they change, until `end_keeping`.
+
+        Those up to its `copied_to` are there already. Only where checkpoints are made in pieces.
+        """
+
+    @abstractmethod
+    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+        """Copy no more of the groups that change into this checkpoint, if they are."""
+
+    @abstractmethod
     def row_limit(self, connection: Connection) -> RowLimit:
         """Return how large a row may be."""
 
@@ -164,6 +175,22 @@ class _Sqlite(Dialect):
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(update(counter).where(_UID).values(value=last))
 
+    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+        names = ", ".join(column.name for column in group.columns)
+        old = ", ".join(f"old.{column.name}" for column in group.columns)
+        for event in _EVENTS:
+            connection.exec_driver_sql(f"""
+                CREATE TRIGGER {_trigger(event, checkpoint)} AFTER {event} ON rb_group
+                WHEN old.uid > (SELECT copied_to FROM rb_checkpoint WHERE id = {checkpoint})
+                 AND old.uid <= {last} AND old.lane IN ({", ".join(map(str, lanes))})
+                BEGIN
+                    INSERT OR IGNORE INTO rb_checkpoint_group (checkpoint, {names}) VALUES ({checkpoint}, {old});
+                END""")  # noqa: S608
+
+    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+        for event in _EVENTS:
+            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
+
     def row_limit(self, connection: Connection) -> RowLimit:
         return sizes.sqlite_limit(connection)
 
@@ -174,6 +201,13 @@ class _Sqlite(Dialect):
 
     def invalid_indexes(self, connection: Connection) -> set[str]:
         return set()
+
+
+_EVENTS = ("UPDATE", "DELETE")
+
+
+def _trigger(event: str, checkpoint: int) -> str:
+    return f"rb_checkpoint_{checkpoint}_{event.lower()}"
 
 
 _UID = counter.c.name == "uid"
@@ -239,6 +273,12 @@ class _Postgres(Dialect):
 
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
+
+    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+        pass
+
+    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+        pass
 
     def row_limit(self, connection: Connection) -> RowLimit:
         return sizes.POSTGRES

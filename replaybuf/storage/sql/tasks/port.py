@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from replaybuf.storage.sql.engine.port import Engine
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Transaction
 
@@ -16,6 +17,11 @@ class OpenStore(Protocol):
     """An open store (`storage.sql.store`)."""
 
     thread: DatabaseThread
+    engine: Engine
+
+    async def read(self, function: Callable[[Transaction], T]) -> T:
+        """Run `function(tx)` in a read transaction."""
+        ...
 
     async def write(self, function: Callable[[Transaction], T], *, announce: Callable[[], bool] = ...) -> T:
         """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers if `announce()`."""
