@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
+    Column,
     ColumnElement,
     Connection,
     Select,
     Table,
+    Text,
     bindparam,
+    cast,
     delete,
     func,
     insert,
@@ -81,6 +86,10 @@ class Dialect(ABC):
         self, connection: Connection, chosen: ColumnElement[bool], uids: Sequence[int], now: float
     ) -> None:
         """Delete the metadata of groups, by a condition on their uids, and make their payloads garbage."""
+
+    @abstractmethod
+    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        """Set these columns of groups. A row is a uid and the values, as the driver takes them, JSON as text."""
 
     @abstractmethod
     def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
@@ -159,6 +168,11 @@ class _Sqlite(Dialect):
         connection.execute(delete(group).where(chosen))
         rows = [(uid, now) for uid in uids]
         connection.exec_driver_sql("INSERT INTO rb_garbage (uid, removed_at) VALUES (?, ?)", rows)
+
+    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))
+            connection.exec_driver_sql(f"UPDATE rb_group SET {columns} WHERE uid = ?1", list(rows))  # noqa: S608
 
     def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         rows = [{"of_uid": uid, "new_key": key} for uid, key in zip(uids, keys, strict=True)]
@@ -260,6 +274,13 @@ class _Postgres(Dialect):
         removed = select(gone.c.uid, literal(now, garbage.c.removed_at.type))
         connection.execute(insert(garbage).from_select(["uid", "removed_at"], removed))
 
+    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            values = {
+                f"new_{name}": list(each) for name, each in zip(("uid", *names), zip(*rows, strict=True), strict=True)
+            }
+            connection.execute(_set_columns(tuple(names)), values)
+
     def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         connection.execute(_SET_KEYS[race], {"uids": uids, "keys": keys})
 
@@ -289,6 +310,20 @@ class _Postgres(Dialect):
     def invalid_indexes(self, connection: Connection) -> set[str]:
         query = "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE NOT i.indisvalid"
         return set(connection.execute(text(query)).scalars())
+
+
+@cache
+def _set_columns(names: tuple[str, ...]) -> Any:
+    """Return the UPDATE of these columns, with an array for each."""
+
+    def values_of(column: Column[Any]) -> Any:
+        json = isinstance(column.type, JSON)
+        given = func.unnest(bindparam(f"new_{column.name}", type_=ARRAY(Text() if json else column.type)))
+        return (cast(given, postgresql.JSONB) if json else given).label(column.name)
+
+    given = select(*(values_of(group.c[name]) for name in ("uid", *names))).subquery("given")
+    chosen = update(group).where(group.c.uid == given.c.uid)
+    return chosen.values({group.c[name]: given.c[name] for name in names})
 
 
 # All keys as two arrays, in one statement.
