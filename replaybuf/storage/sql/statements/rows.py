@@ -181,14 +181,14 @@ class GroupRow:
                     f"group {self.uid}: {len(rollouts)} rollouts in the payload, {len(marks.oldest)} expected"
                 )
             marks.apply(rollouts, self.refreshed_to, codec.rollout_type)
-            return self.item(rollouts)
+            return self._item(rollouts)
 
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         """Return the group with these rollouts. Raises DecodeError."""
         with _metadata_of(self.uid):
             return self._item(rollouts, error)
 
-    def _item(self, rollouts: list[Any], error: str | None) -> StorageItem:
+    def _item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         priority, times_sampled, created_at, reward, tags, scoped, failure, deliveries = _ITEM(self.values)
         return StorageItem(
             uid=self.uid,
