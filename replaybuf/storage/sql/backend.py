@@ -233,6 +233,10 @@ class SQLStorage(StorageBackend):
         store = await self._ready()
         await store.thread.run(store.check_fence)
 
+    async def fenced_tallies(self) -> dict[tuple[str, Status, Tally], int]:
+        store = await self._ready()
+        return await store.thread.run(lambda: store.read_fenced(read_tallies))
+
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
         store = await self._ready()
         return await store.thread.run(lambda: store.checkpoint(step, keep))

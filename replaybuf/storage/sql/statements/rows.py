@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
@@ -21,6 +20,9 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.columns import NEEDED, PLACES
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup, StorageItem
+
+#: What damaged metadata of a group raises.
+_DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(slots=True)
@@ -124,8 +126,10 @@ class GroupRow:
 
     def parsed(self, name: str) -> Any:
         """Return the value of a column with JSON. Raises DecodeError."""
-        with _metadata_of(self.uid):
+        try:
             return _parsed(self.column(name))
+        except _DAMAGE as error:
+            raise self._damaged(error) from error
 
     @property
     def home(self) -> Lane:
@@ -170,11 +174,14 @@ class GroupRow:
         return self.step if pinned is None else pinned_step
 
     def decode(self, codec: Codec) -> StorageItem:
-        """Return the stored group with its rollouts. Raises DecodeError."""
+        """Return the stored group with its rollouts, whose arrays live in the row's payload: ask once.
+
+        As long as nobody writes to them, the payload is what was stored. Raises DecodeError.
+        """
         if self.payload is None:
             raise DecodeError(f"group {self.uid}: its payload is missing")
-        rollouts = codec.decode(self.payload, verified=self.verified)
-        with _metadata_of(self.uid):
+        rollouts = codec.decode(self.payload, verified=self.verified, owned=True)
+        try:
             marks = Marks.from_json(_parsed(self.column("marks")))
             if len(rollouts) != len(marks.oldest):
                 raise DecodeError(
@@ -182,11 +189,20 @@ class GroupRow:
                 )
             marks.apply(rollouts, self.refreshed_to, codec.rollout_type)
             return self._item(rollouts)
+        except DecodeError:
+            raise
+        except _DAMAGE as error:
+            raise self._damaged(error) from error
 
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         """Return the group with these rollouts. Raises DecodeError."""
-        with _metadata_of(self.uid):
+        try:
             return self._item(rollouts, error)
+        except _DAMAGE as problem:
+            raise self._damaged(problem) from problem
+
+    def _damaged(self, error: Exception) -> DecodeError:
+        return DecodeError(f"group {self.uid}: its metadata is damaged ({type(error).__name__}: {error})")
 
     def _item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         priority, times_sampled, created_at, reward, tags, scoped, failure, deliveries = _ITEM(self.values)
@@ -224,17 +240,6 @@ def decode_leniently(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem
 def _parsed(text: str | None) -> Any:
     """Return the value of a JSON column. Raises ValueError."""
     return None if text is None else from_json(text)
-
-
-@contextlib.contextmanager
-def _metadata_of(uid: int) -> Iterator[None]:
-    """Raise DecodeError when the metadata of a group is damaged."""
-    try:
-        yield
-    except DecodeError:
-        raise
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise DecodeError(f"group {uid}: its metadata is damaged ({type(error).__name__}: {error})") from error
 
 
 def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:
