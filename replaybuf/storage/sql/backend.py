@@ -34,6 +34,7 @@ from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
 from replaybuf.storage.sql.store import Options, Store
 from replaybuf.storage.sql.tasks.claims import Claiming
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Drawing
+from replaybuf.storage.sql.tasks.making import Making
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 
 S = TypeVar("S")
@@ -239,7 +240,11 @@ class SQLStorage(StorageBackend):
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
         store = await self._ready()
-        return await store.thread.run(lambda: store.checkpoint(step, keep))
+        making = Making(store, step, keep)
+        try:
+            return await store.thread.run(lambda: store.checkpoint(making))
+        finally:
+            making.stop()  # when it was cancelled: later operations wait for its end
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         store = await self._ready()
@@ -298,7 +303,11 @@ class SQLStorage(StorageBackend):
 
         async def work() -> T:
             await store.prepare()
-            return await (store.engine.write(function, store.scope) if write else store.read(function))
+            if not write:
+                return await store.read(function)
+            result = await store.engine.write(function, store.scope)
+            store.watch.committed()
+            return result
 
         return store.thread.run_blocking(work, self._options.lock_timeout + 600)
 

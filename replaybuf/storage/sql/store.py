@@ -28,6 +28,7 @@ from replaybuf.storage.sql.statements.fence import check_fence, joined
 from replaybuf.storage.sql.statements.race_keys import RaceNotRunError, begin_races
 from replaybuf.storage.sql.statements.restore import restore
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
+from replaybuf.storage.sql.tasks.making import Making
 from replaybuf.storage.sql.tasks.port import Pace
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.watch import Watch
@@ -152,9 +153,11 @@ class Store:
             except FencedError as error:
                 await self._rejoin(scope, error)
 
-    async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
+    async def checkpoint(self, making: Making) -> Checkpoint:
         """Make a checkpoint of the buffer."""
-        copy = partial(_fenced, lambda tx: make_checkpoint(tx, step, keep, time.time()))
+        if not self.engine.dialect.locks_rows:
+            return await making.run()
+        copy = partial(_fenced, lambda tx: make_checkpoint(tx, making.step, making.keep, time.time()))
         while True:
             scope = self.scope
             try:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 from sqlalchemy import (
+    JSON,
     BigInteger,
+    Column,
     ColumnElement,
     Connection,
     Integer,
@@ -18,6 +21,7 @@ from sqlalchemy import (
     Text,
     bindparam,
     case,
+    cast,
     delete,
     func,
     insert,
@@ -106,6 +110,10 @@ class Dialect(ABC):
         """Delete the metadata of groups, and make their payloads garbage."""
 
     @abstractmethod
+    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        """Set these columns of groups. A row is a uid and the values, as the driver takes them, JSON as text."""
+
+    @abstractmethod
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         """Set the keys of groups in a race."""
 
@@ -120,6 +128,17 @@ class Dialect(ABC):
     @abstractmethod
     def set_last_uid(self, connection: Connection, last: int) -> None:
         """Make `last + 1` the next uid."""
+
+    @abstractmethod
+    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+        """Copy groups of these lanes, up to a uid, into a checkpoint before they change, until `end_keeping`.
+
+        Those up to its `copied_to` are there already. Only where checkpoints are made in pieces.
+        """
+
+    @abstractmethod
+    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+        """Copy no more of the groups that change into this checkpoint, if they are."""
 
     @abstractmethod
     def row_limit(self, connection: Connection) -> RowLimit:
@@ -188,6 +207,11 @@ class _Sqlite(Dialect):
         tx.fetch(_REMOVE, listed)
         tx.fetch(_DISCARD, now, listed)
 
+    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))
+            connection.exec_driver_sql(f"UPDATE rb_group SET {columns} WHERE uid = ?1", list(rows))  # noqa: S608
+
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         tx.run_many(_SET_KEY[race], list(zip(keys, uids, strict=True)))
 
@@ -201,6 +225,22 @@ class _Sqlite(Dialect):
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(update(counter).where(_UID).values(value=last))
 
+    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+        names = ", ".join(column.name for column in group.columns)
+        old = ", ".join(f"old.{column.name}" for column in group.columns)
+        for event in _EVENTS:
+            connection.exec_driver_sql(f"""
+                CREATE TRIGGER {_trigger(event, checkpoint)} AFTER {event} ON rb_group
+                WHEN old.uid > (SELECT copied_to FROM rb_checkpoint WHERE id = {checkpoint})
+                 AND old.uid <= {last} AND old.lane IN ({", ".join(map(str, lanes))})
+                BEGIN
+                    INSERT OR IGNORE INTO rb_checkpoint_group (checkpoint, {names}) VALUES ({checkpoint}, {old});
+                END""")  # noqa: S608
+
+    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+        for event in _EVENTS:
+            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
+
     def row_limit(self, connection: Connection) -> RowLimit:
         return sizes.sqlite_limit(connection)
 
@@ -211,6 +251,13 @@ class _Sqlite(Dialect):
 
     def invalid_indexes(self, connection: Connection) -> set[str]:
         return set()
+
+
+_EVENTS = ("UPDATE", "DELETE")
+
+
+def _trigger(event: str, checkpoint: int) -> str:
+    return f"rb_checkpoint_{checkpoint}_{event.lower()}"
 
 
 _UID = counter.c.name == "uid"
@@ -291,6 +338,13 @@ class _Postgres(Dialect):
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         tx.fetch(_REMOVE_TO_GARBAGE, self.listed(uids), now)
 
+    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            values = {
+                f"new_{name}": list(each) for name, each in zip(("uid", *names), zip(*rows, strict=True), strict=True)
+            }
+            connection.execute(_set_columns(tuple(names)), values)
+
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         tx.fetch(_SET_KEYS[race], uids, keys)
 
@@ -303,6 +357,12 @@ class _Postgres(Dialect):
 
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
+
+    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+        pass
+
+    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+        pass
 
     def row_limit(self, connection: Connection) -> RowLimit:
         return sizes.POSTGRES
@@ -327,6 +387,22 @@ def _to_garbage(dialect: Dialect) -> Any:
 
 
 _REMOVE_TO_GARBAGE = Prepared(_to_garbage, "uids", "now")
+
+
+@cache
+def _set_columns(names: tuple[str, ...]) -> Any:
+    """Return the UPDATE of these columns, with an array for each."""
+
+    def values_of(column: Column[Any]) -> Any:
+        json = isinstance(column.type, JSON)
+        given = func.unnest(bindparam(f"new_{column.name}", type_=ARRAY(Text() if json else column.type)))
+        return (cast(given, postgresql.JSONB) if json else given).label(column.name)
+
+    given = select(*(values_of(group.c[name]) for name in ("uid", *names))).subquery("given")
+    chosen = update(group).where(group.c.uid == given.c.uid)
+    return chosen.values({group.c[name]: given.c[name] for name in names})
+
+
 # All keys as two arrays, in one statement.
 _drawn = select(
     func.unnest(bindparam("uids", type_=ARRAY(BigInteger))).label("uid"),

@@ -107,8 +107,8 @@ class Drawing:
 
     def _transact(self, tx: Transaction) -> Taken | None:
         rows, ended = draw_groups(tx, self._codec, self._draw, self._set_aside)
-        # When groups leave, only puts that wait for room need to know.
-        self._news = ended or tx.scope.rules.limits.slows_puts
+        # When groups leave, only puts that wait for room need to know; groups set aside have come to FAILED.
+        self._news = ended or bool(self._set_aside) or tx.scope.rules.limits.slows_puts
         if rows is None:
             return None
         taken = Taken(rows, {}, epoch=tx.scope.epoch, checkpoint=tx.scope.checkpoint)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from replaybuf.storage.sql.engine.port import Engine
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Transaction
 
@@ -27,6 +28,11 @@ class OpenStore(Protocol):
 
     thread: DatabaseThread
     pace: Pace
+    engine: Engine
+
+    async def read(self, function: Callable[[Transaction], T]) -> T:
+        """Run `function(tx)` in a read transaction."""
+        ...
 
     async def write(
         self, function: Callable[[Transaction], T], *, brief: bool = ..., announce: Callable[[], bool] = ...
