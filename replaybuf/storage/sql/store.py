@@ -106,23 +106,27 @@ class Store:
 
     # Transactions of the buffer (database's thread)
 
-    async def read(self, function: Callable[[Transaction], T]) -> T:
-        """Run `function(tx)` in a read transaction."""
-        return await self.engine.read(function, self.scope)
+    async def read(self, function: Callable[[Transaction], T], *, brief: bool = False) -> T:
+        """Run `function(tx)` in a read transaction; `brief` as in `Engine.read`."""
+        return await self.engine.read(function, self.scope, brief=brief)
 
     async def write(
         self,
         function: Callable[[Transaction], T],
         *,
         alone: bool = False,
+        brief: bool = False,
         announce: Callable[[], bool] = lambda: True,
     ) -> T:
-        """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers."""
+        """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers.
+
+        `alone` and `brief` as in `Engine.write`.
+        """
         fenced = partial(_fenced, function)
         while True:
             scope = self.scope
             try:
-                result = await self.engine.write(fenced, scope, alone=alone)
+                result = await self.engine.write(fenced, scope, alone=alone, brief=brief)
             except RaceNotRunError as need:
                 begin = partial(begin_races, names=need.names, order=need.order)
                 await self.engine.write(begin, scope, alone=True)
@@ -135,10 +139,15 @@ class Store:
 
     async def check_fence(self) -> None:
         """Raise FencedError when another store has restored the buffer since this one joined it."""
+        await self.read_fenced(lambda tx: None)
+
+    async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
+        """Run `function(tx)`, which is brief, in a read transaction behind the fence. Raises as `check_fence` does."""
+        fenced = partial(_fenced, function)
         while True:
             scope = self.scope
             try:
-                return await self.engine.read(check_fence, scope)
+                return await self.engine.read(fenced, scope, brief=True)
             except FencedError as error:
                 await self._rejoin(scope, error)
 

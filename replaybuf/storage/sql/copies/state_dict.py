@@ -22,7 +22,7 @@ from replaybuf.storage.sql.statements.counts import add_counts, read_tallies
 from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join
 from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes
-from replaybuf.storage.sql.statements.put import group_row, payload_row
+from replaybuf.storage.sql.statements.put import group_row, insert_groups, payload_row
 from replaybuf.storage.sql.statements.race_keys import new_keys
 from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, check_size, describe, scoped_key
 from replaybuf.storage.sql.statements.tickets import next_ticket, set_next_ticket
@@ -100,8 +100,7 @@ def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:
         for one, encoded in rows
     ]
     groups = [group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None) for uid, one, key, ticket in keyed]
-    tx.insert_rows(group, groups)
-    tx.insert_rows(payload, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
+    insert_groups(tx, groups, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
     for one in loaded.groups:
         tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(_rest(one)))
     counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     JSON,
@@ -14,6 +15,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Integer,
     Select,
     Table,
     Text,
@@ -33,8 +35,12 @@ from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
 from replaybuf.rules.race import KEYS
 from replaybuf.storage.sql.engine import even_clock, locks, sizes
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
+from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.sizes import RowLimit
 from replaybuf.storage.sql.schema.tables import counter, garbage, group, uid_sequence
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.transaction import Transaction
 
 
 class Dialect(ABC):
@@ -50,6 +56,14 @@ class Dialect(ABC):
     @abstractmethod
     def insert(self, table: Table) -> Any:
         """Return an INSERT that supports ON CONFLICT."""
+
+    @abstractmethod
+    def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+        """Return the condition that a column is one of the values in the parameter `name`, given as by `listed`."""
+
+    @abstractmethod
+    def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
+        """Return values as one parameter of a prepared statement."""
 
     @abstractmethod
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
@@ -82,10 +96,8 @@ class Dialect(ABC):
         """Return the first groups of a lane by these keys, locked. `backwards`: the keys run against the uid index."""
 
     @abstractmethod
-    def remove_groups(
-        self, connection: Connection, chosen: ColumnElement[bool], uids: Sequence[int], now: float
-    ) -> None:
-        """Delete the metadata of groups, by a condition on their uids, and make their payloads garbage."""
+    def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
+        """Delete the metadata of groups, and make their payloads garbage."""
 
     @abstractmethod
     def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
@@ -96,7 +108,7 @@ class Dialect(ABC):
         """Set the keys of groups in a race."""
 
     @abstractmethod
-    def reserve_uids(self, connection: Connection, count: int) -> list[int]:
+    def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         """Return the next uids, never given again even if the transaction fails (PostgreSQL then leaves a gap)."""
 
     @abstractmethod
@@ -139,6 +151,12 @@ class _Sqlite(Dialect):
     def insert(self, table: Table) -> Any:
         return sqlite.insert(table)
 
+    def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+        return column.in_(select(func.json_each(bindparam(name, type_=Text())).table_valued("value").c.value))
+
+    def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
+        return json.dumps(list(values), ensure_ascii=False)
+
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         return query
 
@@ -162,12 +180,10 @@ class _Sqlite(Dialect):
     ) -> Select[Any]:
         return query.where(group.c.lane == lane).order_by(*keys).limit(size)
 
-    def remove_groups(
-        self, connection: Connection, chosen: ColumnElement[bool], uids: Sequence[int], now: float
-    ) -> None:
-        connection.execute(delete(group).where(chosen))
-        rows = [(uid, now) for uid in uids]
-        connection.exec_driver_sql("INSERT INTO rb_garbage (uid, removed_at) VALUES (?, ?)", rows)
+    def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
+        listed = self.listed(uids)
+        tx.fetch(_REMOVE, listed)
+        tx.fetch(_DISCARD, now, listed)
 
     def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
@@ -178,9 +194,8 @@ class _Sqlite(Dialect):
         rows = [{"of_uid": uid, "new_key": key} for uid, key in zip(uids, keys, strict=True)]
         connection.execute(_SET_KEY[race], rows)
 
-    def reserve_uids(self, connection: Connection, count: int) -> list[int]:
-        raised = update(counter).where(_UID).values(value=counter.c.value + count)
-        last = connection.execute(raised.returning(counter.c.value)).scalar_one()
+    def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
+        [(last,)] = tx.fetch(_RAISE_UID, count)
         return list(range(last - count + 1, last + 1))
 
     def last_uid(self, connection: Connection) -> int:
@@ -225,6 +240,24 @@ def _trigger(event: str, checkpoint: int) -> str:
 
 
 _UID = counter.c.name == "uid"
+_RAISE_UID = Prepared(
+    lambda _: (
+        update(counter)
+        .where(_UID)
+        .values(value=counter.c.value + bindparam("count", type_=BigInteger))
+        .returning(counter.c.value)
+    ),
+    "count",
+)
+_REMOVE = Prepared(lambda dialect: delete(group).where(dialect.one_of(group.c.uid, "uids")), "uids")
+_value = func.json_each(bindparam("uids", type_=Text())).table_valued("value").c.value
+_DISCARD = Prepared(
+    lambda _: insert(garbage).from_select(
+        ["uid", "removed_at"], select(_value, bindparam("now", type_=garbage.c.removed_at.type))
+    ),
+    "now",
+    "uids",
+)
 _SET_KEY: Mapping[str, Any] = {
     race: update(group).where(group.c.uid == bindparam("of_uid")).values({group.c[race]: bindparam("new_key")})
     for race in KEYS
@@ -238,6 +271,12 @@ class _Postgres(Dialect):
 
     def insert(self, table: Table) -> Any:
         return postgresql.insert(table)
+
+    def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+        return column == func.any(bindparam(name, type_=ARRAY(column.type)))
+
+    def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
+        return list(values)
 
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         return query.with_for_update(of=of, skip_locked=skip_locked)
@@ -267,12 +306,8 @@ class _Postgres(Dialect):
         query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(size)
         return query.with_for_update(skip_locked=True)
 
-    def remove_groups(
-        self, connection: Connection, chosen: ColumnElement[bool], uids: Sequence[int], now: float
-    ) -> None:
-        gone = delete(group).where(chosen).returning(group.c.uid).cte("gone")
-        removed = select(gone.c.uid, literal(now, garbage.c.removed_at.type))
-        connection.execute(insert(garbage).from_select(["uid", "removed_at"], removed))
+    def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
+        tx.fetch(_REMOVE_TO_GARBAGE, self.listed(uids), now)
 
     def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
@@ -284,9 +319,8 @@ class _Postgres(Dialect):
     def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         connection.execute(_SET_KEYS[race], {"uids": uids, "keys": keys})
 
-    def reserve_uids(self, connection: Connection, count: int) -> list[int]:
-        series = func.generate_series(1, count).table_valued("n")
-        return [int(uid) for (uid,) in connection.execute(select(uid_sequence.next_value()).select_from(series))]
+    def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
+        return [uid for (uid,) in tx.fetch(_NEXT_UIDS, count)]
 
     def last_uid(self, connection: Connection) -> int:
         last, called = connection.execute(text("SELECT last_value, is_called FROM rb_uid")).one()
@@ -326,6 +360,17 @@ def _set_columns(names: tuple[str, ...]) -> Any:
     return chosen.values({group.c[name]: given.c[name] for name in names})
 
 
+_series = func.generate_series(1, bindparam("count", type_=Integer)).table_valued("n")
+_NEXT_UIDS = Prepared(lambda _: select(uid_sequence.next_value()).select_from(_series), "count")
+
+
+def _to_garbage(dialect: Dialect) -> Any:
+    gone = delete(group).where(dialect.one_of(group.c.uid, "uids")).returning(group.c.uid).cte("gone")
+    removed = select(gone.c.uid, bindparam("now", type_=garbage.c.removed_at.type))
+    return insert(garbage).from_select(["uid", "removed_at"], removed)
+
+
+_REMOVE_TO_GARBAGE = Prepared(_to_garbage, "uids", "now")
 # All keys as two arrays, in one statement.
 _drawn = select(
     func.unnest(bindparam("uids", type_=ARRAY(BigInteger))).label("uid"),

@@ -24,7 +24,7 @@ def store_clock(tx: Transaction) -> float:
 
 def begin_lease(tx: Transaction, seconds: float) -> tuple[int, float]:
     """Return the token of a new lease, and when it ends."""
-    [token] = tx.dialect.reserve_uids(tx.connection, 1)
+    [token] = tx.dialect.reserve_uids(tx, 1)
     return token, tx.dialect.start_clock(tx.connection) + seconds
 
 

@@ -101,7 +101,7 @@ def pinned(home: Lane) -> dict[str, Any]:
 def remove(tx: Transaction, uids: Sequence[int]) -> None:
     """Remove groups, and leave their payloads to the sweep."""
     if uids:
-        tx.dialect.remove_groups(tx.connection, uid_in(tx, uids), uids, time.time())
+        tx.dialect.remove_groups(tx, uids, time.time())
 
 
 def set_aside(tx: Transaction, home: Lane, reasons: Mapping[int, str]) -> None:

@@ -23,8 +23,13 @@ class OpenStore(Protocol):
         """Run `function(tx)` in a read transaction."""
         ...
 
-    async def write(self, function: Callable[[Transaction], T], *, announce: Callable[[], bool] = ...) -> T:
-        """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers if `announce()`."""
+    async def write(
+        self, function: Callable[[Transaction], T], *, brief: bool = ..., announce: Callable[[], bool] = ...
+    ) -> T:
+        """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers if `announce()`.
+
+        `brief` as in `Engine.write`.
+        """
         ...
 
     async def compute(self, function: Callable[[S], T], argument: S) -> T:
