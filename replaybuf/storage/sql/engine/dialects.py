@@ -82,29 +82,30 @@ class Dialect(ABC):
         """Take the locks of these names exclusively, in their order."""
 
     @abstractmethod
-    def clock(self, connection: Connection) -> float:
+    def clock(self, tx: Transaction) -> float:
         """Return the time by which leases end, in seconds since the epoch, the same for all users of the database."""
 
     @abstractmethod
-    def start_clock(self, connection: Connection) -> float:
+    def start_clock(self, tx: Transaction) -> float:
         """Return the time of `clock` in a transaction that writes: it passes evenly from now on."""
 
     @abstractmethod
-    def first_of_lane(
-        self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
-    ) -> Select[Any]:
-        """Return the first groups of a lane by these keys, locked. `backwards`: the keys run against the uid index."""
+    def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
+        """Return the first groups of a lane by these keys, locked, with the parameters `lane` and `size`.
+
+        `backwards`: the keys run against the uid index.
+        """
 
     @abstractmethod
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         """Delete the metadata of groups, and make their payloads garbage."""
 
     @abstractmethod
-    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         """Set these columns of groups. A row is a uid and the values, as the driver takes them, JSON as text."""
 
     @abstractmethod
-    def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
+    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         """Set the keys of groups in a race."""
 
     @abstractmethod
@@ -120,14 +121,14 @@ class Dialect(ABC):
         """Make `last + 1` the next uid."""
 
     @abstractmethod
-    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         """Copy groups of these lanes, up to a uid, into a checkpoint before they change, until `end_keeping`.
 
         Those up to its `copied_to` are there already. Only where checkpoints are made in pieces.
         """
 
     @abstractmethod
-    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         """Copy no more of the groups that change into this checkpoint, if they are."""
 
     @abstractmethod
@@ -141,6 +142,9 @@ class Dialect(ABC):
     @abstractmethod
     def invalid_indexes(self, connection: Connection) -> set[str]:
         """Return the names of indexes whose creation was interrupted."""
+
+
+_LANE, _SIZE = bindparam("lane", type_=group.c.lane.type), bindparam("size", type_=BigInteger())
 
 
 class _Sqlite(Dialect):
@@ -169,30 +173,27 @@ class _Sqlite(Dialect):
     def lock_names(self, connection: Connection, kind: NamedLock, names: Iterable[str]) -> None:
         pass
 
-    def clock(self, connection: Connection) -> float:
-        return even_clock.read(connection)
+    def clock(self, tx: Transaction) -> float:
+        return even_clock.read(tx)
 
-    def start_clock(self, connection: Connection) -> float:
-        return even_clock.start(connection)
+    def start_clock(self, tx: Transaction) -> float:
+        return even_clock.start(tx)
 
-    def first_of_lane(
-        self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
-    ) -> Select[Any]:
-        return query.where(group.c.lane == lane).order_by(*keys).limit(size)
+    def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
+        return query.where(group.c.lane == _LANE).order_by(*keys).limit(_SIZE)
 
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         listed = self.listed(uids)
         tx.fetch(_REMOVE, listed)
         tx.fetch(_DISCARD, now, listed)
 
-    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))
-            connection.exec_driver_sql(f"UPDATE rb_group SET {columns} WHERE uid = ?1", list(rows))  # noqa: S608
+            tx.connection.exec_driver_sql(f"UPDATE rb_group SET {columns} WHERE uid = ?1", list(rows))  # noqa: S608
 
-    def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        rows = [{"of_uid": uid, "new_key": key} for uid, key in zip(uids, keys, strict=True)]
-        connection.execute(_SET_KEY[race], rows)
+    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
+        tx.run_many(_SET_KEY[race], list(zip(keys, uids, strict=True)))
 
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         [(last,)] = tx.fetch(_RAISE_UID, count)
@@ -204,11 +205,11 @@ class _Sqlite(Dialect):
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(update(counter).where(_UID).values(value=last))
 
-    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         names = ", ".join(column.name for column in group.columns)
         old = ", ".join(f"old.{column.name}" for column in group.columns)
         for event in _EVENTS:
-            connection.exec_driver_sql(f"""
+            tx.connection.exec_driver_sql(f"""
                 CREATE TRIGGER {_trigger(event, checkpoint)} AFTER {event} ON rb_group
                 WHEN old.uid > (SELECT copied_to FROM rb_checkpoint WHERE id = {checkpoint})
                  AND old.uid <= {last} AND old.lane IN ({", ".join(map(str, lanes))})
@@ -216,9 +217,9 @@ class _Sqlite(Dialect):
                     INSERT OR IGNORE INTO rb_checkpoint_group (checkpoint, {names}) VALUES ({checkpoint}, {old});
                 END""")  # noqa: S608
 
-    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         for event in _EVENTS:
-            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
+            tx.connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
 
     def row_limit(self, connection: Connection) -> RowLimit:
         return sizes.sqlite_limit(connection)
@@ -258,10 +259,14 @@ _DISCARD = Prepared(
     "now",
     "uids",
 )
-_SET_KEY: Mapping[str, Any] = {
-    race: update(group).where(group.c.uid == bindparam("of_uid")).values({group.c[race]: bindparam("new_key")})
-    for race in KEYS
-}
+
+
+def _set_key(race: str) -> Prepared:
+    changed = update(group).values({group.c[race]: bindparam("new_key")})
+    return Prepared(lambda _: changed.where(group.c.uid == bindparam("of_uid")), "new_key", "of_uid")
+
+
+_SET_KEY = {race: _set_key(race) for race in KEYS}
 
 
 class _Postgres(Dialect):
@@ -291,33 +296,32 @@ class _Postgres(Dialect):
         for name in sorted(names):
             connection.execute(locks.TAKE_NAMED, {"name": name, "seed": kind})
 
-    def clock(self, connection: Connection) -> float:
-        return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+    def clock(self, tx: Transaction) -> float:
+        [(seconds,)] = tx.fetch(_CLOCK)
+        return float(seconds)
 
-    def start_clock(self, connection: Connection) -> float:
-        return self.clock(connection)
+    def start_clock(self, tx: Transaction) -> float:
+        return self.clock(tx)
 
-    def first_of_lane(
-        self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
-    ) -> Select[Any]:
+    def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
         # With `lane = n` the planner treats the lane as a constant and may walk the primary key from its beginning,
         # past the groups of other lanes. With a range of one lane only indexes that begin with the lane qualify.
-        query = query.where(group.c.lane.between(lane, lane))
-        query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(size)
+        query = query.where(group.c.lane.between(_LANE, _LANE))
+        query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(_SIZE)
         return query.with_for_update(skip_locked=True)
 
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         tx.fetch(_REMOVE_TO_GARBAGE, self.listed(uids), now)
 
-    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             values = {
                 f"new_{name}": list(each) for name, each in zip(("uid", *names), zip(*rows, strict=True), strict=True)
             }
-            connection.execute(_set_columns(tuple(names)), values)
+            tx.connection.execute(_set_columns(tuple(names)), values)
 
-    def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        connection.execute(_SET_KEYS[race], {"uids": uids, "keys": keys})
+    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
+        tx.fetch(_SET_KEYS[race], uids, keys)
 
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         return [uid for (uid,) in tx.fetch(_NEXT_UIDS, count)]
@@ -329,10 +333,10 @@ class _Postgres(Dialect):
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
 
-    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         pass
 
-    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         pass
 
     def row_limit(self, connection: Connection) -> RowLimit:
@@ -344,6 +348,20 @@ class _Postgres(Dialect):
     def invalid_indexes(self, connection: Connection) -> set[str]:
         query = "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE NOT i.indisvalid"
         return set(connection.execute(text(query)).scalars())
+
+
+_CLOCK = Prepared(lambda _: select(func.extract("epoch", func.clock_timestamp())))
+_series = func.generate_series(1, bindparam("count", type_=Integer)).table_valued("n")
+_NEXT_UIDS = Prepared(lambda _: select(uid_sequence.next_value()).select_from(_series), "count")
+
+
+def _to_garbage(dialect: Dialect) -> Any:
+    gone = delete(group).where(dialect.one_of(group.c.uid, "uids")).returning(group.c.uid).cte("gone")
+    removed = select(gone.c.uid, bindparam("now", type_=garbage.c.removed_at.type))
+    return insert(garbage).from_select(["uid", "removed_at"], removed)
+
+
+_REMOVE_TO_GARBAGE = Prepared(_to_garbage, "uids", "now")
 
 
 @cache
@@ -360,25 +378,19 @@ def _set_columns(names: tuple[str, ...]) -> Any:
     return chosen.values({group.c[name]: given.c[name] for name in names})
 
 
-_series = func.generate_series(1, bindparam("count", type_=Integer)).table_valued("n")
-_NEXT_UIDS = Prepared(lambda _: select(uid_sequence.next_value()).select_from(_series), "count")
-
-
-def _to_garbage(dialect: Dialect) -> Any:
-    gone = delete(group).where(dialect.one_of(group.c.uid, "uids")).returning(group.c.uid).cte("gone")
-    removed = select(gone.c.uid, bindparam("now", type_=garbage.c.removed_at.type))
-    return insert(garbage).from_select(["uid", "removed_at"], removed)
-
-
-_REMOVE_TO_GARBAGE = Prepared(_to_garbage, "uids", "now")
 # All keys as two arrays, in one statement.
 _drawn = select(
     func.unnest(bindparam("uids", type_=ARRAY(BigInteger))).label("uid"),
     func.unnest(bindparam("keys", type_=ARRAY(DOUBLE_PRECISION))).label("key"),
 ).subquery("drawn")
-_SET_KEYS: Mapping[str, Any] = {
-    race: update(group).where(group.c.uid == _drawn.c.uid).values({group.c[race]: _drawn.c.key}) for race in KEYS
-}
+
+
+def _set_keys(race: str) -> Prepared:
+    changed = update(group).where(group.c.uid == _drawn.c.uid).values({group.c[race]: _drawn.c.key})
+    return Prepared(lambda _: changed, "uids", "keys")
+
+
+_SET_KEYS = {race: _set_keys(race) for race in KEYS}
 
 SQLITE, POSTGRES = _Sqlite(), _Postgres()
 DIALECTS: Mapping[str, Dialect] = {one.name: one for one in (SQLITE, POSTGRES)}

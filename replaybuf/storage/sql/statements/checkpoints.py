@@ -158,7 +158,7 @@ def forget(tx: Transaction, ids: Sequence[int]) -> None:
     """Drop checkpoints, whole or not. Their groups, and the payloads that nothing else needs, are left to the sweep."""
     if ids:
         for number in ids:
-            tx.dialect.end_keeping(tx.connection, number)
+            tx.dialect.end_keeping(tx, number)
         tx.execute(delete(cursor).where(cursor.c.checkpoint.in_(ids)))
         tx.execute(delete(checkpoint).where(checkpoint.c.id.in_(ids)))
 

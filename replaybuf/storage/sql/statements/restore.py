@@ -130,8 +130,8 @@ def _set_new_apart(tx: Transaction, checkpoint_id: int) -> list[GroupRow]:
 
 def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
     """Move groups that were put since into their lanes, replacing groups with their keys and those they replaced."""
-    keys = {row.uid: row.columns["scoped_key"] for row in new if row.columns["scoped_key"] is not None}
-    origins = [uid for row in new for uid in row.columns["made_from"] or ()]
+    keys = {row.uid: row.column("scoped_key") for row in new if row.column("scoped_key") is not None}
+    origins = [uid for row in new for uid in row.parsed("made_from") or ()]
     for condition in (group.c.scoped_key.in_(list(keys.values())), uid_in(tx, origins)):
         replace_groups(tx, condition)
     counts: Counts = Counter()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from replaybuf.storage.sql.engine.port import Engine
@@ -13,10 +15,19 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
+class Pace:
+    """The bytes of a group in the last draw of a store, and the seconds that decoding one took."""
+
+    bytes: float = math.inf
+    seconds: float = math.inf
+
+
 class OpenStore(Protocol):
     """An open store (`storage.sql.store`)."""
 
     thread: DatabaseThread
+    pace: Pace
     engine: Engine
 
     async def read(self, function: Callable[[Transaction], T]) -> T:
