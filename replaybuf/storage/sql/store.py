@@ -161,7 +161,7 @@ class Store:
         while True:
             scope = self.scope
             try:
-                return await self.engine.write_beside(copy, keep_sweeps_away, scope)
+                return await self.engine.write_beside(copy, keep_sweeps_away, check_fence, scope)
             except FencedError as error:
                 await self._rejoin(scope, error)
 
@@ -171,6 +171,8 @@ class Store:
         def work(tx: Transaction) -> tuple[Checkpoint, Scope]:
             return restore(tx, step, time.time(), keep_new=keep_new), tx.scope
 
+        # A draw that is still to be undone in a checkpoint has to be, before that is restored.
+        await self.thread.catch_up(self.engine.lock_timeout)
         async with self._restoring:
             made, self.scope = await self.engine.write(work, self.scope, alone=True)
         self.watch.committed()

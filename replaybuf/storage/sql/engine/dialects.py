@@ -110,7 +110,7 @@ class Dialect(ABC):
         """Delete the metadata of groups, and make their payloads garbage."""
 
     @abstractmethod
-    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         """Set these columns of groups. A row is a uid and the values, as the driver takes them, JSON as text."""
 
     @abstractmethod
@@ -130,14 +130,14 @@ class Dialect(ABC):
         """Make `last + 1` the next uid."""
 
     @abstractmethod
-    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         """Copy groups of these lanes, up to a uid, into a checkpoint before they change, until `end_keeping`.
 
         Those up to its `copied_to` are there already. Only where checkpoints are made in pieces.
         """
 
     @abstractmethod
-    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         """Copy no more of the groups that change into this checkpoint, if they are."""
 
     @abstractmethod
@@ -207,10 +207,10 @@ class _Sqlite(Dialect):
         tx.fetch(_REMOVE, listed)
         tx.fetch(_DISCARD, now, listed)
 
-    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))
-            connection.exec_driver_sql(f"UPDATE rb_group SET {columns} WHERE uid = ?1", list(rows))  # noqa: S608
+            tx.connection.exec_driver_sql(f"UPDATE rb_group SET {columns} WHERE uid = ?1", list(rows))  # noqa: S608
 
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         tx.run_many(_SET_KEY[race], list(zip(keys, uids, strict=True)))
@@ -225,11 +225,11 @@ class _Sqlite(Dialect):
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(update(counter).where(_UID).values(value=last))
 
-    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         names = ", ".join(column.name for column in group.columns)
         old = ", ".join(f"old.{column.name}" for column in group.columns)
         for event in _EVENTS:
-            connection.exec_driver_sql(f"""
+            tx.connection.exec_driver_sql(f"""
                 CREATE TRIGGER {_trigger(event, checkpoint)} AFTER {event} ON rb_group
                 WHEN old.uid > (SELECT copied_to FROM rb_checkpoint WHERE id = {checkpoint})
                  AND old.uid <= {last} AND old.lane IN ({", ".join(map(str, lanes))})
@@ -237,9 +237,9 @@ class _Sqlite(Dialect):
                     INSERT OR IGNORE INTO rb_checkpoint_group (checkpoint, {names}) VALUES ({checkpoint}, {old});
                 END""")  # noqa: S608
 
-    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         for event in _EVENTS:
-            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
+            tx.connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
 
     def row_limit(self, connection: Connection) -> RowLimit:
         return sizes.sqlite_limit(connection)
@@ -338,12 +338,12 @@ class _Postgres(Dialect):
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         tx.fetch(_REMOVE_TO_GARBAGE, self.listed(uids), now)
 
-    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             values = {
                 f"new_{name}": list(each) for name, each in zip(("uid", *names), zip(*rows, strict=True), strict=True)
             }
-            connection.execute(_set_columns(tuple(names)), values)
+            tx.connection.execute(_set_columns(tuple(names)), values)
 
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         tx.fetch(_SET_KEYS[race], uids, keys)
@@ -358,10 +358,10 @@ class _Postgres(Dialect):
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
 
-    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         pass
 
-    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         pass
 
     def row_limit(self, connection: Connection) -> RowLimit:
