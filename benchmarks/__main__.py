@@ -11,25 +11,49 @@ from pathlib import Path
 from benchmarks.table import Row, Settings, markdown
 
 #: The modules that measure something, in order.
-NAMES = ("puts", "takes", "rules", "consumers", "waking", "scale", "opening", "checkpoints", "production", "blocking")
+NAMES = (
+    "puts",
+    "takes",
+    "lone",
+    "costs",
+    "processes",
+    "rules",
+    "consumers",
+    "waking",
+    "scale",
+    "opening",
+    "checkpoints",
+    "production",
+    "blocking",
+)
+#: Measured only when it is named: it lasts for as long as it is told to.
+LONG = ("soak",)
 
 
 def main() -> int:
     """Run the command line. Return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("command", nargs="?", default="run", choices=["run", "plans", "codec"])
-    parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME", help=f"one of {', '.join(NAMES)}")
+    parser.add_argument("command", nargs="?", default="run", choices=["run", "plans", "codec", "guard"])
+    parser.add_argument(
+        "--only", action="append", choices=NAMES + LONG, metavar="NAME", help=f"one of {', '.join(NAMES + LONG)}"
+    )
     parser.add_argument("--quick", action="store_true", help="a tenth of the work: a look, not a measurement")
     parser.add_argument("--db", choices=["sqlite", "postgresql", "postgres", "all"], default="all")
     parser.add_argument("--markdown", metavar="FILE", help="write the table to this file, too")
+    parser.add_argument("--minutes", type=float, default=60, help="soak: how long, for each database")
+    parser.add_argument("--update", action="store_true", help="guard: keep the figures of this run")
     given = parser.parse_args()
     databases = {"all": ("sqlite", "postgresql"), "sqlite": ("sqlite",)}.get(given.db, ("postgresql",))
-    settings = Settings(given.quick, databases)
+    settings = Settings(given.quick, databases, given.minutes)
     if given.command == "codec":
         from benchmarks import codec_speed
 
         codec_speed.main()
         return 0
+    if given.command == "guard":
+        from benchmarks import guard
+
+        return asyncio.run(guard.main(settings, update=given.update))
     if given.command == "plans":
         from benchmarks import plans
 

@@ -19,6 +19,7 @@ class Settings:
 
     quick: bool
     databases: tuple[str, ...]
+    minutes: float = 60
 
     def size(self, full: int, quick: int) -> int:
         """Return `quick` in a quick run, otherwise `full`."""
@@ -77,16 +78,29 @@ class Pairs:
         return middle, f"{number(middle)} ({number(min(ratios))}..{number(max(ratios))})"
 
 
-async def seconds(work: Work) -> float:
-    """Return the seconds that a function or coroutine function takes. Earlier garbage is collected first."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds by the clock, and CPU seconds of this process: user and system, all threads."""
+
+    seconds: float
+    cpu: float
+
+
+async def cost(work: Work) -> Cost:
+    """Return what a call of a function or coroutine function costs. Earlier garbage is collected first."""
     gc.collect()
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     result = work()
     if inspect.isawaitable(result):
         result = await result
-    taken = time.perf_counter() - start
+    taken = Cost(time.perf_counter() - start, time.process_time() - cpu)
     del result
     return taken
+
+
+async def seconds(work: Work) -> float:
+    """Return the seconds that a call takes, as `cost` does."""
+    return (await cost(work)).seconds
 
 
 async def in_turn(ours: Work, theirs: Work, rounds: int, *, warm_up: int = 1) -> Pairs:
@@ -117,3 +131,13 @@ def spread(values: Sequence[float]) -> str:
     """Return the median time and its range."""
     ms = [value * 1000 for value in values]
     return f"{number(statistics.median(ms))} ms ({number(min(ms))}..{number(max(ms))})"
+
+
+def percentile(values: Sequence[float], hundredths: int) -> float:
+    """Return a percentile of at least two values."""
+    return statistics.quantiles(values, n=100, method="inclusive")[hundredths - 1]
+
+
+def quantiles(values: Sequence[float]) -> str:
+    """Return the median time and the 99th percentile."""
+    return f"p50 {milliseconds(percentile(values, 50))}, p99 {milliseconds(percentile(values, 99))}"

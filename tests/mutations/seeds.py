@@ -71,7 +71,7 @@ _ROLLOUTS = [
     ("tokens-expire-too-late", _STALENESS, "train_step - newest_step - 1 >= self.token_stale_threshold", "train_step - newest_step - 1 > self.token_stale_threshold", "so has a token"),
     ("staleness-off-by-one", _STALENESS, "return 0 if oldest_step is None else train_step - oldest_step - 1", "return 0 if oldest_step is None else train_step - oldest_step", "staleness is the steps between"),
     ("newest-token-ignores-mask", _STALENESS, "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
-    ("agentic-tokens-expire", _STALENESS, "return [None if agentic else", "return [None if False else", "groups with input_ids have no token staleness"),
+    ("agentic-tokens-expire", _STALENESS, "[_step_range(steps, None if agentic else ids, mask)", "[_step_range(steps, ids, mask)", "groups with input_ids have no token staleness"),
     ("fill-overwrites-steps", _STALENESS, "filled = [*(steps or ()), *([model_step] * missing)]", "filled = [model_step] * wanted", "steps that are there stay"),
     ("group-least-stale", _STALENESS, 'return max(_own_staleness(', 'return min(_own_staleness(', "a group is as stale as its stalest rollout"),
     ("reset-keeps-reward", _STALENESS, '"response_mask", "reward", "error_msg")', '"response_mask", "error_msg")', "an expired rollout has no reward"),
@@ -111,9 +111,11 @@ _QUERY = [
 ]  # fmt: skip
 
 _CODEC = [
-    ("crc-not-checked", "codec/payload.py", "zlib.crc32(body, zlib.crc32(view[: _HEAD.size])) != crc", "False", "a damaged payload is noticed"),
+    ("checksum-not-checked", "codec/payload.py", "(_crc32 if version == _CRC32 else _xxh3)(view[: _HEAD.size], body) != checksum", "False", "a damaged payload is noticed"),
+    ("small-arrays-keep-payloads", "codec/behind.py", "self._shared and array.nbytes >= self._least", "self._shared", "a small array doesn't keep a large payload"),
+    ("arrays-share-what-others-have", "codec/behind.py", "else array.copy()", "else array", "a payload that others have isn't written to"),
     ("newer-format-read", "codec/payload.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
-    ("lengths-not-checked", "codec/payload.py", "if start + sum(lengths) != len(body):", "if False:", "lengths add up"),
+    ("lengths-not-checked", "codec/behind.py", "if self._end != self._size:", "if False:", "lengths add up"),
     ("bomb-allowed", "codec/payload.py", "if size > _allowed_size(len(stored)):\n        raise", "if False:\n        raise", "a small payload can't claim much memory"),
     ("int-without-sign", "codec/unpack.py", 'int.from_bytes(raw, "little", signed=True)', 'int.from_bytes(raw, "little")', "big negative integers come back as they were"),
     ("fold-lost", "codec/unpack.py", "microsecond, _restore_tz(tz), fold=fold)\n\n\ndef _restore_time", "microsecond, _restore_tz(tz))\n\n\ndef _restore_time", "a time that is there twice comes back as it was"),

@@ -200,7 +200,8 @@ class SQLStorage(StorageBackend):
         return await self._read(lambda tx: selecting.count_groups(tx, query, at_most))
 
     async def tallies(self) -> dict[tuple[str, Status, Tally], int]:
-        return await self._read(read_tallies)
+        store = await self._ready()
+        return await store.thread.run(lambda: store.read(read_tallies, brief=True))
 
     async def histogram(self, field: str) -> dict[LaneName, dict[int, int]]:
         return await self._read(lambda tx: selecting.read_histogram(tx, field))
@@ -230,6 +231,10 @@ class SQLStorage(StorageBackend):
     async def check_fence(self) -> None:
         store = await self._ready()
         await store.thread.run(store.check_fence)
+
+    async def fenced_tallies(self) -> dict[tuple[str, Status, Tally], int]:
+        store = await self._ready()
+        return await store.thread.run(lambda: store.read_fenced(read_tallies))
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
         store = await self._ready()

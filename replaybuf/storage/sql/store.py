@@ -139,10 +139,15 @@ class Store:
 
     async def check_fence(self) -> None:
         """Raise FencedError when another store has restored the buffer since this one joined it."""
+        await self.read_fenced(lambda tx: None)
+
+    async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
+        """Run `function(tx)`, which is brief, in a read transaction behind the fence. Raises as `check_fence` does."""
+        fenced = partial(_fenced, function)
         while True:
             scope = self.scope
             try:
-                return await self.engine.read(check_fence, scope)
+                return await self.engine.read(fenced, scope, brief=True)
             except FencedError as error:
                 await self._rejoin(scope, error)
 

@@ -75,7 +75,7 @@ class Engine(ABC):
 
     @abstractmethod
     def changes(self, hint: Callable[[], object]) -> Changes:
-        """Return the watch for what others commit from now on. `hint()` is called when they announce it."""
+        """Return the watch for what others commit from now on. `hint()` is called when they have, or may have."""
 
     def hurry(self) -> None:  # noqa: B027
         """Go on for a moment only, because the store is being closed."""
@@ -113,6 +113,9 @@ class Changes(ABC):
     @abstractmethod
     async def look(self) -> bool:
         """Return whether anything may have been committed by another process since the last look."""
+
+    def switch(self, on: bool) -> None:  # noqa: B027
+        """Begin or stop to give hints, where that saves anything. What changes meanwhile is hinted at afterwards."""
 
     async def announce(self) -> None:  # noqa: B027
         """Tell the others that something was committed here."""

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sqlalchemy import Connection, exc, text
+from sqlalchemy import Connection, exc
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -26,6 +26,7 @@ from replaybuf.storage.sql.engine.identity import Identity
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.outage import Outage, OutcomeUnknownError, Patience
 from replaybuf.storage.sql.engine.port import Changes, Engine, Function, Steps
+from replaybuf.storage.sql.engine.postgres_changes import Notifications
 from replaybuf.storage.sql.engine.postgres_connections import ISOLATION, forget_writing, has_written, postgres_pool
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 
@@ -37,7 +38,6 @@ T = TypeVar("T")
 _ATTEMPTS = 5
 #: How often, and at what interval, to check whether a server process that was told to end is gone.
 _ENDING_LOOKS, _ENDING_SECONDS = 100, 0.02
-_CHANNEL = "replaybuf"
 
 
 @dataclass(slots=True)
@@ -237,7 +237,12 @@ class PostgresEngine(Engine):
                     yield Steps(self, connection, scope)
 
     def changes(self, hint: Callable[[], object]) -> Changes:
-        return _Notifications(self, hint)
+        return Notifications(self.connect, hint)
+
+    async def connect(self) -> AsyncConnection:
+        """Return a separate connection, to be closed by the caller."""
+        with translated(self.url, self.lock_timeout):
+            return await self.pool.connect().start()
 
     async def dispose(self) -> None:
         await self.pool.dispose()
@@ -261,39 +266,3 @@ async def send(raw: asyncpg.Connection[Any], message: str) -> None:
 def _keep_out(connection: Connection, *, alone: bool) -> None:
     """Keep out other writers, or only exclusive ones."""
     connection.execute(locks.TAKE if alone else locks.TAKE_SHARED, {"key": Lock.WRITERS})
-
-
-class _Notifications(Changes):
-    """NOTIFY as an immediate hint. Each look may find something: a LISTEN connection can die silently."""
-
-    seconds = 0.5
-    announces = True
-
-    def __init__(self, engine: PostgresEngine, hint: Callable[[], object]) -> None:
-        self._engine = engine
-        self._hint = hint
-        self._connection: AsyncConnection | None = None
-        self._listening: Any = None
-
-    async def look(self) -> bool:
-        if self._connection is not None and self._listening.is_closed():
-            await self.close()
-        if self._connection is None:
-            with translated(self._engine.url, self._engine.lock_timeout):
-                self._connection = await self._engine.pool.connect().start()
-            raw = await self._connection.get_raw_connection()
-            self._listening = raw.driver_connection
-            await self._listening.add_listener(_CHANNEL, lambda *_: self._hint())
-        return True
-
-    async def announce(self) -> None:
-        # Only a hint, and not repeated: if it is lost, the others notice at their next look.
-        async with self._engine._connected(_Attempt()) as connection, connection.begin():
-            await connection.execute(text(f"NOTIFY {_CHANNEL}"))
-
-    async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                await connection.invalidate()
-                await connection.close()

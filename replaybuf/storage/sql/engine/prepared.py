@@ -55,8 +55,7 @@ class Form:
     def of(cls, statement: Any, names: Sequence[str], connection: Connection) -> Form:
         compiled = statement.compile(dialect=connection.dialect)
         order: Sequence[str] = compiled.positiontup or ()
-        if unknown := set(names) - set(order):
-            raise ValueError(f"the statement has no parameter {sorted(unknown)}: {compiled}")
+        assert set(names) <= set(order), f"not all of {names} are in {compiled}"
         if list(order) == list(names):
             return cls(str(compiled))
         fixed = compiled.params

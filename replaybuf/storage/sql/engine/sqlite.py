@@ -9,7 +9,6 @@ one connection, whose cache of pages stays true until another process writes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -22,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.port import Changes, Engine, Function, Steps
+from replaybuf.storage.sql.engine.sqlite_changes import DataVersion, NoOthers
 from replaybuf.storage.sql.engine.sqlite_connections import ThreadedConnection, is_memory, sqlite_pool
 from replaybuf.storage.sql.engine.sqlite_session import Session, is_busy
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope
@@ -42,6 +42,7 @@ class SqliteEngine(Engine):
         # lock. A database in memory has a single connection, for which readers have to queue, too.
         self._turn = asyncio.Lock()
         self._writing: AsyncConnection | None = None
+        self._session: tuple[ThreadedConnection, Session] | None = None
 
     async def read(self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False) -> T:
         with translated(self.url, self.lock_timeout):
@@ -68,9 +69,7 @@ class SqliteEngine(Engine):
     async def _in_turn(self, function: Function[T], scope: Scope, *, write: bool, brief: bool) -> T:
         """Run a transaction on the writer's connection: a brief one in this thread, unless another process writes."""
         async with self._turn:
-            if self._writing is None:
-                self._writing = await self._open_writer()
-            driver, session = await _session_of(self._writing)
+            driver, session = self._session or await self._open_writer()
             if brief and driver.idle:
                 try:
                     return session.transact(function, scope, write=write)
@@ -80,11 +79,12 @@ class SqliteEngine(Engine):
             patience = self.lock_timeout
             return await driver.in_thread(lambda _: session.transact(function, scope, write=write, patience=patience))
 
-    async def _open_writer(self) -> AsyncConnection:
-        connection = await self.pool.connect().start()
-        driver, _ = await _session_of(connection)
+    async def _open_writer(self) -> tuple[ThreadedConnection, Session]:
+        if self._writing is None:
+            self._writing = await self.pool.connect().start()
+        self._session = driver, session = await _session_of(self._writing)
         await driver.in_thread(lambda raw: raw.execute("PRAGMA busy_timeout = 0"))  # sessions wait by themselves
-        return connection
+        return driver, session
 
     @asynccontextmanager
     async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
@@ -98,7 +98,7 @@ class SqliteEngine(Engine):
         return self._turn if write or self.memory else nullcontext()
 
     def changes(self, hint: Callable[[], object]) -> Changes:
-        return _NoOthers() if self.memory else _DataVersion(self)
+        return NoOthers() if self.path is None else DataVersion(self.path, self.connect, hint)
 
     async def connect(self) -> AsyncConnection:
         """Return a separate connection, to be closed by the caller."""
@@ -108,7 +108,7 @@ class SqliteEngine(Engine):
     async def end_writing(self) -> None:
         """Close the connection that the writes share; the next write opens another."""
         async with self._turn:
-            connection, self._writing = self._writing, None
+            connection, self._writing, self._session = self._writing, None, None
             if connection is not None:
                 await connection.invalidate()
                 await connection.close()
@@ -131,49 +131,3 @@ async def _session_of(connection: AsyncConnection) -> tuple[ThreadedConnection, 
     if session is None:
         session = pooled.info["replaybuf_session"] = Session(driver.raw, pooled.info["replaybuf_files"])
     return driver, session
-
-
-class _NoOthers(Changes):
-    """Changes of a database in memory, which nobody else can open."""
-
-    seconds = 0.02
-
-    async def look(self) -> bool:
-        return False
-
-    async def close(self) -> None:
-        pass
-
-
-class _DataVersion(Changes):
-    """The file's data version, which changes when another connection commits: SQLite has no notifications."""
-
-    seconds = 0.02
-
-    def __init__(self, engine: SqliteEngine) -> None:
-        self._engine = engine
-        self._connection: AsyncConnection | None = None
-        self._version: int | None = None
-
-    async def look(self) -> bool:
-        if self._connection is None:
-            self._connection = await self._engine.connect()
-        version = await self._connection.run_sync(_data_version)
-        changed, self._version = version != self._version, version
-        return changed
-
-    async def close(self) -> None:
-        connection, self._connection, self._version = self._connection, None, None
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                await connection.invalidate()
-                await connection.close()
-
-
-def _data_version(connection: Any) -> int:
-    cursor = connection.connection.cursor()
-    try:
-        cursor.execute("PRAGMA data_version")
-        return int(cursor.fetchone()[0])
-    finally:
-        cursor.close()

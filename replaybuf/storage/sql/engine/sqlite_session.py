@@ -68,7 +68,7 @@ class Session:
             self._connection.dialect.do_commit(self._connection.connection)
 
     def _roll_back(self) -> None:
-        if self._connection.in_transaction():
+        if self._connection.get_transaction() is not None:  # an inactive one, too, after a commit that failed
             self._connection.rollback()
         if self._raw.in_transaction:
             self._raw.rollback()

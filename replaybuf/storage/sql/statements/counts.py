@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, delete, func, literal, select
+from sqlalchemy import ColumnElement, Select, bindparam, delete, func, literal, select
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Level
@@ -56,15 +56,23 @@ _ADD_MERGED = Prepared(lambda dialect: _adding(dialect, _MERGED), *_NEW)
 
 def read_tallies(tx: Transaction, tasks: Iterable[str] | None = None) -> dict[tuple[str, Status, Tally], int]:
     """Return the tallies by task and status."""
-    query = (
+    if tasks is None:
+        rows: Iterable[Sequence[Any]] = tx.fetch(_ALL_TALLIES, tx.scope.buffer)
+    else:
+        rows = tx.execute(_tallies(tx.scope.buffer).where(lane.c.task_name.in_(sorted(tasks))))
+    return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in rows}
+
+
+def _tallies(buffer: Any) -> Select[tuple[Any, ...]]:
+    return (
         select(lane.c.task_name, lane.c.status, tally.c.name, func.sum(tally.c.amount))
         .select_from(lane.join(tally, tally.c.lane == lane.c.id))
-        .where(lane.c.buffer == tx.scope.buffer)
+        .where(lane.c.buffer == buffer)
         .group_by(lane.c.task_name, lane.c.status, tally.c.name)
     )
-    if tasks is not None:
-        query = query.where(lane.c.task_name.in_(sorted(tasks)))
-    return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in tx.execute(query)}
+
+
+_ALL_TALLIES = Prepared(lambda _: _tallies(bindparam("buffer")), "buffer")
 
 
 def read_lane_tallies(tx: Transaction, lanes: Sequence[int]) -> list[dict[str, Any]]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pydantic_core import to_json
 
@@ -19,6 +18,9 @@ from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup, StorageItem
+
+#: What damaged metadata of a group raises.
+_DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(slots=True)
@@ -138,25 +140,37 @@ class GroupRow:
         return self.columns["pinned_step"]  # type: ignore[no-any-return]
 
     def decode(self, codec: Codec) -> StorageItem:
-        """Return the stored group with its rollouts. Raises DecodeError."""
+        """Return the stored group with its rollouts, whose arrays live in the row's payload: ask once.
+
+        As long as nobody writes to them, the payload is what was stored. Raises DecodeError.
+        """
         if self.payload is None:
             raise DecodeError(f"group {self.uid}: its payload is missing")
-        rollouts = codec.decode(self.payload, verified=self.verified)
-        with _metadata_of(self.uid):
+        rollouts = codec.decode(self.payload, verified=self.verified, owned=True)
+        try:
             marks = Marks.from_json(self.columns["marks"])
             if len(rollouts) != len(marks.oldest):
                 raise DecodeError(
                     f"group {self.uid}: {len(rollouts)} rollouts in the payload, {len(marks.oldest)} expected"
                 )
             marks.apply(rollouts, self.refreshed_to, codec.rollout_type)
-            return self.item(rollouts)
+            return self._item(rollouts)
+        except DecodeError:
+            raise
+        except _DAMAGE as error:
+            raise self._damaged(error) from error
 
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         """Return the group with these rollouts. Raises DecodeError."""
-        with _metadata_of(self.uid):
+        try:
             return self._item(rollouts, error)
+        except _DAMAGE as problem:
+            raise self._damaged(problem) from problem
 
-    def _item(self, rollouts: list[Any], error: str | None) -> StorageItem:
+    def _damaged(self, error: Exception) -> DecodeError:
+        return DecodeError(f"group {self.uid}: its metadata is damaged ({type(error).__name__}: {error})")
+
+    def _item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         columns = self.columns
         return StorageItem(
             uid=self.uid,
@@ -187,17 +201,6 @@ def decode_leniently(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem
         except DecodeError as error:
             items.append(row.item([], str(error)))
     return items
-
-
-@contextlib.contextmanager
-def _metadata_of(uid: int) -> Iterator[None]:
-    """Raise DecodeError when the metadata of a group is damaged."""
-    try:
-        yield
-    except DecodeError:
-        raise
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise DecodeError(f"group {uid}: its metadata is damaged ({type(error).__name__}: {error})") from error
 
 
 def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:

@@ -114,7 +114,7 @@ class GroupCommit:
         committing: asyncio.Task[None] | None = None
         while True:
             batch = self._next_batch()
-            light = committing is None and len(batch) * self._seconds < LIGHT_SECONDS
+            light = committing is None and not self._codec.converts and len(batch) * self._seconds < LIGHT_SECONDS
             encoded = await self._encode_batch(batch, here=light) if batch else []
             if committing is not None:
                 try:
@@ -214,6 +214,7 @@ class GroupCommit:
         self._answer([(waiting, problem) for waiting in batch if not waiting.finished])
 
     def _answer(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
+        """Give puts their outcomes, with one call for each of the loops that wait for them."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Waiting, Outcome]]] = {}
         for waiting, outcome in results:
             _finish(waiting)

@@ -1,0 +1,122 @@
+"""`python -m benchmarks guard`: fail on a clear regression, against the figures in guard.json.
+
+Statements and round trips are exact. CPU is the time of this process for a group, divided by that of a yardstick which
+is measured in turn with it: msgpack and the same bytes through `sqlite3`. Of each the smallest of several rounds
+counts, because other work on the machine only ever adds to it; so machines of another speed, and busy ones, agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from benchmarks import groups
+from benchmarks.counts import statements_and_round_trips
+from benchmarks.databases import TASK, new_database, new_folder, open_buffer, put_all, stop_sweeping
+from benchmarks.floor import TunedSqliteFloor
+from benchmarks.table import Settings, cost
+
+KEPT = Path(__file__).with_name("guard.json")
+#: How much more CPU than kept is a failure. README.md says how it was chosen.
+TOLERANCE = 1.3
+ROUNDS = 13
+BATCH = 64
+#: The sizes of groups, and how many of them a round puts and takes: a multiple of the batch.
+SIZES: dict[str, tuple[Callable[[], Any], int]] = {"1 KB": (groups.small, 512), "100 KB": (groups.arrays, 64)}
+
+Figures = dict[str, dict[str, float]]
+
+
+async def main(settings: Settings, *, update: bool) -> int:
+    """Measure, print, and compare with the kept figures, or replace them. Return 1 for a regression."""
+    kept: Figures = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    measured: Figures = {}
+    for kind in settings.databases:
+        statements, trips = await statements_and_round_trips(kind)
+        measured[f"{kind}: statements"] = dict(statements)
+        if kind == "postgresql":
+            measured[f"{kind}: round trips"] = dict(trips)
+        name, figures = f"{kind}: CPU", await cpu(kind)
+        if regressions({name: figures}, kept) or update:  # chance doesn't strike twice
+            again = await cpu(kind)
+            figures = {what: min(figure, again[what]) for what, figure in figures.items()}
+        measured[name] = figures
+    print("\n".join(_lines(measured, kept)))
+    if update:
+        KEPT.write_text(json.dumps(kept | measured, indent=2) + "\n")
+        return 0
+    worse = regressions(measured, kept)
+    print("\n" + "\n".join(worse or ["no regression"]))
+    if worse:
+        print("Mend it; or if it is meant, python -m benchmarks guard --update, and say why in the commit.")
+    return 1 if worse else 0
+
+
+def regressions(measured: Figures, kept: Figures) -> list[str]:
+    """Return a line for each figure that is clearly worse than the kept one, or of which none is kept."""
+    found = []
+    for section, figures in measured.items():
+        most = TOLERANCE if section.endswith("CPU") else 1
+        for name, figure in figures.items():
+            before = kept.get(section, {}).get(name)
+            if before is None:
+                found.append(f"NEW: {section}, {name}: {figure:g}; run python -m benchmarks guard --update")
+            elif figure > before * most:
+                found.append(
+                    f"REGRESSION: {section}, {name}: {figure:g} where {before:g} is kept (at most {most:g} times)"
+                )
+    return found
+
+
+def _lines(measured: Figures, kept: Figures) -> Iterator[str]:
+    for section, figures in measured.items():
+        for name, figure in figures.items():
+            yield f"{section}, {name}: {figure:g}, kept {kept.get(section, {}).get(name, 'nothing')}"
+
+
+async def cpu(kind: str) -> dict[str, float]:
+    """Return the CPU of puts and takes of each size, as multiples of the yardstick's."""
+    found = {}
+    for size, (make, count) in SIZES.items():
+        async with new_database(kind) as url, new_folder() as folder, open_buffer(url) as buffer:
+            await stop_sweeping(buffer)
+            yardstick = _Yardstick(str(folder / "floor.db"), [make() for _ in range(count)])
+            costs: dict[str, list[float]] = {}
+            for _ in range(ROUNDS):
+                fresh = [make() for _ in range(count)]
+                for name, work in {
+                    "floor puts": yardstick.put,
+                    "puts": lambda fresh=fresh: put_all(buffer, fresh),  # type: ignore[misc]
+                    "floor takes": yardstick.take,
+                    "takes": lambda count=count: _take(buffer, count),  # type: ignore[misc]
+                }.items():
+                    costs.setdefault(name, []).append((await cost(work)).cpu)
+        for name in ("puts", "takes"):
+            found[f"{name} of {size}"] = round(min(costs[name]) / min(costs[f"floor {name}"]), 2)
+    return found
+
+
+async def _take(buffer: Any, count: int) -> None:
+    for _ in range(0, count, BATCH):
+        await buffer.get(BATCH, TASK)
+
+
+class _Yardstick:
+    """Groups as plain values through msgpack, and as its bytes through the tuned floor."""
+
+    def __init__(self, path: str, made: list[Any]) -> None:
+        self._floor = TunedSqliteFloor(path)
+        to_fields = groups.CODEC.rollout_type.to_fields
+        self._plain = [[{**to_fields(rollout), "status": "completed"} for rollout in group] for group in made]
+
+    def put(self) -> None:
+        self._floor.put([msgpack.packb(group, default=lambda array: array.tobytes()) for group in self._plain])
+
+    def take(self) -> None:
+        while taken := self._floor.take(BATCH):
+            for data in taken:
+                msgpack.unpackb(data)

@@ -1,0 +1,88 @@
+"""Statements and round trips of a call, counted on their way to the database."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from sqlalchemy import Engine, event, make_url
+
+
+class Count:
+    """A number that grows while something is counted."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+@contextmanager
+def counting_statements() -> Iterator[Count]:
+    """Count the statements that all engines of this process run; a statement with many rows is one."""
+    count = Count()
+
+    def see(*_: Any) -> None:
+        count.value += 1
+
+    event.listen(Engine, "before_cursor_execute", see)
+    try:
+        yield count
+    finally:
+        event.remove(Engine, "before_cursor_execute", see)
+
+
+@asynccontextmanager
+async def counting_round_trips(url: str) -> AsyncIterator[tuple[str, Count]]:
+    """Yield the URL of a relay in front of a PostgreSQL server, and the round trips of all connections through it.
+
+    A round trip begins whenever a client sends again after it has heard from the server, so messages that are sent
+    together count once, whatever driver sends them.
+    """
+    given = make_url(url)
+    count, pumps = Count(), set[asyncio.Task[None]]()
+    folder = given.query.get("host")
+    port = given.port or 5432
+
+    async def relay(client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        if folder:
+            server, forth = await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{port}")
+        else:
+            server, forth = await asyncio.open_connection(given.host, port)
+        heard = True
+
+        async def ask() -> None:
+            nonlocal heard
+            while data := await client.read(1 << 18):
+                count.value += heard
+                heard = False
+                forth.write(data)
+                await forth.drain()
+
+        async def answer() -> None:
+            nonlocal heard
+            while data := await server.read(1 << 18):
+                heard = True
+                back.write(data)
+                await back.drain()
+
+        pair = [asyncio.create_task(ask()), asyncio.create_task(answer())]
+        pumps.update(pair)
+        await asyncio.wait(pair, return_when=asyncio.FIRST_COMPLETED)
+        for task in pair:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await task
+        pumps.difference_update(pair)
+        back.close()
+        forth.close()
+
+    listening = await asyncio.start_server(relay, "127.0.0.1", 0)
+    try:
+        local = given.set(host="127.0.0.1", port=listening.sockets[0].getsockname()[1], query={})
+        yield local.render_as_string(hide_password=False), count
+    finally:
+        listening.close()
+        for pump in list(pumps):
+            pump.cancel()

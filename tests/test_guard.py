@@ -1,0 +1,48 @@
+"""What CI's guard lets pass, and what not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.guard import KEPT, TOLERANCE, regressions
+
+CPU = {"sqlite: CPU": {"puts of 1 KB": 10.0}}
+STATEMENTS = {"sqlite: statements": {"put": 7}, "postgresql: round trips": {"put": 9}}
+
+
+def test_the_same_figures_pass() -> None:
+    assert regressions(CPU | STATEMENTS, CPU | STATEMENTS) == []
+
+
+def test_fewer_statements_pass() -> None:
+    assert regressions({"sqlite: statements": {"put": 6}}, STATEMENTS) == []
+
+
+@pytest.mark.parametrize("section", STATEMENTS)
+def test_one_more_is_a_regression(section: str) -> None:
+    [line] = regressions({section: {"put": STATEMENTS[section]["put"] + 1}}, STATEMENTS)
+    assert line.startswith(f"REGRESSION: {section}, put: ")
+
+
+def test_noise_of_cpu_passes() -> None:
+    assert regressions({"sqlite: CPU": {"puts of 1 KB": 10 * TOLERANCE}}, CPU) == []
+
+
+def test_half_as_much_cpu_again_is_a_regression() -> None:
+    [line] = regressions({"sqlite: CPU": {"puts of 1 KB": 15.0}}, CPU)
+    assert line.startswith("REGRESSION: sqlite: CPU, puts of 1 KB: 15 where 10 is kept")
+
+
+def test_a_call_of_which_nothing_is_kept_does_not_pass_in_silence() -> None:
+    [line] = regressions({"sqlite: statements": {"get(1)": 1}}, STATEMENTS)
+    assert "--update" in line
+
+
+def test_figures_of_both_databases_are_kept() -> None:
+    kept = json.loads(KEPT.read_text())
+    assert set(kept) == {
+        *("sqlite: statements", "sqlite: CPU"),
+        *("postgresql: statements", "postgresql: round trips", "postgresql: CPU"),
+    }
