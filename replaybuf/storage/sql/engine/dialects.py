@@ -51,6 +51,8 @@ class Dialect(ABC):
     name: str
     #: Whether several transactions write at the same time, so that rows have to be locked.
     locks_rows: bool
+    #: Whether each statement is a round trip to a server.
+    is_remote: bool
     #: The rows of `rb_tally` that a transaction adds to: those of its connection, where several write at the same time.
     shard: ColumnElement[int]
 
@@ -161,6 +163,7 @@ _LANE, _SIZE = bindparam("lane", type_=group.c.lane.type), bindparam("size", typ
 class _Sqlite(Dialect):
     name = "sqlite"
     locks_rows = False
+    is_remote = False
     shard = literal(0)
 
     def insert(self, table: Table) -> Any:
@@ -292,6 +295,7 @@ _SET_KEY = {race: _set_key(race) for race in KEYS}
 class _Postgres(Dialect):
     name = "postgresql"
     locks_rows = True
+    is_remote = True
     shard = func.pg_backend_pid()
 
     def insert(self, table: Table) -> Any:
