@@ -19,7 +19,7 @@ from benchmarks.databases import new_database, new_folder, postgres_server
 from benchmarks.peers.adapter import KINDS, SIZES
 from benchmarks.peers.environments import CannotInstallError, python_of, say
 from benchmarks.peers.picture import draw
-from benchmarks.peers.registry import ENVIRONMENTS, PEERS, Peer
+from benchmarks.peers.registry import PEERS, Peer
 from benchmarks.peers.tables import tables
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,9 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     sizes, kinds = given.sizes.split(","), given.kinds.split(",")
     if wrong := ({*sizes} - {*SIZES}) | ({*kinds} - {*KINDS}):
-        parser.error(f"{', '.join(sorted(wrong))}: no such size or kind")
+        parser.error(f"no such size or kind: {', '.join(sorted(wrong))}")
+    if given.rounds < 0:
+        parser.error(f"--rounds {given.rounds}: must be positive")
     rows = [("groups", size, kind) for size in sizes for kind in kinds]
     rows += [("lone", "1K", "arrays"), ("wake", "1K", "arrays"), ("pair", "100K", "arrays"), ("kill", "1K", "arrays")]
     rounds = given.rounds or (2 if given.quick else 5)
@@ -94,7 +96,7 @@ async def measure(names: list[str], rows: list[tuple[str, str, str]], rounds: in
 
 def _start(name: str) -> Result:
     peer = PEERS[name]
-    result = Result(peer.title, peer.power, peer.note, " ".join(ENVIRONMENTS[peer.environment].packages[:1]))
+    result = Result(peer.title, peer.power, peer.note, peer.version)
     try:
         python_of(peer.environment)
     except CannotInstallError as error:

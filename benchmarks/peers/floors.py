@@ -77,8 +77,10 @@ class Asyncpg(Floor):
     async def wait_for_one(self) -> None:
         if self._listening is None:
             self._listening = await self._floor.listen(self._heard.set)
-        while not await self._floor.take(1):
+        while True:
             self._heard.clear()
+            if await self._floor.take(1):
+                return
             await asyncio.wait_for(self._heard.wait(), 60)
 
 

@@ -30,8 +30,15 @@ class Peer:
     environment: str
     power: str
     note: str = ""
+    package: str = ""
     postgres: bool = False
     share: float = 1.0
+
+    @property
+    def version(self) -> str:
+        """The package that is measured, with its version; "" for those of this environment."""
+        packages = ENVIRONMENTS[self.environment].packages
+        return next((one for one in packages if one.startswith(self.package)), "") if self.package else ""
 
 
 #: "" is the environment that runs the command.
@@ -49,12 +56,16 @@ ENVIRONMENTS = {
     "files": Environment(("diskcache==5.6.3", "persist-queue==1.1.0", "msgpack>=1.1", "numpy>=1.26"), 100),
 }
 
-_NORMAL = "what the log had on disk: all but the last seconds"
+_NORMAL = "all but the last seconds"
 _MEMORY = "nothing"
 
 PEERS = {
     "replaybuf-sqlite": Peer(
-        "replaybuf, SQLite", "ours:ReplayBuf", "", f"{_NORMAL}; with durability=full all", "decoded, checked, leased"
+        "replaybuf, SQLite",
+        "ours:ReplayBuf",
+        "",
+        f"{_NORMAL}; all with durability=full",
+        "decoded, checksums verified; one process or many",
     ),
     "replaybuf-postgresql": Peer("replaybuf, PostgreSQL", "ours:ReplayBuf", "", "all", postgres=True),
     "sqlite3": Peer("sqlite3, a put a transaction", "floors:Sqlite", "", _NORMAL, "bytes: encodes, decodes nothing"),
@@ -68,7 +79,12 @@ PEERS = {
         "a file, fdatasync every 64", "floors:File", "", "all", "bytes; one process; removes nothing, has no index"
     ),
     "reverb": Peer(
-        "Reverb", "deepmind_reverb:Reverb", "reverb", _MEMORY, "memory; rollouts of a group stacked: equal lengths only"
+        "Reverb",
+        "deepmind_reverb:Reverb",
+        "reverb",
+        _MEMORY,
+        "memory; rollouts of a group stacked: equal lengths only",
+        package="dm-reverb",
     ),
     "transferqueue": Peer(
         "TransferQueue",
@@ -76,6 +92,7 @@ PEERS = {
         "transferqueue",
         _MEMORY,
         "memory; rollouts of a group stacked; its checkpoint of 205 MB took 25 s and 6.5 GB: not called here",
+        package="TransferQueue",
     ),
     "torchrl": Peer(
         "TorchRL, memory-mapped",
@@ -83,17 +100,42 @@ PEERS = {
         "torchrl",
         "nothing that it finds again: the index is in memory until dumps()",
         "one process; all groups of one shape; sampling removes nothing",
+        package="torchrl",
     ),
     "trinity-sqlite": Peer(
-        "Trinity-RFT, SQLite", "trinity_rft:Trinity", "trinity", "all", "reads mark rows, remove nothing", share=1 / 8
+        "Trinity-RFT, SQLite",
+        "trinity_rft:Trinity",
+        "trinity",
+        "all",
+        "reads mark rows, remove nothing",
+        share=1 / 8,
+        package="trinity-rft",
     ),
     "trinity-postgresql": Peer(
-        "Trinity-RFT, PostgreSQL", "trinity_rft:Trinity", "trinity", "all", "as above", postgres=True, share=1 / 8
+        "Trinity-RFT, PostgreSQL",
+        "trinity_rft:Trinity",
+        "trinity",
+        "all",
+        "as above",
+        postgres=True,
+        share=1 / 8,
+        package="trinity-rft",
     ),
     "diskcache": Peer(
-        "diskcache", "small:DiskCache", "files", _NORMAL, "pickled; larger values are files of their own"
+        "diskcache",
+        "small:DiskCache",
+        "files",
+        "all but the last seconds; groups of more than 32 KB are files that nobody synced",
+        "pickled; groups of more than 32 KB are files of their own",
+        package="diskcache",
     ),
     "persist-queue": Peer(
-        "persist-queue", "small:PersistQueue", "files", _NORMAL, "pickled; one process; no batches", share=1 / 8
+        "persist-queue",
+        "small:PersistQueue",
+        "files",
+        "all",
+        "pickled; one process; no batches",
+        share=1 / 8,
+        package="persist-queue",
     ),
 }

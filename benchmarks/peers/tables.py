@@ -49,7 +49,7 @@ def _others(results: Mapping[str, Any]) -> str:
         "one put of 1 KB alone, p50 / p99 ms",
         "waking another process, p50 / p99 ms",
         "a process puts, another takes 100 KB, /s",
-        "left after kill -9 of it and its server",
+        "left after kill -9 of it and of what it had started (not of PostgreSQL)",
         "by its settings left after a power cut",
         "to know",
     ]
