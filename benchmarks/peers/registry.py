@@ -45,8 +45,10 @@ class Peer:
 ENVIRONMENTS = {
     "": Environment((), 0),
     "reverb": Environment(("dm-reverb==0.14.0", "tensorflow-cpu==2.15.1"), 1300, newest=11),
-    "transferqueue": Environment(("TransferQueue==0.1.11", "ray==2.60.0"), 1400, torch="torch==2.13.0"),
-    "torchrl": Environment(("torchrl==0.14.1", "tensordict==0.14.1"), 1000, torch="torch==2.13.0"),
+    "transferqueue": Environment(
+        ("TransferQueue==0.1.11", "tensordict==0.15.3", "ray==2.60.0"), 1400, torch="torch==2.13.0"
+    ),
+    "torchrl": Environment(("torchrl==0.14.1", "tensordict==0.14.3"), 1000, torch="torch==2.13.0"),
     "trinity": Environment(
         ("trinity-rft==0.6.0", "datasets==4.0.0", "pyarrow==20.0.0", "greenlet>=3", "asyncpg>=0.30"),
         2200,
