@@ -46,5 +46,5 @@ async def test_the_thread_does_not_keep_the_process_alive(connection: ThreadedCo
 
 def test_no_method_of_aiosqlite_or_its_thread_is_overridden() -> None:
     own = {name for name in vars(ThreadedConnection) if not name.startswith("__")}
-    assert own == {"in_thread"}
+    assert own == {"raw", "idle", "in_thread"}
     assert own.isdisjoint({*dir(aiosqlite.Connection), *dir(threading.Thread)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
     opened = buffer.storage._state()  # type: ignore[attr-defined]
 
     async def work() -> tuple[int, ...]:
-        while await opened.engine.write(lambda tx: sweep_forgotten(tx, 4, 0.0)):
+        while await opened.engine.write(lambda tx: sweep_forgotten(tx, 4, time.time())):
             pass
         while await opened.engine.write(lambda tx: sweep(tx, ALWAYS, 100)):
             pass

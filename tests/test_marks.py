@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
 from replaybuf import RolloutState, Status
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.normalise import normalise
@@ -64,3 +70,31 @@ async def test_the_staleness_of_a_group_that_expires_in_its_put_is_pinned() -> N
     assert (put.status, put.staleness, put.train_step) == (Status.EXPIRED, 5, None)
     fresh = await normalise([rollout(5)], KIND, None, 6, RULE)
     assert (fresh.status, fresh.staleness, fresh.train_step) == (Status.COMPLETED, 0, 6)
+
+
+@given(st.lists(st.integers(3, 5), max_size=4), st.lists(st.integers(0, 1), max_size=5), st.data())
+def test_the_range_of_steps_is_that_of_all_tokens_and_of_the_trainable_ones(
+    steps: list[int], mask: list[int], data: st.DataObject
+) -> None:
+    """Whether all tokens have the same step or not, in lists as in arrays; tokens without one count as the oldest."""
+    trainable = [step for step, one in zip(steps, mask, strict=False) if one]
+    if steps and any(mask[len(steps) :]) and not trainable:
+        trainable = [min(steps)]
+
+    def tokens(values: list[int]) -> Any:
+        return data.draw(st.sampled_from([values, np.array(values, "i4"), tuple(values)]))
+
+    rollouts = [{"response_model_steps": tokens(steps), "response_mask": tokens(mask), "response_ids": [1]}]
+    marks = Marks.of(rollouts, RolloutType(dict))
+    assert marks.oldest == [min(steps, default=None)]
+    assert marks.newest == [max(trainable, default=None)]
+    assert Marks.of([{"response_model_steps": tokens(steps), "response_ids": [1]}], RolloutType(dict)).newest == [
+        max(steps, default=None)
+    ]
+    assert Marks.of([rollouts[0] | {"labels": [1]}], RolloutType(dict)).newest == [None]
+
+
+def test_a_field_that_was_never_set_is_none_of_the_marks() -> None:
+    one = rollout(5)
+    del one.response_mask
+    assert Marks.of([one], KIND).newest == [5]

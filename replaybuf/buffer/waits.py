@@ -77,7 +77,16 @@ class Waits:
         It may also return early without a change. Raises FencedError if the buffer was restored.
         """
         await self.check_fence()
+        await self._changed(since, seconds)
+
+    async def _changed(self, since: int, seconds: float) -> None:
         await self._storage.changed(min(seconds, _LONGEST_WAIT), since)
+
+    async def _tallies(self) -> Tallies:
+        """Return the tallies. Raises FencedError: who looks for a change asks for both at once."""
+        if isinstance(self._storage, CheckpointStorage):
+            return await self._storage.fenced_tallies()
+        return await self._storage.tallies()
 
     async def check_fence(self) -> None:
         """Raise FencedError if another process has restored the buffer, which takes storage with checkpoints."""
@@ -112,7 +121,7 @@ class Waits:
             while True:
                 self.check_open()
                 seen = self.version()
-                tallies = await self._storage.tallies()
+                tallies = await self._tallies()
                 available = await self._available(draw, tallies)
                 missing = [task for task, size in draw.sizes.items() if available[task] < size]
                 if not missing:
@@ -124,7 +133,7 @@ class Waits:
                         raise NotReadyError(f"after {timeout:g} s: {lines}; nothing was taken")
                     reports.tell(lines)
                 begin()
-                await self.changed(seen, min(remaining, reports.pause))
+                await self._changed(seen, min(remaining, reports.pause))
 
     async def ready(self, draw: Draw) -> bool:
         """Return whether all groups that the draw asks for are there."""
@@ -208,7 +217,7 @@ class Waits:
         while True:
             self.check_open()
             seen = self.version()
-            level = levels(await self._storage.tallies(), [new.task_name])[new.task_name]
+            level = levels(await self._tallies(), [new.task_name])[new.task_name]
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
                     return await self.store(new)
@@ -221,7 +230,7 @@ class Waits:
                 await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}")
             if reports.due:
                 reports.tell(f"{why} (is the consumer running?)")
-            await self.changed(seen, min(remaining, reports.pause))
+            await self._changed(seen, min(remaining, reports.pause))
 
     async def _refuse(self, new: NewGroup, why: str, cause: BaseException | None = None) -> None:
         await self._storage.refuse(new)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Real
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,14 +19,17 @@ from replaybuf.checks import MAX_STEP
 from replaybuf.errors import RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import (
+    STEP_FIELDS,
     ExpiryRule,
     mask_stale_tokens,
-    newest_trainable_steps,
-    oldest_step,
     reset_response,
+    set_staleness,
     staleness_of,
+    step_ranges,
 )
 from replaybuf.rollouts.tensors import as_array
+
+_FIELDS: Final = (*STEP_FIELDS, "reward")
 
 
 @dataclass(slots=True)
@@ -47,15 +51,16 @@ class Marks:
     @classmethod
     def of(cls, rollouts: Sequence[Any], kind: RolloutType) -> Marks:
         """Return the marks of rollouts as they are. Raises RolloutError."""
+        values = [*map(kind.reader(_FIELDS), rollouts)]
         try:
-            oldest = [oldest_step(rollout, kind) for rollout in rollouts]
-            newest = newest_trainable_steps(rollouts, kind)
+            ranges = step_ranges(steps for *steps, _ in values)
         except (TypeError, ValueError, OverflowError) as error:
             raise RolloutError(f"response_model_steps must be training steps, one for each token: {error}") from error
-        for step in (*oldest, *newest):
+        for step in chain.from_iterable(ranges):
             if step is not None and abs(step) >= MAX_STEP:
                 raise RolloutError(f"response_model_steps holds {step:.4g}, which is no training step")
-        return cls(oldest, newest, [reward_value(kind.get(rollout, "reward")) for rollout in rollouts])
+        oldest, newest = [oldest for oldest, _ in ranges], [newest for _, newest in ranges]
+        return cls(oldest, newest, [reward_value(reward) for *_, reward in values])
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Marks:
@@ -124,13 +129,13 @@ class Marks:
 
         With None it is the staleness that they were put with, or that of the refresh in which the last one expired.
         """
-        for index, rollout in enumerate(rollouts):
-            if self.expired is not None and self.expired[index]:
-                reset_response(rollout, kind)
-            if train_step is not None:
-                kind.set(rollout, "seq_staleness", staleness_of(self.oldest[index], train_step))
-            elif self.staleness is not None:
-                kind.set(rollout, "seq_staleness", self.staleness[index])
+        if self.expired is not None:
+            for rollout, gone in zip(rollouts, self.expired, strict=True):
+                if gone:
+                    reset_response(rollout, kind)
+        staleness = self.staleness if train_step is None else self.staleness_at(train_step)
+        if staleness is not None:
+            set_staleness(rollouts, staleness, kind)
         if self.masked is not None:
             mask_stale_tokens(rollouts, self.masked, kind)
 
@@ -142,6 +147,8 @@ def reward_value(reward: Any) -> float | None:
     """
     if isinstance(reward, dict):
         reward = reward.get("score")
+    if type(reward) is float:  # nearly all are
+        return reward if math.isfinite(reward) else None
     if reward is not None and not isinstance(reward, Real):
         reward = _single(reward)
     if reward is None:

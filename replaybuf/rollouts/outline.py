@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from replaybuf.errors import RolloutError
 from replaybuf.rollouts.marks import reward_value
+from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 
 PREVIEW_CHARS = 200
@@ -17,22 +18,41 @@ def outline(rollouts: Sequence[Any], kind: RolloutType) -> list[dict[str, Any]]:
 
     `rewards` and `error_msg` are in it where there are any.
     """
-    return [_record(rollout, kind) for rollout in rollouts]
+    read = kind.reader(_FIELDS)
+    return [_record(rollout, kind, *read(rollout)) for rollout in rollouts]
 
 
-def _record(rollout: Any, kind: RolloutType) -> dict[str, Any]:
+_FIELDS: Final = (
+    *("status", "rollout_id", "seq_staleness", "prompt_ids", "response_ids"),
+    *("finish_reason", "response", "reward", "error_msg"),
+)
+
+
+def _record(
+    rollout: Any,
+    kind: RolloutType,
+    status: Any,
+    rollout_id: Any,
+    seq_staleness: Any,
+    prompt_ids: Any,
+    response_ids: Any,
+    finish_reason: Any,
+    response: Any,
+    reward: Any,
+    error_msg: Any,
+) -> dict[str, Any]:
     record: dict[str, Any] = {
-        "id": _plain_id(kind.get(rollout, "rollout_id")),
-        "status": _status(rollout, kind),
-        "staleness": int(kind.get(rollout, "seq_staleness", 0) or 0),
-        "prompt_tokens": _length(kind.get(rollout, "prompt_ids")),
-        "response_tokens": _length(kind.get(rollout, "response_ids")),
-        "finish_reason": preview(kind.get(rollout, "finish_reason")),
-        "response": preview(kind.get(rollout, "response")),
+        "id": _plain_id(rollout_id),
+        "status": status._value_ if type(status) is Status else _status(rollout, kind),
+        "staleness": int(seq_staleness or 0),
+        "prompt_tokens": _length(prompt_ids),
+        "response_tokens": _length(response_ids),
+        "finish_reason": preview(finish_reason),
+        "response": preview(response),
     }
-    if parts := reward_parts(kind.get(rollout, "reward")):
+    if isinstance(reward, dict) and (parts := reward_parts(reward)):
         record["rewards"] = parts
-    if error := preview(kind.get(rollout, "error_msg")):
+    if error := preview(error_msg):
         record["error_msg"] = error
     return record
 

@@ -7,9 +7,10 @@ Users bring `RolloutState`, their own pydantic model, dataclass, attrs class, ms
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from inspect import getattr_static
+from operator import attrgetter
 from typing import Any, Final, get_origin
 
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
@@ -71,6 +72,7 @@ class RolloutType:
         # Plain attributes of the same name: nothing has to be looked up, and no property runs.
         own = frozenset() if self._is_dict else self.names - self._theirs.keys()
         self._plain = frozenset(name for name in own if not hasattr(getattr_static(cls, name, None), "__get__"))
+        self._readers: dict[tuple[str, ...], Callable[[Any], Sequence[Any]]] = {}
         status = next((field for field in shape.fields if field.name == self._theirs.get("status", "status")), None)
         self._status_choices = choices_of(status.annotation, cls) if status else []
 
@@ -92,6 +94,31 @@ class RolloutType:
             raise RolloutError(
                 f"{theirs!r} of a {self.cls.__qualname__} raised {type(error).__name__}: {error}"
             ) from error
+
+    def reader(self, names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
+        """Return a function of a rollout that gives its values of these fields of ours, None where it lacks one.
+
+        A call costs a fraction of as many calls of `get`. There must be at least two names.
+        """
+        if (known := self._readers.get(names)) is None:
+            known = self._readers[names] = self._reader(names)
+        return known
+
+    def _reader(self, names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
+        theirs = [self._theirs.get(name, name) for name in names]
+        if self._is_dict and None not in theirs:
+            return lambda rollout: [*map(rollout.get, theirs)]
+        get_plain = attrgetter(*names)
+        if not self._plain.issuperset(names):
+            return lambda rollout: [self.get(rollout, name) for name in names]
+
+        def read(rollout: Any) -> Sequence[Any]:
+            try:
+                return get_plain(rollout)
+            except AttributeError:  # of one that was never set
+                return [self.get(rollout, name) for name in names]
+
+        return read
 
     def has(self, rollout: Any, name: str) -> bool:
         """Return whether the rollout has our field `name` (which may hold None)."""

@@ -7,10 +7,10 @@ staleness 0. The rules are those of InternLM xtuner's replay buffer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def oldest_step(rollout: Any, kind: RolloutType) -> int | None:
     steps = as_array(kind.get(rollout, "response_model_steps"))
     if steps is None or len(steps) == 0:
         return None
-    return int(steps.min() if isinstance(steps, np.ndarray) else min(steps))
+    return int(steps[0]) if _are_same(steps) else _lowest(steps)
 
 
 def newest_trainable_steps(rollouts: Sequence[Any], kind: RolloutType) -> list[int | None]:
@@ -85,30 +85,67 @@ def newest_trainable_steps(rollouts: Sequence[Any], kind: RolloutType) -> list[i
     None where token-level expiry doesn't apply: the group has `input_ids` or `labels`, or the rollout has no response,
     no model steps, or no trainable token in its mask.
     """
-    agentic = _agentic(rollouts, kind)
-    return [None if agentic else _newest_trainable_step(rollout, kind) for rollout in rollouts]
+    return [newest for _, newest in step_ranges(map(kind.reader(STEP_FIELDS), rollouts))]
 
 
-def _agentic(rollouts: Sequence[Any], kind: RolloutType) -> bool:
-    return any(kind.get(r, "input_ids") is not None or kind.get(r, "labels") is not None for r in rollouts)
+#: The fields that model steps and their tokens are in.
+STEP_FIELDS: Final = ("response_model_steps", "response_ids", "response_mask", "input_ids", "labels")
 
 
-def _newest_trainable_step(rollout: Any, kind: RolloutType) -> int | None:
-    steps = as_array(kind.get(rollout, "response_model_steps"))
-    response_ids = kind.get(rollout, "response_ids")
-    if steps is None or len(steps) == 0 or response_ids is None or len(response_ids) == 0:
-        return None
-    mask = as_array(kind.get(rollout, "response_mask"))
+def step_ranges(rollouts: Iterable[Sequence[Any]]) -> list[tuple[int | None, int | None]]:
+    """Return the oldest model step and the newest trainable one of each rollout of a group, given its STEP_FIELDS.
+
+    As `oldest_step` and `newest_trainable_steps` do, in one pass.
+    """
+    rollouts = list(rollouts)
+    agentic = any(input_ids is not None or labels is not None for *_, input_ids, labels in rollouts)
+    return [_step_range(steps, None if agentic else ids, mask) for steps, ids, mask, _, _ in rollouts]
+
+
+def _step_range(steps: Any, response_ids: Any, mask: Any) -> tuple[int | None, int | None]:
+    steps = as_array(steps)
+    if steps is None or len(steps) == 0:
+        return None, None
+    same = _are_same(steps)
+    oldest = int(steps[0]) if same else _lowest(steps)
+    if response_ids is None or len(response_ids) == 0:
+        return oldest, None
     if mask is None:
-        return _highest(steps)
+        return oldest, oldest if same else _highest(steps)
+    mask = as_array(mask)
+    if same and len(mask) and mask[0]:
+        return oldest, oldest
+    return oldest, _newest_trainable(steps, mask, oldest)
+
+
+def _are_same(steps: Any) -> bool:
+    """Return whether all tokens have the same step, which is far faster to find out than the lowest and the highest.
+
+    Most responses are written by the same weights from beginning to end.
+    """
+    if type(steps) is np.ndarray:
+        raw, size = steps.tobytes(), steps.itemsize
+        return steps.ndim == 1 and raw[size:] == raw[:-size]
+    return type(steps) is list and steps.count(steps[0]) == len(steps)
+
+
+def _lowest(steps: Any) -> int:
+    return int(steps.min() if isinstance(steps, np.ndarray) else min(steps))
+
+
+def _newest_trainable(steps: Any, mask: Any, oldest: int) -> int | None:
     if isinstance(steps, np.ndarray) or isinstance(mask, np.ndarray):
         length = min(len(steps), len(mask))
         newest = _highest(np.asarray(steps)[:length][np.asarray(mask)[:length] != 0])
     else:
         newest = max(map(int, compress(steps, mask)), default=None)
     if newest is None and np.any(np.asarray(mask[len(steps) :]) != 0):
-        return oldest_step(rollout, kind)  # trainable tokens without a step count as old as the oldest
+        return oldest  # trainable tokens without a step count as old as the oldest
     return newest
+
+
+def _agentic(rollouts: Sequence[Any], kind: RolloutType) -> bool:
+    return any(kind.get(r, "input_ids") is not None or kind.get(r, "labels") is not None for r in rollouts)
 
 
 def undated(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
@@ -206,10 +243,15 @@ def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
 def refresh_group(rollouts: Sequence[Any], train_step: int, kind: RolloutType) -> list[int]:
     """Set every rollout's `seq_staleness`, where it has one, to its staleness at `train_step`; return these."""
     values = [staleness_of(oldest_step(rollout, kind), train_step) for rollout in rollouts]
+    set_staleness(rollouts, values, kind)
+    return values
+
+
+def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutType) -> None:
+    """Set every rollout's `seq_staleness`, where it has one and it is another."""
     for rollout, staleness in zip(rollouts, values, strict=True):
         if kind.get(rollout, "seq_staleness") != staleness:
             kind.set(rollout, "seq_staleness", staleness)
-    return values
 
 
 def group_staleness(rollouts: Sequence[Any], kind: RolloutType) -> int:

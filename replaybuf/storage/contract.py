@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import UnsupportedError
@@ -199,6 +199,14 @@ class CheckpointStorage(ABC):
     @abstractmethod
     async def check_fence(self) -> None:
         """Raise FencedError when another storage has restored the buffer since this one was opened."""
+
+    async def fenced_tallies(self) -> dict[tuple[str, Status, Tally], int]:
+        """Return the tallies (`GroupStorage.tallies`). Raises FencedError as `check_fence` does.
+
+        Waits call it whenever something has changed; a backend may read both at once.
+        """
+        await self.check_fence()
+        return await cast(GroupStorage, self).tallies()
 
     @abstractmethod
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:

@@ -28,6 +28,8 @@ from replaybuf.storage.sql.statements.fence import check_fence, joined
 from replaybuf.storage.sql.statements.race_keys import RaceNotRunError, begin_races
 from replaybuf.storage.sql.statements.restore import restore
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
+from replaybuf.storage.sql.tasks.making import Making
+from replaybuf.storage.sql.tasks.port import Pace
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.watch import Watch
 from replaybuf.storage.values import Checkpoint
@@ -72,6 +74,7 @@ class Store:
         self.watch = Watch(self.thread, self.engine)
         self.sweeper = Sweeper(self.engine, self.scope, self.watch.committed)
         self.commits = GroupCommit(self, options.codec)
+        self.pace = Pace()
 
     async def prepare(self) -> None:
         """Check the schema, or create it in a new database (database's thread)."""
@@ -105,23 +108,27 @@ class Store:
 
     # Transactions of the buffer (database's thread)
 
-    async def read(self, function: Callable[[Transaction], T]) -> T:
-        """Run `function(tx)` in a read transaction."""
-        return await self.engine.read(function, self.scope)
+    async def read(self, function: Callable[[Transaction], T], *, brief: bool = False) -> T:
+        """Run `function(tx)` in a read transaction; `brief` as in `Engine.read`."""
+        return await self.engine.read(function, self.scope, brief=brief)
 
     async def write(
         self,
         function: Callable[[Transaction], T],
         *,
         alone: bool = False,
+        brief: bool = False,
         announce: Callable[[], bool] = lambda: True,
     ) -> T:
-        """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers."""
+        """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers.
+
+        `alone` and `brief` as in `Engine.write`.
+        """
         fenced = partial(_fenced, function)
         while True:
             scope = self.scope
             try:
-                result = await self.engine.write(fenced, scope, alone=alone)
+                result = await self.engine.write(fenced, scope, alone=alone, brief=brief)
             except RaceNotRunError as need:
                 begin = partial(begin_races, names=need.names, order=need.order)
                 await self.engine.write(begin, scope, alone=True)
@@ -134,16 +141,23 @@ class Store:
 
     async def check_fence(self) -> None:
         """Raise FencedError when another store has restored the buffer since this one joined it."""
+        await self.read_fenced(lambda tx: None)
+
+    async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
+        """Run `function(tx)`, which is brief, in a read transaction behind the fence. Raises as `check_fence` does."""
+        fenced = partial(_fenced, function)
         while True:
             scope = self.scope
             try:
-                return await self.engine.read(check_fence, scope)
+                return await self.engine.read(fenced, scope, brief=True)
             except FencedError as error:
                 await self._rejoin(scope, error)
 
-    async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
+    async def checkpoint(self, making: Making) -> Checkpoint:
         """Make a checkpoint of the buffer."""
-        copy = partial(_fenced, lambda tx: make_checkpoint(tx, step, keep, time.time()))
+        if not self.engine.dialect.locks_rows:
+            return await making.run()
+        copy = partial(_fenced, lambda tx: make_checkpoint(tx, making.step, making.keep, time.time()))
         while True:
             scope = self.scope
             try:

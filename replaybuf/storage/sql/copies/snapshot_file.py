@@ -72,6 +72,7 @@ def _compare(facts: Mapping[str, str], expected: Mapping[str, str], path: str) -
 async def close_file(engine: SqliteEngine) -> None:
     """Close the file, leaving everything in it and no log beside it."""
     try:
+        await engine.end_writing()
         with translated(engine.url, engine.lock_timeout):
             async with engine.pool.connect() as connection:
                 await connection.run_sync(_leave_wal)

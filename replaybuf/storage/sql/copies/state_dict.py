@@ -18,11 +18,12 @@ from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.storage.portable import State, StoredGroup, pack_state, unpack_state
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
+from replaybuf.storage.sql.statements.columns import STORED
 from replaybuf.storage.sql.statements.counts import add_counts, read_tallies
 from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join
 from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes
-from replaybuf.storage.sql.statements.put import group_row, payload_row
+from replaybuf.storage.sql.statements.put import group_row, insert_groups, payload_row
 from replaybuf.storage.sql.statements.race_keys import new_keys
 from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, check_size, describe, scoped_key
 from replaybuf.storage.sql.statements.tickets import next_ticket, set_next_ticket
@@ -36,10 +37,9 @@ def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
     tallies = Counter(read_tallies(tx))
     homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
     groups = []
-    for row in tx.execute(_all_groups(tx)).mappings():
-        found = GroupRow.of(row)
+    for found in map(GroupRow.of, tx.execute(_all_groups(tx))):
         stored = _stored(found, codec, homes[(found.task_name, found.status)])
-        if row["lease"] is not None:
+        if found.column("lease") is not None:
             stored = _given_back(stored, tx.scope.rules, homes[(found.task_name, found.status)], tallies)
         groups.append(stored)
     clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
@@ -50,21 +50,21 @@ def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
 
 def _all_groups(tx: Transaction) -> Any:
     joined = group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid)
-    columns = select(group, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
+    columns = select(*STORED, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
     return columns.select_from(joined).where(lane.c.buffer == tx.scope.buffer).order_by(group.c.uid)
 
 
 def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
     """Return a group with its payload as it would be read."""
-    keys = {name: row.columns[name] for name in KEYS if name in home.clocks}
+    keys = {name: row.column(name) for name in KEYS if name in home.clocks}
     data, item = row.payload or b"", row.item([])
     try:
-        marks = row.columns["marks"]
+        marks = row.parsed("marks")
         if row.refreshed_to is not None or marks.get("expired") or marks.get("masked") is not None:
             data = codec.encode(row.decode(codec).item)
     except DecodeError as error:
         item = row.item([], str(error))
-    return StoredGroup(item, data, row.ticket, keys, row.columns["archived_at"])
+    return StoredGroup(item, data, row.ticket, keys, row.column("archived_at"))
 
 
 def _given_back(
@@ -100,8 +100,7 @@ def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:
         for one, encoded in rows
     ]
     groups = [group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None) for uid, one, key, ticket in keyed]
-    tx.insert_rows(group, groups)
-    tx.insert_rows(payload, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
+    insert_groups(tx, groups, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
     for one in loaded.groups:
         tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(_rest(one)))
     counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}

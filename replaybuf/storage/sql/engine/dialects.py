@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
+    Column,
     ColumnElement,
     Connection,
+    Integer,
     Select,
     Table,
+    Text,
     bindparam,
+    cast,
     delete,
     func,
     insert,
@@ -28,8 +35,12 @@ from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
 from replaybuf.rules.race import KEYS
 from replaybuf.storage.sql.engine import even_clock, locks, sizes
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
+from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.sizes import RowLimit
 from replaybuf.storage.sql.schema.tables import counter, garbage, group, uid_sequence
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.transaction import Transaction
 
 
 class Dialect(ABC):
@@ -45,6 +56,14 @@ class Dialect(ABC):
     @abstractmethod
     def insert(self, table: Table) -> Any:
         """Return an INSERT that supports ON CONFLICT."""
+
+    @abstractmethod
+    def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+        """Return the condition that a column is one of the values in the parameter `name`, given as by `listed`."""
+
+    @abstractmethod
+    def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
+        """Return values as one parameter of a prepared statement."""
 
     @abstractmethod
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
@@ -63,31 +82,34 @@ class Dialect(ABC):
         """Take the locks of these names exclusively, in their order."""
 
     @abstractmethod
-    def clock(self, connection: Connection) -> float:
+    def clock(self, tx: Transaction) -> float:
         """Return the time by which leases end, in seconds since the epoch, the same for all users of the database."""
 
     @abstractmethod
-    def start_clock(self, connection: Connection) -> float:
+    def start_clock(self, tx: Transaction) -> float:
         """Return the time of `clock` in a transaction that writes: it passes evenly from now on."""
 
     @abstractmethod
-    def first_of_lane(
-        self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
-    ) -> Select[Any]:
-        """Return the first groups of a lane by these keys, locked. `backwards`: the keys run against the uid index."""
+    def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
+        """Return the first groups of a lane by these keys, locked, with the parameters `lane` and `size`.
+
+        `backwards`: the keys run against the uid index.
+        """
 
     @abstractmethod
-    def remove_groups(
-        self, connection: Connection, chosen: ColumnElement[bool], uids: Sequence[int], now: float
-    ) -> None:
-        """Delete the metadata of groups, by a condition on their uids, and make their payloads garbage."""
+    def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
+        """Delete the metadata of groups, and make their payloads garbage."""
 
     @abstractmethod
-    def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
+    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        """Set these columns of groups. A row is a uid and the values, as the driver takes them, JSON as text."""
+
+    @abstractmethod
+    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         """Set the keys of groups in a race."""
 
     @abstractmethod
-    def reserve_uids(self, connection: Connection, count: int) -> list[int]:
+    def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         """Return the next uids, never given again even if the transaction fails (PostgreSQL then leaves a gap)."""
 
     @abstractmethod
@@ -97,6 +119,17 @@ class Dialect(ABC):
     @abstractmethod
     def set_last_uid(self, connection: Connection, last: int) -> None:
         """Make `last + 1` the next uid."""
+
+    @abstractmethod
+    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+        """Copy groups of these lanes, up to a uid, into a checkpoint before they change, until `end_keeping`.
+
+        Those up to its `copied_to` are there already. Only where checkpoints are made in pieces.
+        """
+
+    @abstractmethod
+    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+        """Copy no more of the groups that change into this checkpoint, if they are."""
 
     @abstractmethod
     def row_limit(self, connection: Connection) -> RowLimit:
@@ -111,6 +144,9 @@ class Dialect(ABC):
         """Return the names of indexes whose creation was interrupted."""
 
 
+_LANE, _SIZE = bindparam("lane", type_=group.c.lane.type), bindparam("size", type_=BigInteger())
+
+
 class _Sqlite(Dialect):
     name = "sqlite"
     locks_rows = False
@@ -118,6 +154,12 @@ class _Sqlite(Dialect):
 
     def insert(self, table: Table) -> Any:
         return sqlite.insert(table)
+
+    def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+        return column.in_(select(func.json_each(bindparam(name, type_=Text())).table_valued("value").c.value))
+
+    def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
+        return json.dumps(list(values), ensure_ascii=False)
 
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         return query
@@ -131,31 +173,30 @@ class _Sqlite(Dialect):
     def lock_names(self, connection: Connection, kind: NamedLock, names: Iterable[str]) -> None:
         pass
 
-    def clock(self, connection: Connection) -> float:
-        return even_clock.read(connection)
+    def clock(self, tx: Transaction) -> float:
+        return even_clock.read(tx)
 
-    def start_clock(self, connection: Connection) -> float:
-        return even_clock.start(connection)
+    def start_clock(self, tx: Transaction) -> float:
+        return even_clock.start(tx)
 
-    def first_of_lane(
-        self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
-    ) -> Select[Any]:
-        return query.where(group.c.lane == lane).order_by(*keys).limit(size)
+    def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
+        return query.where(group.c.lane == _LANE).order_by(*keys).limit(_SIZE)
 
-    def remove_groups(
-        self, connection: Connection, chosen: ColumnElement[bool], uids: Sequence[int], now: float
-    ) -> None:
-        connection.execute(delete(group).where(chosen))
-        rows = [(uid, now) for uid in uids]
-        connection.exec_driver_sql("INSERT INTO rb_garbage (uid, removed_at) VALUES (?, ?)", rows)
+    def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
+        listed = self.listed(uids)
+        tx.fetch(_REMOVE, listed)
+        tx.fetch(_DISCARD, now, listed)
 
-    def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        rows = [{"of_uid": uid, "new_key": key} for uid, key in zip(uids, keys, strict=True)]
-        connection.execute(_SET_KEY[race], rows)
+    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))
+            connection.exec_driver_sql(f"UPDATE rb_group SET {columns} WHERE uid = ?1", list(rows))  # noqa: S608
 
-    def reserve_uids(self, connection: Connection, count: int) -> list[int]:
-        raised = update(counter).where(_UID).values(value=counter.c.value + count)
-        last = connection.execute(raised.returning(counter.c.value)).scalar_one()
+    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
+        tx.run_many(_SET_KEY[race], list(zip(keys, uids, strict=True)))
+
+    def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
+        [(last,)] = tx.fetch(_RAISE_UID, count)
         return list(range(last - count + 1, last + 1))
 
     def last_uid(self, connection: Connection) -> int:
@@ -163,6 +204,22 @@ class _Sqlite(Dialect):
 
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(update(counter).where(_UID).values(value=last))
+
+    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+        names = ", ".join(column.name for column in group.columns)
+        old = ", ".join(f"old.{column.name}" for column in group.columns)
+        for event in _EVENTS:
+            connection.exec_driver_sql(f"""
+                CREATE TRIGGER {_trigger(event, checkpoint)} AFTER {event} ON rb_group
+                WHEN old.uid > (SELECT copied_to FROM rb_checkpoint WHERE id = {checkpoint})
+                 AND old.uid <= {last} AND old.lane IN ({", ".join(map(str, lanes))})
+                BEGIN
+                    INSERT OR IGNORE INTO rb_checkpoint_group (checkpoint, {names}) VALUES ({checkpoint}, {old});
+                END""")  # noqa: S608
+
+    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+        for event in _EVENTS:
+            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
 
     def row_limit(self, connection: Connection) -> RowLimit:
         return sizes.sqlite_limit(connection)
@@ -176,11 +233,40 @@ class _Sqlite(Dialect):
         return set()
 
 
+_EVENTS = ("UPDATE", "DELETE")
+
+
+def _trigger(event: str, checkpoint: int) -> str:
+    return f"rb_checkpoint_{checkpoint}_{event.lower()}"
+
+
 _UID = counter.c.name == "uid"
-_SET_KEY: Mapping[str, Any] = {
-    race: update(group).where(group.c.uid == bindparam("of_uid")).values({group.c[race]: bindparam("new_key")})
-    for race in KEYS
-}
+_RAISE_UID = Prepared(
+    lambda _: (
+        update(counter)
+        .where(_UID)
+        .values(value=counter.c.value + bindparam("count", type_=BigInteger))
+        .returning(counter.c.value)
+    ),
+    "count",
+)
+_REMOVE = Prepared(lambda dialect: delete(group).where(dialect.one_of(group.c.uid, "uids")), "uids")
+_value = func.json_each(bindparam("uids", type_=Text())).table_valued("value").c.value
+_DISCARD = Prepared(
+    lambda _: insert(garbage).from_select(
+        ["uid", "removed_at"], select(_value, bindparam("now", type_=garbage.c.removed_at.type))
+    ),
+    "now",
+    "uids",
+)
+
+
+def _set_key(race: str) -> Prepared:
+    changed = update(group).values({group.c[race]: bindparam("new_key")})
+    return Prepared(lambda _: changed.where(group.c.uid == bindparam("of_uid")), "new_key", "of_uid")
+
+
+_SET_KEY = {race: _set_key(race) for race in KEYS}
 
 
 class _Postgres(Dialect):
@@ -190,6 +276,12 @@ class _Postgres(Dialect):
 
     def insert(self, table: Table) -> Any:
         return postgresql.insert(table)
+
+    def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+        return column == func.any(bindparam(name, type_=ARRAY(column.type)))
+
+    def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
+        return list(values)
 
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         return query.with_for_update(of=of, skip_locked=skip_locked)
@@ -204,34 +296,35 @@ class _Postgres(Dialect):
         for name in sorted(names):
             connection.execute(locks.TAKE_NAMED, {"name": name, "seed": kind})
 
-    def clock(self, connection: Connection) -> float:
-        return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+    def clock(self, tx: Transaction) -> float:
+        [(seconds,)] = tx.fetch(_CLOCK)
+        return float(seconds)
 
-    def start_clock(self, connection: Connection) -> float:
-        return self.clock(connection)
+    def start_clock(self, tx: Transaction) -> float:
+        return self.clock(tx)
 
-    def first_of_lane(
-        self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
-    ) -> Select[Any]:
+    def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
         # With `lane = n` the planner treats the lane as a constant and may walk the primary key from its beginning,
         # past the groups of other lanes. With a range of one lane only indexes that begin with the lane qualify.
-        query = query.where(group.c.lane.between(lane, lane))
-        query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(size)
+        query = query.where(group.c.lane.between(_LANE, _LANE))
+        query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(_SIZE)
         return query.with_for_update(skip_locked=True)
 
-    def remove_groups(
-        self, connection: Connection, chosen: ColumnElement[bool], uids: Sequence[int], now: float
-    ) -> None:
-        gone = delete(group).where(chosen).returning(group.c.uid).cte("gone")
-        removed = select(gone.c.uid, literal(now, garbage.c.removed_at.type))
-        connection.execute(insert(garbage).from_select(["uid", "removed_at"], removed))
+    def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
+        tx.fetch(_REMOVE_TO_GARBAGE, self.listed(uids), now)
 
-    def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        connection.execute(_SET_KEYS[race], {"uids": uids, "keys": keys})
+    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            values = {
+                f"new_{name}": list(each) for name, each in zip(("uid", *names), zip(*rows, strict=True), strict=True)
+            }
+            connection.execute(_set_columns(tuple(names)), values)
 
-    def reserve_uids(self, connection: Connection, count: int) -> list[int]:
-        series = func.generate_series(1, count).table_valued("n")
-        return [int(uid) for (uid,) in connection.execute(select(uid_sequence.next_value()).select_from(series))]
+    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
+        tx.fetch(_SET_KEYS[race], uids, keys)
+
+    def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
+        return [uid for (uid,) in tx.fetch(_NEXT_UIDS, count)]
 
     def last_uid(self, connection: Connection) -> int:
         last, called = connection.execute(text("SELECT last_value, is_called FROM rb_uid")).one()
@@ -239,6 +332,12 @@ class _Postgres(Dialect):
 
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
+
+    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+        pass
+
+    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+        pass
 
     def row_limit(self, connection: Connection) -> RowLimit:
         return sizes.POSTGRES
@@ -251,14 +350,47 @@ class _Postgres(Dialect):
         return set(connection.execute(text(query)).scalars())
 
 
+_CLOCK = Prepared(lambda _: select(func.extract("epoch", func.clock_timestamp())))
+_series = func.generate_series(1, bindparam("count", type_=Integer)).table_valued("n")
+_NEXT_UIDS = Prepared(lambda _: select(uid_sequence.next_value()).select_from(_series), "count")
+
+
+def _to_garbage(dialect: Dialect) -> Any:
+    gone = delete(group).where(dialect.one_of(group.c.uid, "uids")).returning(group.c.uid).cte("gone")
+    removed = select(gone.c.uid, bindparam("now", type_=garbage.c.removed_at.type))
+    return insert(garbage).from_select(["uid", "removed_at"], removed)
+
+
+_REMOVE_TO_GARBAGE = Prepared(_to_garbage, "uids", "now")
+
+
+@cache
+def _set_columns(names: tuple[str, ...]) -> Any:
+    """Return the UPDATE of these columns, with an array for each."""
+
+    def values_of(column: Column[Any]) -> Any:
+        json = isinstance(column.type, JSON)
+        given = func.unnest(bindparam(f"new_{column.name}", type_=ARRAY(Text() if json else column.type)))
+        return (cast(given, postgresql.JSONB) if json else given).label(column.name)
+
+    given = select(*(values_of(group.c[name]) for name in ("uid", *names))).subquery("given")
+    chosen = update(group).where(group.c.uid == given.c.uid)
+    return chosen.values({group.c[name]: given.c[name] for name in names})
+
+
 # All keys as two arrays, in one statement.
 _drawn = select(
     func.unnest(bindparam("uids", type_=ARRAY(BigInteger))).label("uid"),
     func.unnest(bindparam("keys", type_=ARRAY(DOUBLE_PRECISION))).label("key"),
 ).subquery("drawn")
-_SET_KEYS: Mapping[str, Any] = {
-    race: update(group).where(group.c.uid == _drawn.c.uid).values({group.c[race]: _drawn.c.key}) for race in KEYS
-}
+
+
+def _set_keys(race: str) -> Prepared:
+    changed = update(group).where(group.c.uid == _drawn.c.uid).values({group.c[race]: _drawn.c.key})
+    return Prepared(lambda _: changed, "uids", "keys")
+
+
+_SET_KEYS = {race: _set_keys(race) for race in KEYS}
 
 SQLITE, POSTGRES = _Sqlite(), _Postgres()
 DIALECTS: Mapping[str, Dialect] = {one.name: one for one in (SQLITE, POSTGRES)}

@@ -234,13 +234,14 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def is_refusal(error: BaseException) -> bool:
     """Return whether the database or its driver refused a row, as opposed to being out of reach, locked or full."""
-    refusals = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError)
+    by_sqlalchemy = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError)
+    by_sqlite = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
     cause = error.__cause__
     if isinstance(error, UnreachableError):  # repeating one by one might store them twice
         return False
     return (
         not isinstance(error, ReplayBufError)
         or isinstance(error, TooLargeError)
-        or isinstance(cause, refusals)
+        or isinstance(cause, (*by_sqlalchemy, *by_sqlite))
         or type(cause) in (exc.StatementError, exc.DBAPIError)
     )

@@ -2,6 +2,7 @@
 
 SQLite has one writer at a time and needs none of them.
 
+0. A number of its connection's own, by which the transaction is found if the connection is lost (`engine.identity`).
 1. WRITERS: every write transaction takes it in its first statement, shared. Refreshes, restores, resumes and the
    beginning of a race take it exclusively: no put or take uses a step, an epoch or keys that are just being changed.
 2. SCHEMA: creating the tables, so that two processes may open a new database.
@@ -37,6 +38,12 @@ class NamedLock(IntEnum):
 
     KEY = 0
     TASK = 1
+
+
+def first(own: int | None, *, alone: bool) -> str:
+    """Return the statement with which a write transaction begins: it takes its own lock, if it has one, and WRITERS."""
+    writers = f"pg_advisory_xact_lock{'' if alone else '_shared'}({Lock.WRITERS:d})"
+    return f"SELECT {writers};" if own is None else f"SELECT pg_advisory_xact_lock({own:d}), {writers};"
 
 
 TAKE = text("SELECT pg_advisory_xact_lock(:key)")

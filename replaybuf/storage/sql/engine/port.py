@@ -40,12 +40,19 @@ class Engine(ABC):
         self.path: str | None = None
 
     @abstractmethod
-    async def read(self, function: Function[T], scope: Scope = DEFAULT) -> T:
-        """Run `function(tx)` in a read transaction, which sees one state of the database."""
+    async def read(self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False) -> T:
+        """Run `function(tx)` in a read transaction, which sees one state of the database.
+
+        `brief` says that it takes milliseconds at most: it may then run in this thread.
+        """
 
     @abstractmethod
-    async def write(self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False) -> T:
+    async def write(
+        self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False, brief: bool = False
+    ) -> T:
         """Run `function(tx)` in a write transaction and commit; `alone` keeps out all other writers.
+
+        `brief` as in `read`.
 
         The function may run more than once: when the database rolls it back in favour of another transaction, or when a
         connection was lost. Raises UnreachableError when it was not committed, and OutcomeUnknownError when that could
@@ -68,7 +75,7 @@ class Engine(ABC):
 
     @abstractmethod
     def changes(self, hint: Callable[[], object]) -> Changes:
-        """Return the watch for what others commit from now on. `hint()` is called when they announce it."""
+        """Return the watch for what others commit from now on. `hint()` is called when they have, or may have."""
 
     def hurry(self) -> None:  # noqa: B027
         """Go on for a moment only, because the store is being closed."""
@@ -106,6 +113,9 @@ class Changes(ABC):
     @abstractmethod
     async def look(self) -> bool:
         """Return whether anything may have been committed by another process since the last look."""
+
+    def switch(self, on: bool) -> None:  # noqa: B027
+        """Begin or stop to give hints, where that saves anything. What changes meanwhile is hinted at afterwards."""
 
     async def announce(self) -> None:  # noqa: B027
         """Tell the others that something was committed here."""

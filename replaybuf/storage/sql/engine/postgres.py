@@ -12,9 +12,9 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sqlalchemy import Connection, exc, text
+from sqlalchemy import Connection, exc
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -26,15 +26,18 @@ from replaybuf.storage.sql.engine.identity import Identity
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.outage import Outage, OutcomeUnknownError, Patience
 from replaybuf.storage.sql.engine.port import Changes, Engine, Function, Steps
-from replaybuf.storage.sql.engine.postgres_connections import forget_writing, has_written, postgres_pool
+from replaybuf.storage.sql.engine.postgres_changes import Notifications
+from replaybuf.storage.sql.engine.postgres_connections import ISOLATION, forget_writing, has_written, postgres_pool
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
+
+if TYPE_CHECKING:
+    import asyncpg
 
 T = TypeVar("T")
 
 _ATTEMPTS = 5
 #: How often, and at what interval, to check whether a server process that was told to end is gone.
 _ENDING_LOOKS, _ENDING_SECONDS = 100, 0.02
-_CHANNEL = "replaybuf"
 
 
 @dataclass(slots=True)
@@ -57,10 +60,11 @@ class PostgresEngine(Engine):
         super().__init__(url, lock_timeout)
         with translated(url, lock_timeout):
             self.pool = postgres_pool(url, lock_timeout=lock_timeout, read_only=read_only)
+        self._begin = f"BEGIN ISOLATION LEVEL {ISOLATION}{' READ ONLY' if read_only else ''};"
         self._pairing = asyncio.Lock()
         self._outage = Outage(self.where, reconnect_timeout)
 
-    async def read(self, function: Function[T], scope: Scope = DEFAULT) -> T:
+    async def read(self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False) -> T:
         async def once(attempt: _Attempt[T]) -> T:
             async with self._connected(attempt) as connection:
                 await connection.execution_options(isolation_level="REPEATABLE READ")
@@ -69,25 +73,50 @@ class PostgresEngine(Engine):
 
         return await self._until_done(once)
 
-    async def write(self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False) -> T:
+    async def write(
+        self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False, brief: bool = False
+    ) -> T:
         async def once(attempt: _Attempt[T]) -> T:
             def transact(inner: Connection) -> bool:
-                if self.opened:
-                    attempt.identity = identities.begin(inner, alone=alone)
-                else:
-                    _keep_out(inner, alone=alone)
+                tx = self._tx(inner, scope)
+                tx.mark = None if attempt.identity is None else attempt.identity.mark
                 forget_writing(inner)
-                attempt.result = function(self._tx(inner, scope))
+                attempt.result = function(tx)
+                if has_written(inner) and tx.mark is not None:
+                    tx.fetch_marking(identities.WRITE_MARK)
                 return has_written(inner)
 
-            async with self._connected(attempt) as connection, connection.begin() as begun:
-                attempt.committing = await connection.run_sync(transact)
-                if not attempt.committing:
-                    await begun.rollback()  # a take that found nothing needn't wait for the disk
+            async with self._connected(attempt) as connection:
+                if self.opened:
+                    attempt.identity = await connection.run_sync(identities.next_identity)
+                async with self._begun(connection, attempt.identity, alone=alone) as raw:
+                    attempt.committing = await connection.run_sync(transact)
+                    # A take that found nothing needn't wait for the disk.
+                    await (commit(raw) if attempt.committing else send(raw, "ROLLBACK;"))
             result: T = attempt.result
             return result
 
         return await self._until_done(once, stored="; nothing of it was stored")
+
+    @asynccontextmanager
+    async def _begun(
+        self, connection: AsyncConnection, identity: Identity | None, *, alone: bool
+    ) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """Begin a transaction and take its locks in one message; yields the driver's connection, to end it."""
+        await connection.execution_options(isolation_level="AUTOCOMMIT")  # for SQLAlchemy, which would send a BEGIN
+        raw: Any = (await connection.get_raw_connection()).driver_connection
+        try:
+            await send(raw, self._begin + locks.first(None if identity is None else identity.lock, alone=alone))
+            yield raw
+        except OSError:
+            raise
+        except Exception:
+            with contextlib.suppress(Exception):
+                await send(raw, "ROLLBACK;")
+            raise
+        finally:
+            if raw.is_in_transaction():
+                await connection.invalidate()
 
     async def write_beside(self, function: Function[T], guard: Function[object], scope: Scope = DEFAULT) -> T:
         async def once(attempt: _Attempt[T]) -> T:
@@ -176,7 +205,7 @@ class PostgresEngine(Engine):
                 if not await connection.run_sync(identities.end_if_running, identity):
                     return await connection.run_sync(identities.was_committed, identity)
                 await asyncio.sleep(_ENDING_SECONDS)
-            raise ConnectionError(f"the server process {identity.pid} of a lost connection doesn't end")
+            raise ConnectionError("the server process of a lost connection doesn't end")
 
     def hurry(self) -> None:
         self._outage.hurry()
@@ -208,48 +237,32 @@ class PostgresEngine(Engine):
                     yield Steps(self, connection, scope)
 
     def changes(self, hint: Callable[[], object]) -> Changes:
-        return _Notifications(self, hint)
+        return Notifications(self.connect, hint)
+
+    async def connect(self) -> AsyncConnection:
+        """Return a separate connection, to be closed by the caller."""
+        with translated(self.url, self.lock_timeout):
+            return await self.pool.connect().start()
 
     async def dispose(self) -> None:
         await self.pool.dispose()
 
 
+async def commit(raw: asyncpg.Connection[Any]) -> None:
+    """Commit the transaction of a connection."""
+    await send(raw, "COMMIT;")
+
+
+async def send(raw: asyncpg.Connection[Any], message: str) -> None:
+    """Send one message, and wait for its answer. Raises OSError when the connection can't be used any more."""
+    try:
+        await raw.execute(message)
+    except Exception as error:
+        if isinstance(error, OSError) or isinstance(getattr(error, "sqlstate", None), str):
+            raise
+        raise ConnectionResetError(str(error)) from error  # it ended while nothing was asked
+
+
 def _keep_out(connection: Connection, *, alone: bool) -> None:
     """Keep out other writers, or only exclusive ones."""
     connection.execute(locks.TAKE if alone else locks.TAKE_SHARED, {"key": Lock.WRITERS})
-
-
-class _Notifications(Changes):
-    """NOTIFY as an immediate hint. Each look may find something: a LISTEN connection can die silently."""
-
-    seconds = 0.5
-    announces = True
-
-    def __init__(self, engine: PostgresEngine, hint: Callable[[], object]) -> None:
-        self._engine = engine
-        self._hint = hint
-        self._connection: AsyncConnection | None = None
-        self._listening: Any = None
-
-    async def look(self) -> bool:
-        if self._connection is not None and self._listening.is_closed():
-            await self.close()
-        if self._connection is None:
-            with translated(self._engine.url, self._engine.lock_timeout):
-                self._connection = await self._engine.pool.connect().start()
-            raw = await self._connection.get_raw_connection()
-            self._listening = raw.driver_connection
-            await self._listening.add_listener(_CHANNEL, lambda *_: self._hint())
-        return True
-
-    async def announce(self) -> None:
-        # Only a hint, and not repeated: if it is lost, the others notice at their next look.
-        async with self._engine._connected(_Attempt()) as connection, connection.begin():
-            await connection.execute(text(f"NOTIFY {_CHANNEL}"))
-
-    async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                await connection.invalidate()
-                await connection.close()

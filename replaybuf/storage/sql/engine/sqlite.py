@@ -1,30 +1,30 @@
-"""SQLite through aiosqlite: whole transactions, each run as one call in the connection's own thread.
+"""SQLite through aiosqlite: whole transactions, each run in one thread.
 
 aiosqlite gives every connection a thread and sends it one call at a time. A transaction of eight calls would switch
 threads sixteen times, each time waiting for Python's interpreter lock when the training loop is busy. So a transaction
-is sent as one call, and SQLAlchemy runs it there on the thread's `sqlite3` connection.
+is sent as one call; and a brief one isn't sent at all, but run in the store's own thread. All writes of a store share
+one connection, whose cache of pages stays true until another process writes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from functools import partial
 from typing import Any, TypeVar
 
 import sqlalchemy
-from sqlalchemy import StaticPool, event
+from sqlalchemy import event
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.port import Changes, Engine, Function, Steps
-from replaybuf.storage.sql.engine.sqlite_connections import JSON_OPTIONS, is_memory, sqlite_pool
-from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
-from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
+from replaybuf.storage.sql.engine.sqlite_changes import DataVersion, NoOthers
+from replaybuf.storage.sql.engine.sqlite_connections import ThreadedConnection, is_memory, sqlite_pool
+from replaybuf.storage.sql.engine.sqlite_session import Session, is_busy
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope
 
 T = TypeVar("T")
 
@@ -41,119 +41,93 @@ class SqliteEngine(Engine):
         # There is one writer at a time: writers of this process queue here, in order, instead of polling for SQLite's
         # lock. A database in memory has a single connection, for which readers have to queue, too.
         self._turn = asyncio.Lock()
+        self._writing: AsyncConnection | None = None
+        self._session: tuple[ThreadedConnection, Session] | None = None
 
-    async def read(self, function: Function[T], scope: Scope = DEFAULT) -> T:
-        return await self._run(function, scope, write=False)
+    async def read(self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False) -> T:
+        with translated(self.url, self.lock_timeout):
+            if self.memory or (brief and not self._turn.locked()):
+                try:
+                    return await self._in_turn(function, scope, write=False, brief=brief)
+                except sqlite3.OperationalError as error:
+                    if self.memory or not is_busy(error):
+                        raise
+            async with self.pool.connect() as connection:
+                driver, session = await _session_of(connection)
+                return await driver.in_thread(lambda _: session.transact(function, scope, write=False))
 
-    async def write(self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False) -> T:
+    async def write(
+        self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False, brief: bool = False
+    ) -> T:
         # A commit either succeeds or raises; no answer can be lost, and nothing has to be repeated.
-        return await self._run(function, scope, write=True)
+        with translated(self.url, self.lock_timeout):
+            return await self._in_turn(function, scope, write=True, brief=brief)
 
     async def write_beside(self, function: Function[T], guard: Function[object], scope: Scope = DEFAULT) -> T:
-        return await self._run(function, scope, write=True)
+        return await self.write(function, scope)
 
-    async def _run(self, function: Function[T], scope: Scope, *, write: bool) -> T:
-        with translated(self.url, self.lock_timeout):
-            async with self._in_turn(write), self.pool.connect() as connection:
-                pooled = await connection.get_raw_connection()
-                driver: Any = pooled.driver_connection
-                result: T = await driver.in_thread(partial(self._transact, pooled.info, function, scope, write))
-                return result
+    async def _in_turn(self, function: Function[T], scope: Scope, *, write: bool, brief: bool) -> T:
+        """Run a transaction on the writer's connection: a brief one in this thread, unless another process writes."""
+        async with self._turn:
+            driver, session = self._session or await self._open_writer()
+            if brief and driver.idle:
+                try:
+                    return session.transact(function, scope, write=write)
+                except sqlite3.OperationalError as error:
+                    if not is_busy(error):
+                        raise
+            patience = self.lock_timeout
+            return await driver.in_thread(lambda _: session.transact(function, scope, write=write, patience=patience))
 
-    def _transact(
-        self, info: dict[str, Any], function: Function[T], scope: Scope, write: bool, raw: sqlite3.Connection
-    ) -> T:
-        """Run a transaction and return its result (connection's thread)."""
-        files: OpenFiles = info["replaybuf_files"]
-        files.check()
-        inner = info.get("replaybuf_engine")
-        if inner is None:
-            inner = info["replaybuf_engine"] = _engine_over(raw)
-        with files.read(), inner.connect() as connection:
-            connection.execution_options(replaybuf_write=write)
-            with connection.begin():
-                return function(Transaction(connection, self.dialect, scope))
+    async def _open_writer(self) -> tuple[ThreadedConnection, Session]:
+        if self._writing is None:
+            self._writing = await self.pool.connect().start()
+        self._session = driver, session = await _session_of(self._writing)
+        await driver.in_thread(lambda raw: raw.execute("PRAGMA busy_timeout = 0"))  # sessions wait by themselves
+        return driver, session
 
     @asynccontextmanager
     async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
         with translated(self.url, self.lock_timeout):
-            async with self._in_turn(write), self.pool.connect() as connection:
+            async with self._turn_of(write), self.pool.connect() as connection:
                 await connection.execution_options(replaybuf_write=write)
                 async with connection.begin():
                     yield Steps(self, connection, scope)
 
-    def _in_turn(self, write: bool) -> AbstractAsyncContextManager[None]:
+    def _turn_of(self, write: bool) -> AbstractAsyncContextManager[None]:
         return self._turn if write or self.memory else nullcontext()
 
     def changes(self, hint: Callable[[], object]) -> Changes:
-        return _NoOthers() if self.memory else _DataVersion(self)
+        return NoOthers() if self.path is None else DataVersion(self.path, self.connect, hint)
 
     async def connect(self) -> AsyncConnection:
         """Return a separate connection, to be closed by the caller."""
         with translated(self.url, self.lock_timeout):
             return await self.pool.connect().start()
 
+    async def end_writing(self) -> None:
+        """Close the connection that the writes share; the next write opens another."""
+        async with self._turn:
+            connection, self._writing, self._session = self._writing, None, None
+            if connection is not None:
+                await connection.invalidate()
+                await connection.close()
+
     async def dispose(self) -> None:
+        await self.end_writing()
         await self.pool.dispose()
 
 
 def _begin(connection: sqlalchemy.Connection) -> None:
-    # A read transaction that turns into a write fails at once when another connection has written in between, whatever
-    # the busy timeout; so write transactions say so at the start.
     write = connection.get_execution_options().get("replaybuf_write", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
 
-def _engine_over(raw: sqlite3.Connection) -> sqlalchemy.Engine:
-    """Return a SQLAlchemy engine whose only connection is this one."""
-    engine = sqlalchemy.create_engine(
-        "sqlite://", creator=lambda: raw, poolclass=StaticPool, pool_reset_on_return=None, **JSON_OPTIONS
-    )
-    event.listen(engine, "begin", _begin)
-    return engine
-
-
-class _NoOthers(Changes):
-    """Changes of a database in memory, which nobody else can open."""
-
-    seconds = 0.02
-
-    async def look(self) -> bool:
-        return False
-
-    async def close(self) -> None:
-        pass
-
-
-class _DataVersion(Changes):
-    """The file's data version, which changes when another connection commits: SQLite has no notifications."""
-
-    seconds = 0.02
-
-    def __init__(self, engine: SqliteEngine) -> None:
-        self._engine = engine
-        self._connection: AsyncConnection | None = None
-        self._version: int | None = None
-
-    async def look(self) -> bool:
-        if self._connection is None:
-            self._connection = await self._engine.connect()
-        version = await self._connection.run_sync(_data_version)
-        changed, self._version = version != self._version, version
-        return changed
-
-    async def close(self) -> None:
-        connection, self._connection, self._version = self._connection, None, None
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                await connection.invalidate()
-                await connection.close()
-
-
-def _data_version(connection: Any) -> int:
-    cursor = connection.connection.cursor()
-    try:
-        cursor.execute("PRAGMA data_version")
-        return int(cursor.fetchone()[0])
-    finally:
-        cursor.close()
+async def _session_of(connection: AsyncConnection) -> tuple[ThreadedConnection, Session]:
+    """Return the driver's connection below SQLAlchemy's, and its session."""
+    pooled = await connection.get_raw_connection()
+    driver: Any = pooled.driver_connection
+    session = pooled.info.get("replaybuf_session")
+    if session is None:
+        session = pooled.info["replaybuf_session"] = Session(driver.raw, pooled.info["replaybuf_files"])
+    return driver, session

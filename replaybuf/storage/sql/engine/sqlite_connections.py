@@ -39,11 +39,30 @@ class ThreadedConnection(aiosqlite.Connection):
         super().__init__(lambda: sqlite3.connect(*args, **options), iter_chunk_size=64)
         thread: Any = getattr(self, "_thread", self)
         thread.daemon = True
+        self._sent = self._done = 0  # each counted by one thread
+
+    @property
+    def raw(self) -> sqlite3.Connection:
+        """The connection of `sqlite3`; other threads may use it while this is idle."""
+        return self._conn
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs in the connection's thread, not even for callers that were cancelled."""
+        return self._sent == self._done
 
     async def in_thread(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Run `function(connection)` in the connection's thread."""
+
+        def call() -> T:
+            try:
+                return function(self._conn)
+            finally:
+                self._done += 1
+
         execute: Callable[..., Awaitable[T]] = self._execute
-        return await execute(function, self._conn)
+        self._sent += 1
+        return await execute(call)
 
 
 def is_memory(url: URL) -> bool:

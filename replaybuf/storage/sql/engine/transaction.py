@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, CursorResult, Table, and_, false, insert, true
-from sqlalchemy import Dialect as Compiler
+from sqlalchemy import ColumnElement, Connection, CursorResult, and_, false, true
 
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.sql.engine.dialects import DIALECTS, Dialect
+from replaybuf.storage.sql.engine.prepared import Driver, Prepared
 from replaybuf.storage.sql.schema.tables import lane
 
 
@@ -41,11 +40,16 @@ DEFAULT = Scope()
 
 @dataclass(slots=True)
 class Transaction:
-    """A running transaction. `scope` is the buffer as the transaction knows it (`statements.fence`)."""
+    """A running transaction. `scope` is the buffer as the transaction knows it (`statements.fence`).
+
+    `mark` has the values of `engine.identity.MARK` until they are written; None where no commit can be in doubt.
+    """
 
     connection: Connection
     dialect: Dialect
     scope: Scope = DEFAULT
+    driver: Driver | None = None
+    mark: tuple[str, int] | None = None
 
     @classmethod
     def over(cls, connection: Connection, scope: Scope = DEFAULT) -> Transaction:
@@ -54,22 +58,27 @@ class Transaction:
 
     def of(self, scope: Scope) -> Transaction:
         """Return the same transaction for another buffer."""
-        return Transaction(self.connection, self.dialect, scope)
+        return Transaction(self.connection, self.dialect, scope, self.driver)
+
+    def fetch(self, statement: Prepared, *values: Any) -> Sequence[Sequence[Any]]:
+        """Run a prepared statement and return its rows, as the driver gives them."""
+        form = statement.form(self.dialect, self.connection)
+        return (self.driver or Driver(self.connection)).fetch(form.sql, form.values(values))
+
+    def fetch_marking(self, statement: Prepared, *values: Any) -> Sequence[Sequence[Any]]:
+        """Run a prepared statement that also writes the mark, whose values are its last parameters."""
+        assert self.mark is not None
+        rows = self.fetch(statement, *values, *self.mark)
+        self.mark = None
+        return rows
+
+    def run_many(self, statement: Prepared, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a prepared statement once for each row of values."""
+        if rows:
+            form = statement.form(self.dialect, self.connection)
+            driver = self.driver or Driver(self.connection)
+            driver.run_many(form.sql, [form.values(row) for row in rows] if form.places else rows)
 
     def execute(self, statement: Any, parameters: Any = None) -> CursorResult[*tuple[Any, ...]]:
         """Run a SQLAlchemy statement."""
         return self.connection.execute(statement, parameters)
-
-    def insert_rows(self, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert rows, each a tuple in the order of the table's columns, JSON as text.
-
-        The statement is SQLAlchemy's, but compiled once and passed to the driver with the rows unchanged: half the time
-        of inserting dicts.
-        """
-        if rows:
-            self.connection.exec_driver_sql(_insert_statement(self.connection.dialect, table), list(rows))
-
-
-@lru_cache
-def _insert_statement(compiler: Compiler, table: Table) -> str:
-    return str(insert(table).compile(dialect=compiler, column_keys=[column.key for column in table.columns]))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, literal, select
+from sqlalchemy import ColumnElement, bindparam, delete, func, literal, select
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Level
@@ -19,6 +18,7 @@ from replaybuf.rules.tallies import LaneName, Tally, levels
 from replaybuf.rules.transitions import Transition
 from replaybuf.storage.sql.engine.dialects import Dialect
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
+from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import lane, tally
 from replaybuf.storage.sql.statements.lanes import Lane
@@ -37,31 +37,40 @@ def add_step(counts: Counts, homes: Mapping[LaneName, Lane], task_name: str, ste
 
 def add_counts(tx: Transaction, counts: Mapping[tuple[int, Tally], int]) -> None:
     """Add to the tallies."""
-    rows = [{"lane": lane_id, "name": str(name), "amount": n} for (lane_id, name), n in counts.items() if n]
-    if rows:
-        tx.execute(_adding(tx.dialect, tx.dialect.shard), rows)
+    tx.run_many(_ADD, [(lane_id, name.value, n) for (lane_id, name), n in counts.items() if n])
 
 
-@cache
 def _adding(dialect: Dialect, shard: ColumnElement[int]) -> Any:
-    own = dialect.insert(tally).values(shard=shard)
+    amounts: dict[Any, Any] = {tally.c[name]: bindparam(f"new_{name}") for name in ("lane", "name", "amount")}
+    own = dialect.insert(tally).values({**amounts, tally.c.shard: shard})
     return own.on_conflict_do_update(
         index_elements=[tally.c.lane, tally.c.name, tally.c.shard],
         set_={"amount": tally.c.amount + own.excluded.amount},
     )
 
 
+_NEW = ("new_lane", "new_name", "new_amount")
+_ADD = Prepared(lambda dialect: _adding(dialect, dialect.shard), *_NEW)
+_ADD_MERGED = Prepared(lambda dialect: _adding(dialect, _MERGED), *_NEW)
+
+
 def read_tallies(tx: Transaction, tasks: Iterable[str] | None = None) -> dict[tuple[str, Status, Tally], int]:
     """Return the tallies by task and status."""
-    query = (
-        select(lane.c.task_name, lane.c.status, tally.c.name, func.sum(tally.c.amount))
-        .select_from(lane.join(tally, tally.c.lane == lane.c.id))
-        .where(lane.c.buffer == tx.scope.buffer)
-        .group_by(lane.c.task_name, lane.c.status, tally.c.name)
-    )
-    if tasks is not None:
-        query = query.where(lane.c.task_name.in_(sorted(tasks)))
-    return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in tx.execute(query)}
+    if tasks is None:
+        rows = tx.fetch(_ALL, tx.scope.buffer)
+    else:
+        rows = tx.fetch(_OF_TASKS, tx.scope.buffer, tx.dialect.listed(sorted(tasks)))
+    return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in rows}
+
+
+_SUMS = (
+    select(lane.c.task_name, lane.c.status, tally.c.name, func.sum(tally.c.amount))
+    .select_from(lane.join(tally, tally.c.lane == lane.c.id))
+    .where(lane.c.buffer == bindparam("buffer"))
+    .group_by(lane.c.task_name, lane.c.status, tally.c.name)
+)
+_ALL = Prepared(lambda _: _SUMS, "buffer")
+_OF_TASKS = Prepared(lambda dialect: _SUMS.where(dialect.one_of(lane.c.task_name, "tasks")), "buffer", "tasks")
 
 
 def read_lane_tallies(tx: Transaction, lanes: Sequence[int]) -> list[dict[str, Any]]:
@@ -108,6 +117,4 @@ def merge_shards(tx: Transaction) -> None:
         counts[(row.lane, Tally(row.name))] += row.amount
         chosen = (tally.c.lane == row.lane) & (tally.c.name == row.name) & (tally.c.shard == row.shard)
         tx.execute(delete(tally).where(chosen))
-    values = [{"lane": lane_id, "name": str(name), "amount": n} for (lane_id, name), n in counts.items()]
-    if values:
-        tx.execute(_adding(tx.dialect, _MERGED), values)
+    tx.run_many(_ADD_MERGED, [(lane_id, name.value, n) for (lane_id, name), n in counts.items()])

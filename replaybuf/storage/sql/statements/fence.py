@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Column, ColumnElement, bindparam, func, select
 
 from replaybuf.errors import FencedError
+from replaybuf.storage.sql.engine.identity import MARK, marking
+from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint
 
@@ -38,17 +40,21 @@ def check_fence(tx: Transaction) -> None:
     """
     row = _row(tx)
     if (row.epoch or 0) != tx.scope.epoch:
-        restored = "restored"
-        if row.restored_step is not None:
-            at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(row.restored_at))
-            restored = f"restored to the checkpoint of step {row.restored_step} at {at}"
-        raise FencedError(
-            f"the buffer {tx.scope.buffer!r} was {restored}, after this process had opened it: what it does belongs to "
-            "the run before that, and nothing was changed. Build a new buffer to join the restored run"
-        )
+        raise _fenced_off(tx.scope.buffer, row)
     shift, newest = row.ticket_shift or 0, row.checkpoint or 0
     if (shift, newest) != (tx.scope.ticket_shift, tx.scope.checkpoint):
         tx.scope = replace(tx.scope, ticket_shift=shift, checkpoint=newest)
+
+
+def _fenced_off(name: str | None, row: _Row) -> FencedError:
+    restored = "restored"
+    if row.restored_step is not None:
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(row.restored_at))
+        restored = f"restored to the checkpoint of step {row.restored_step} at {at}"
+    return FencedError(
+        f"the buffer {name!r} was {restored}, after this process had opened it: what it does belongs to the run before "
+        "that, and nothing was changed. Build a new buffer to join the restored run"
+    )
 
 
 def begin_epoch(tx: Transaction, step: int, now: float, ticket_shift: int) -> None:
@@ -60,23 +66,34 @@ def begin_epoch(tx: Transaction, step: int, now: float, ticket_shift: int) -> No
 
 def epoch_of(tx: Transaction) -> int | None:
     """Return the buffer's present epoch; None if it has no row in `rb_buffer` yet."""
-    epoch: int | None = _row(tx).epoch
-    return epoch
+    return _row(tx).epoch
 
 
-def _row(tx: Transaction) -> Any:
-    return tx.execute(_READ, {"name": tx.scope.buffer}).one()
+class _Row(NamedTuple):
+    """A buffer's newest checkpoint, and its row in `rb_buffer`, all None when it has none."""
+
+    checkpoint: int | None
+    epoch: int | None
+    ticket_shift: int | None
+    restored_step: int | None
+    restored_at: float | None
+
+
+def _row(tx: Transaction) -> _Row:
+    [row] = tx.fetch(_READ, tx.scope.buffer) if tx.mark is None else tx.fetch_marking(_READ_MARKING, tx.scope.buffer)
+    return _Row(*row)
 
 
 def _of_buffer(column: Column[Any]) -> ColumnElement[Any]:
-    return select(column).where(buffer.c.name == bindparam("name")).scalar_subquery().label(column.name)
+    return select(column).where(buffer.c.name == bindparam("name")).scalar_subquery()
 
 
 # Always one row, even for a buffer without one in `rb_buffer`.
-_READ = select(
-    func.max(checkpoint.c.id).label("checkpoint"),
-    *map(_of_buffer, (buffer.c.epoch, buffer.c.ticket_shift, buffer.c.restored_step, buffer.c.restored_at)),
+_query = select(
+    func.max(checkpoint.c.id), *(_of_buffer(buffer.c[name]) for name in _Row._fields if name != "checkpoint")
 ).where(checkpoint.c.buffer == bindparam("name"))
+_READ = Prepared(lambda _: _query, "name")
+_READ_MARKING = Prepared(lambda _: marking(_query), "name", *MARK)
 
 
 def write_buffer(tx: Transaction, **values: Any) -> None:

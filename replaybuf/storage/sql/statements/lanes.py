@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, select, tuple_, update
+from sqlalchemy import bindparam, select, update
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.race import KEYS, PRIORITIZED, UNIFORM, Clock
 from replaybuf.rules.tallies import LaneName
+from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import lane
 
@@ -35,12 +36,27 @@ class Lane:
 
     @classmethod
     def of(cls, row: Any) -> Lane:
+        return cls.with_clocks(
+            row.id, row.task_name, row.status, row.step, row.uniform_clock, row.prioritized_clock, row.idle_clock
+        )
+
+    @classmethod
+    def with_clocks(
+        cls,
+        lane_id: int,
+        task_name: str,
+        status: str,
+        step: int | None,
+        uniform: float | None,
+        prioritized: float | None,
+        idle: float | None,
+    ) -> Lane:
         clocks = {}
-        if row.uniform_clock is not None:
-            clocks[UNIFORM] = Clock(row.uniform_clock)
-        if row.prioritized_clock is not None:
-            clocks[PRIORITIZED] = Clock(row.prioritized_clock, row.idle_clock or 0.0)
-        return cls(row.id, row.task_name, Status(row.status), row.step, clocks)
+        if uniform is not None:
+            clocks[UNIFORM] = Clock(uniform)
+        if prioritized is not None:
+            clocks[PRIORITIZED] = Clock(prioritized, idle or 0.0)
+        return cls(lane_id, task_name, Status(status), step, clocks)
 
 
 def all_lanes(tx: Transaction) -> list[Any]:
@@ -50,13 +66,23 @@ def all_lanes(tx: Transaction) -> list[Any]:
 
 def find_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:
     """Return the lanes of these (task, status) pairs that exist."""
-    wanted = sorted({(task_name, str(status)) for task_name, status in names})
-    query = _of_buffer(tx, leased).where(tuple_(lane.c.task_name, lane.c.status).in_(wanted))
-    return {found.name: found for found in map(Lane.of, tx.execute(query))}
+    wanted = set(names)
+    tasks = tx.dialect.listed(sorted({task_name for task_name, _ in wanted}))
+    found = (Lane.with_clocks(*row) for row in tx.fetch(_OF_TASKS, tx.scope.buffer, leased, tasks))
+    return {one.name: one for one in found if one.name in wanted}
 
 
-def _of_buffer(tx: Transaction, leased: bool) -> Select[Any]:
-    return select(lane).where(lane.c.buffer == tx.scope.buffer, lane.c.leased == leased)
+_COLUMNS = ("id", "task_name", "status", "step", "uniform_clock", "prioritized_clock", "idle_clock")
+_OF_TASKS = Prepared(
+    lambda dialect: select(*(lane.c[name] for name in _COLUMNS)).where(
+        lane.c.buffer == bindparam("buffer"),
+        lane.c.leased == bindparam("leased"),
+        dialect.one_of(lane.c.task_name, "tasks"),
+    ),
+    "buffer",
+    "leased",
+    "tasks",
+)
 
 
 def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:

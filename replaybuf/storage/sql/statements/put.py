@@ -14,6 +14,7 @@ from replaybuf.rules.race import PRIORITIZED, UNIFORM
 from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.rules.transitions import Place, Transition
 from replaybuf.storage.sql.engine.locks import NamedLock
+from replaybuf.storage.sql.engine.prepared import Row, insertion
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks, read_levels
@@ -171,7 +172,7 @@ def store(
     if not groups:
         return []
     lanes = _lanes_for(tx, groups)
-    uids = tx.dialect.reserve_uids(tx.connection, len(groups))
+    uids = tx.dialect.reserve_uids(tx, len(groups))
     counts: Counts = Counter()
     for (task, status), n in Counter((one.group.task_name, one.group.status) for one in groups).items():
         add_step(counts, lanes, task, transitions.put(status), n)
@@ -184,8 +185,7 @@ def store(
         group_row(uid, one, key, lanes, drawn.get(uid, {}), ticket_column(tx, uid), made.get(uid, ()))
         for uid, one, key in rows
     ]
-    tx.insert_rows(group, values)
-    tx.insert_rows(payload, [payload_row(uid, one) for uid, one, _ in rows])
+    insert_groups(tx, values, [payload_row(uid, one) for uid, one, _ in rows])
     if evicting:
         evict(tx, {task for task, _ in lanes}, counts, leaving)
     add_counts(tx, counts)
@@ -288,6 +288,15 @@ def group_row(
         ticket,
         dump_json(list(made_from)) if made_from else None,
     )
+
+
+def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row]) -> None:
+    """Insert rows of `rb_group`, as by `group_row`, and of `rb_payload`, as by `payload_row`."""
+    tx.run_many(_GROUPS, groups)
+    tx.run_many(_PAYLOADS, payloads)
+
+
+_GROUPS, _PAYLOADS = insertion(group), insertion(payload)
 
 
 def aside_since(new: NewGroup) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,12 @@ from replaybuf.storage.sql.statements.take import by_home, consume, draw_groups
 from replaybuf.storage.sql.statements.undoing import unconsume
 from replaybuf.storage.sql.tasks.port import OpenStore
 from replaybuf.storage.values import Draw, Leased, StorageItem
+
+#: Up to this size and number, groups are read and checked in milliseconds.
+BRIEF_BYTES = 1024 * 1024
+BRIEF_GROUPS = 256
+#: Decoding takes hardly longer than handing it to another thread and back.
+LIGHT_SECONDS = 0.001
 
 
 @dataclass(slots=True)
@@ -45,6 +52,7 @@ class Drawing:
 
     def __init__(self, store: OpenStore, codec: Codec, draw: Draw, seconds: float | None = None) -> None:
         self._store = store
+        self._pace = store.pace
         self._codec = codec
         self._draw = replace(draw, sizes={task: size for task, size in draw.sizes.items() if size > 0})
         self._tasks = list(draw.sizes)
@@ -59,7 +67,7 @@ class Drawing:
             if taken is None:
                 return None
             try:
-                items, failed = await self._store.compute(self._decode, taken.rows)
+                items, failed = await self._decoded(taken.rows)
             except BaseException:
                 await self._give_back(taken, {})
                 raise
@@ -72,11 +80,19 @@ class Drawing:
 
     async def _take(self) -> Taken | None:
         try:
-            taken: Taken | None = await self._store.write(self._transact, announce=lambda: self._news)
+            taken: Taken | None = await self._store.write(
+                self._transact, brief=self._brief(), announce=lambda: self._news
+            )
         except OutcomeUnknownError as error:
             self._store.thread.keep_trying(partial(self._give_back_if_taken, error))
             raise
         return taken
+
+    def _brief(self) -> bool:
+        """Return whether the draw takes milliseconds at most, if its groups are as large as the last ones."""
+        groups = sum(self._draw.sizes.values())
+        looks_at_others = self._draw.where is not None or self._draw.probabilities
+        return groups <= BRIEF_GROUPS and groups * self._pace.bytes <= BRIEF_BYTES and not looks_at_others
 
     async def _give_back_if_taken(self, doubt: OutcomeUnknownError) -> None:
         """Give back groups that may have been taken although the caller was told otherwise."""
@@ -91,8 +107,8 @@ class Drawing:
 
     def _transact(self, tx: Transaction) -> Taken | None:
         rows, ended = draw_groups(tx, self._codec, self._draw, self._set_aside)
-        # When groups leave, only puts that wait for room need to know.
-        self._news = ended or tx.scope.rules.limits.slows_puts
+        # When groups leave, only puts that wait for room need to know; groups set aside have come to FAILED.
+        self._news = ended or bool(self._set_aside) or tx.scope.rules.limits.slows_puts
         if rows is None:
             return None
         taken = Taken(rows, {}, epoch=tx.scope.epoch, checkpoint=tx.scope.checkpoint)
@@ -124,7 +140,14 @@ class Drawing:
             self._store.thread.keep_trying(work)
             raise
 
+    async def _decoded(self, rows: Sequence[GroupRow]) -> tuple[list[StorageItem], dict[int, str]]:
+        """Return the groups, and why those failed that can't be decoded; in this thread if that takes no longer."""
+        if len(rows) * self._pace.seconds <= LIGHT_SECONDS:
+            return self._decode(rows)
+        return await self._store.compute(self._decode, rows)
+
     def _decode(self, rows: Sequence[GroupRow]) -> tuple[list[StorageItem], dict[int, str]]:
+        began = time.perf_counter()
         items: list[StorageItem] = []
         failed: dict[int, str] = {}
         for row in rows:
@@ -136,6 +159,9 @@ class Drawing:
             item.times_sampled += 1
             item.deliveries += self._seconds is not None
             items.append(item)
+        if items:
+            self._pace.bytes = sum(len(row.payload or b"") for row in rows) / len(rows)
+            self._pace.seconds = (time.perf_counter() - began) / len(rows)
         return items, failed
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ from replaybuf.storage.values import NewGroup, StorageItem
 
 MAX_GROUPS = 512
 MAX_BYTES = 16 * 1024 * 1024
+#: Up to this size, a batch is written in milliseconds.
+BRIEF_BYTES = 4 * 1024 * 1024
+#: Encoding takes less than handing it to another thread and back.
+LIGHT_SECONDS = 0.0005
 
 Outcome = int | Stored | BaseException
 
@@ -52,6 +57,7 @@ class GroupCommit:
         self._flushing: asyncio.Task[None] | None = None
         self._scheduled = False
         self._closed = False
+        self._seconds = 1.0  # that encoding a group took the last time
 
     async def put(self, group: NewGroup) -> int:
         """Commit a group with other waiting puts; return its uid. Cancelled, it is committed wholly or not at all."""
@@ -98,11 +104,15 @@ class GroupCommit:
             self._thread.hold(waiting.settled)
 
     async def _flush(self) -> None:
-        """Commit batches until the queue is empty, encoding the next while one is being committed."""
+        """Commit batches until the queue is empty, encoding the next while one is being committed.
+
+        A light batch, such as a lone small group, is encoded in this thread: passing it on would take longer.
+        """
         committing: asyncio.Task[None] | None = None
         while True:
             batch = self._next_batch()
-            encoded = await self._encode_batch(batch) if batch else []
+            light = committing is None and not self._codec.converts and len(batch) * self._seconds < LIGHT_SECONDS
+            encoded = await self._encode_batch(batch, here=light) if batch else []
             if committing is not None:
                 try:
                     await committing
@@ -110,7 +120,9 @@ class GroupCommit:
                     self._fail(encoded, error)
                     raise
                 committing = None
-            if encoded:
+            if encoded and light:
+                await self._commit_batch(encoded)
+            elif encoded:
                 committing = self._thread.loop.create_task(self._commit_batch(encoded))
             elif not batch and self._stop_if_empty():
                 return
@@ -134,9 +146,10 @@ class GroupCommit:
                 _finish(waiting)
         return [waiting for waiting in batch if not waiting.cancelled]
 
-    async def _encode_batch(self, batch: list[_Waiting]) -> list[_Waiting]:
+    async def _encode_batch(self, batch: list[_Waiting], *, here: bool) -> list[_Waiting]:
         try:
-            self._answer(await self._store.compute(self._encode_all, batch))
+            failed = self._encode_all(batch) if here else await self._store.compute(self._encode_all, batch)
+            self._answer(failed)
         except BaseException as error:
             self._fail(batch, error)
             if not isinstance(error, Exception):
@@ -145,13 +158,14 @@ class GroupCommit:
 
     def _encode_all(self, batch: list[_Waiting]) -> list[tuple[_Waiting, Outcome]]:
         failed: list[tuple[_Waiting, Outcome]] = []
-        size = 0
+        size, count, began = 0, 0, time.perf_counter()
         for place, waiting in enumerate(batch):
             if size > MAX_BYTES:
                 # The rest goes back to the head of the queue, for the next transaction.
                 with self._lock:
                     self._queue.extendleft(reversed(batch[place:]))
                 break
+            count += 1
             try:
                 waiting.encoded = encode_group(self._codec, waiting.group)
                 size += len(waiting.encoded.payload)
@@ -159,6 +173,7 @@ class GroupCommit:
                 failed.append((waiting, error.with_traceback(None)))
             except Exception as error:
                 failed.append((waiting, error))
+        self._seconds = (time.perf_counter() - began) / count
         return failed
 
     async def _commit_batch(self, batch: list[_Waiting]) -> None:
@@ -167,7 +182,8 @@ class GroupCommit:
         groups = [waiting.encoded for waiting in wanted if waiting.encoded is not None]
         try:
             try:
-                outcomes = await self._store.write(lambda tx: put_groups(tx, groups)) if groups else []
+                brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
+                outcomes = await self._store.write(lambda tx: put_groups(tx, groups), brief=brief) if groups else []
             except Exception as error:
                 if len(wanted) == 1 or not is_refusal(error):
                     raise
@@ -194,6 +210,7 @@ class GroupCommit:
         self._answer([(waiting, problem) for waiting in batch if not waiting.finished])
 
     def _answer(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
+        """Give puts their outcomes, with one call for each of the loops that wait for them."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Waiting, Outcome]]] = {}
         for waiting, outcome in results:
             _finish(waiting)

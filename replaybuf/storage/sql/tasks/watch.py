@@ -1,6 +1,7 @@
 """Noticing what other processes commit.
 
-While a caller waits, the engine's `Changes` are polled: that is the guarantee. Announcements are only hints.
+While a caller waits, the engine's `Changes` are polled: that is the guarantee. Hints and announcements only make it
+sooner.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ import asyncio
 import logging
 
 from replaybuf.errors import ReplayBufError
+from replaybuf.storage.sql.engine.pace import Pace
 from replaybuf.storage.sql.engine.port import Engine
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.wakes import Wakes
 
+# How often hints wake callers, who then read the store, however much others commit.
+_BURST, _PER_SECOND = 16, 50
+# The first commit is announced at once; those of the next milliseconds are announced together.
 _ANNOUNCE_SECONDS = 0.005
 
 _logger = logging.getLogger("replaybuf.watch")
@@ -24,14 +29,14 @@ class Watch:
     def __init__(self, thread: DatabaseThread, engine: Engine) -> None:
         self._thread = thread
         self._wakes = Wakes()
-        self._changes = engine.changes(self._wakes.wake)
+        self._changes = engine.changes(self._hint)
+        self._pace = Pace(_BURST, _PER_SECOND)
+        self._waking: asyncio.TimerHandle | None = None
         self._polling: asyncio.Task[None] | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._due = False
         self._stopped = False
         self._looking = False
-        self._commits = 0
-        self._seen_commits = -1
 
     def version(self) -> int:
         """Return a number that changes with every noticed change (any thread)."""
@@ -44,7 +49,6 @@ class Watch:
 
     def committed(self) -> None:
         """Note a commit of this process that others may wait for (database's thread)."""
-        self._commits += 1
         self._wakes.wake()
         if self._changes.announces and not self._stopped:
             self._due = True
@@ -61,20 +65,32 @@ class Watch:
             await asyncio.wait([self._polling])
         if self._announcing is not None:
             await asyncio.wait([self._announcing])
+        if self._waking is not None:
+            self._waking.cancel()
         await self._changes.close()
 
+    def _hint(self) -> None:
+        """Wake callers, now or soon: something was committed (database's thread)."""
+        if self._waking is None and not self._stopped:
+            self._waking = self._thread.loop.call_later(self._pace.pause(), self._wake)
+
+    def _wake(self) -> None:
+        self._waking = None
+        self._changes.switch(False)  # nobody waits now
+        self._wakes.wake()
+
     def _start(self) -> None:
-        if self._polling is None and not self._stopped:
-            self._polling = self._thread.loop.create_task(self._poll())
+        if not self._stopped:
+            self._changes.switch(True)
+            if self._polling is None:
+                self._polling = self._thread.loop.create_task(self._poll())
 
     async def _poll(self) -> None:
         try:
             while self._wakes.awaited:
                 self._looking = True
                 try:
-                    others, own = await self._changes.look(), self._commits != self._seen_commits
-                    self._seen_commits = self._commits
-                    if others or own:
+                    if await self._changes.look():
                         self._wakes.wake()
                 except Exception as error:  # waiting callers look for themselves
                     _logger.debug("can't look for changes: %s", error)
@@ -84,18 +100,18 @@ class Watch:
                 if not self._stopped:
                     await asyncio.sleep(self._changes.seconds)
         finally:
+            self._changes.switch(False)
             self._polling = None
             if self._wakes.awaited:  # a caller came while this was ending
                 self._start()
 
     async def _announce(self) -> None:
-        # Commits of the next few milliseconds are announced together.
         try:
             while self._due:
-                await asyncio.sleep(_ANNOUNCE_SECONDS)
                 self._due = False
                 await self._changes.announce()
-        except ReplayBufError as error:
+                await asyncio.sleep(_ANNOUNCE_SECONDS)
+        except (ReplayBufError, TimeoutError) as error:
             _logger.debug("can't announce a commit: %s", error)
         finally:
             self._announcing = None

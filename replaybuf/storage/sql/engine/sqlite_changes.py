@@ -1,0 +1,130 @@
+"""Noticing what other processes commit to a SQLite file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaybuf.storage.sql.engine.inotify import Inotify
+from replaybuf.storage.sql.engine.pace import Pace
+from replaybuf.storage.sql.engine.port import Changes
+
+# How often to look where nothing tells of writes, and where something does.
+_POLL_SECONDS, _GUARANTEE_SECONDS = 0.02, 0.1
+# A commit is seen some time after the first of its pages was written to the log: a millisecond, unless it waits for the
+# disk. The looks are so far apart.
+_FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.001, 0.016
+# How often a write to the log may start a look, however much is being written.
+_BURST, _PER_SECOND = 32, 100
+
+
+class NoOthers(Changes):
+    """Changes of a database in memory, which nobody else can open."""
+
+    seconds = 0.5
+
+    async def look(self) -> bool:
+        return False
+
+    async def close(self) -> None:
+        pass
+
+
+class DataVersion(Changes):
+    """The file's data version, which changes when another connection commits: SQLite has no notifications.
+
+    It is read now and then; on Linux also soon after each write to the log.
+    """
+
+    seconds = _POLL_SECONDS
+
+    def __init__(
+        self, path: str, connect: Callable[[], Awaitable[AsyncConnection]], hint: Callable[[], object]
+    ) -> None:
+        self._log = f"{os.path.abspath(path)}-wal"
+        self._connect = connect
+        self._hint = hint
+        self._pace = Pace(_BURST, _PER_SECOND)
+        self._connection: AsyncConnection | None = None
+        self._raw: sqlite3.Connection | None = None
+        self._version: int | None = None
+        self._writes: Inotify | None = None
+        self._on = False
+        self._next_look: asyncio.TimerHandle | None = None
+
+    async def look(self) -> bool:
+        if self._raw is None:
+            self._connection = await self._connect()
+            pooled = await self._connection.get_raw_connection()
+            driver: Any = pooled.driver_connection
+            self._raw = driver.raw
+            self._raw.execute("PRAGMA busy_timeout = 0")
+        changed = self._has_changed()
+        if self._writes is None:  # the log is there as soon as the version was read
+            with contextlib.suppress(OSError):
+                self._writes = Inotify(self._log, self._written)
+                self._listen()
+        self.seconds = _POLL_SECONDS if self._writes is None else _GUARANTEE_SECONDS
+        return changed
+
+    def switch(self, on: bool) -> None:
+        self._on = on
+        if self._next_look is None:
+            self._listen()
+        elif not on:
+            self._next_look.cancel()
+            self._next_look = None
+
+    async def close(self) -> None:
+        self.switch(False)
+        connection, writes = self._connection, self._writes
+        self._connection = self._raw = self._version = self._writes = None
+        if writes is not None:
+            writes.close()
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                await connection.invalidate()
+                await connection.close()
+
+    def _listen(self) -> None:
+        if self._writes is not None:
+            self._writes.switch(self._on)
+
+    def _written(self) -> None:
+        """Look soon: the log was written to."""
+        assert self._writes is not None
+        self._writes.switch(False)
+        self._look_in(_FIRST_LOOK_SECONDS + self._pace.pause(), _FIRST_LOOK_SECONDS)
+
+    def _look_in(self, seconds: float, pause: float) -> None:
+        self._next_look = asyncio.get_running_loop().call_later(seconds, self._look_again, pause)
+
+    def _look_again(self, pause: float) -> None:
+        self._next_look = None
+        try:
+            changed = self._has_changed()
+        except sqlite3.Error:  # the next poll will say why
+            return
+        if changed:
+            self._hint()
+        if changed or pause > _LAST_LOOK_SECONDS:
+            self._listen()
+        else:
+            self._look_in(pause, 2 * pause)
+
+    def _has_changed(self) -> bool:
+        assert self._raw is not None
+        try:
+            version: int = self._raw.execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # it is being recovered
+                return False
+            raise
+        changed, self._version = version != self._version, version
+        return changed

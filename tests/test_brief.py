@@ -1,0 +1,127 @@
+"""Brief transactions: run in the store's own thread on SQLite, unless that would make it wait."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, bindparam, event, select
+
+from replaybuf import ReplayBuffer, ReplayBufferConfig
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.engine.prepared import Prepared
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import lane
+from replaybuf.storage.sql.store import Store
+from tests.stores import TASK, build, fill, group, take_all
+
+
+def store_of(buffer: ReplayBuffer) -> Store:
+    assert isinstance(buffer.storage, SQLStorage)
+    return buffer.storage._state()
+
+
+def where(tx: Transaction) -> str:
+    return threading.current_thread().name
+
+
+async def test_a_brief_write_needs_no_other_thread(tmp_path: Path) -> None:
+    async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
+        await fill(buffer, 1)
+        store = store_of(buffer)
+        assert await store.thread.run(lambda: store.write(where, brief=True)) == "replaybuf-database"
+        assert await store.thread.run(lambda: store.write(where)) != "replaybuf-database"
+
+
+async def test_while_another_process_writes_a_put_waits_and_reads_are_answered(tmp_path: Path) -> None:
+    async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
+        await fill(buffer, 1)
+        other = sqlite3.connect(tmp_path / "buffer.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        put = asyncio.create_task(buffer.put(group(1), TASK))
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            assert await buffer.is_ready({TASK: 1})
+        assert not put.done()
+        other.execute("COMMIT")
+        other.close()
+        await put
+        assert await take_all(buffer) == [0, 1]
+
+
+async def test_a_brief_read_doesnt_wait_for_a_long_write(tmp_path: Path) -> None:
+    async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
+        await fill(buffer, 1)
+        store, begun, go_on = store_of(buffer), threading.Event(), threading.Event()
+
+        def long(tx: Transaction) -> bool:
+            begun.set()
+            return go_on.wait(10)
+
+        writing = asyncio.create_task(store.thread.run(lambda: store.write(long)))
+        await asyncio.to_thread(begun.wait, 10)
+        async with asyncio.timeout(5):
+            assert await buffer.is_ready({TASK: 1})
+        go_on.set()
+        assert await writing
+
+
+async def test_listeners_of_statements_hear_of_prepared_ones(sql_url: str) -> None:
+    async with build(sql_url) as buffer:
+        await fill(buffer, 1)
+        heard: list[str] = []
+
+        def listen(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            heard.append(statement)
+
+        event.listen(Engine, "before_cursor_execute", listen)
+        try:
+            await buffer.put(group(1), TASK)
+        finally:
+            event.remove(Engine, "before_cursor_execute", listen)
+        assert any(statement.startswith("INSERT INTO rb_payload") for statement in heard)
+
+
+async def test_a_prepared_statement_gives_each_place_its_value(sql_url: str) -> None:
+    twice = Prepared(
+        lambda dialect: select(lane.c.task_name).where(
+            lane.c.task_name == bindparam("task"),
+            lane.c.leased == False,  # noqa: E712
+            dialect.one_of(lane.c.task_name, "tasks"),
+            lane.c.task_name == bindparam("task"),
+        ),
+        "tasks",
+        "task",
+    )
+    async with build(sql_url) as buffer:
+        await fill(buffer, 1)
+        assert isinstance(buffer.storage, SQLStorage)
+        found = await buffer.storage._read(lambda tx: tx.fetch(twice, tx.dialect.listed(["other", TASK]), TASK))
+        assert [tuple(row) for row in found] == [(TASK,)]
+
+
+class Tool:
+    pass
+
+
+async def test_a_converter_may_ask_the_buffer(tmp_path: Path) -> None:
+    """Also after puts that took no time, so that a put would be encoded in the store's thread."""
+    asking, asked = threading.Event(), list[int]()
+
+    def convert(_: Tool) -> int:
+        if asking.is_set():
+            asked.append(len(buffer))
+        return 0
+
+    async with ReplayBufferConfig(
+        url=f"sqlite:///{tmp_path}/buffer.db", rollout_type=dict, converters={Tool: ("tool", convert, lambda _: Tool())}
+    ).build() as buffer:
+        async with asyncio.timeout(10):
+            for _ in range(3):
+                await buffer.put([{"tool": Tool()}], TASK)
+            asking.set()
+            await buffer.put([{"tool": Tool()}], TASK)
+        assert asked == [3]
