@@ -51,6 +51,8 @@ class Dialect(ABC):
     name: str
     #: Whether several transactions write at the same time, so that rows have to be locked.
     locks_rows: bool
+    #: Whether each statement is a round trip to a server.
+    is_remote: bool
     #: The rows of `rb_tally` that a transaction adds to: those of its connection, where several write at the same time.
     shard: ColumnElement[int]
 
@@ -110,7 +112,7 @@ class Dialect(ABC):
         """Delete the metadata of groups, and make their payloads garbage."""
 
     @abstractmethod
-    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         """Set these columns of groups. A row is a uid and the values, as the driver takes them, JSON as text."""
 
     @abstractmethod
@@ -130,14 +132,14 @@ class Dialect(ABC):
         """Make `last + 1` the next uid."""
 
     @abstractmethod
-    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         """Copy groups of these lanes, up to a uid, into a checkpoint before they change, until `end_keeping`.
 
         Those up to its `copied_to` are there already. Only where checkpoints are made in pieces.
         """
 
     @abstractmethod
-    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         """Copy no more of the groups that change into this checkpoint, if they are."""
 
     @abstractmethod
@@ -161,6 +163,7 @@ _LANE, _SIZE = bindparam("lane", type_=group.c.lane.type), bindparam("size", typ
 class _Sqlite(Dialect):
     name = "sqlite"
     locks_rows = False
+    is_remote = False
     shard = literal(0)
 
     def insert(self, table: Table) -> Any:
@@ -207,10 +210,10 @@ class _Sqlite(Dialect):
         tx.fetch(_REMOVE, listed)
         tx.fetch(_DISCARD, now, listed)
 
-    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))
-            connection.exec_driver_sql(f"UPDATE rb_group SET {columns} WHERE uid = ?1", list(rows))  # noqa: S608
+            tx.connection.exec_driver_sql(f"UPDATE rb_group SET {columns} WHERE uid = ?1", list(rows))  # noqa: S608
 
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         tx.run_many(_SET_KEY[race], list(zip(keys, uids, strict=True)))
@@ -225,11 +228,11 @@ class _Sqlite(Dialect):
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(update(counter).where(_UID).values(value=last))
 
-    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         names = ", ".join(column.name for column in group.columns)
         old = ", ".join(f"old.{column.name}" for column in group.columns)
         for event in _EVENTS:
-            connection.exec_driver_sql(f"""
+            tx.connection.exec_driver_sql(f"""
                 CREATE TRIGGER {_trigger(event, checkpoint)} AFTER {event} ON rb_group
                 WHEN old.uid > (SELECT copied_to FROM rb_checkpoint WHERE id = {checkpoint})
                  AND old.uid <= {last} AND old.lane IN ({", ".join(map(str, lanes))})
@@ -237,9 +240,9 @@ class _Sqlite(Dialect):
                     INSERT OR IGNORE INTO rb_checkpoint_group (checkpoint, {names}) VALUES ({checkpoint}, {old});
                 END""")  # noqa: S608
 
-    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         for event in _EVENTS:
-            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
+            tx.connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
 
     def row_limit(self, connection: Connection) -> RowLimit:
         return sizes.sqlite_limit(connection)
@@ -292,6 +295,7 @@ _SET_KEY = {race: _set_key(race) for race in KEYS}
 class _Postgres(Dialect):
     name = "postgresql"
     locks_rows = True
+    is_remote = True
     shard = func.pg_backend_pid()
 
     def insert(self, table: Table) -> Any:
@@ -338,12 +342,12 @@ class _Postgres(Dialect):
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         tx.fetch(_REMOVE_TO_GARBAGE, self.listed(uids), now)
 
-    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             values = {
                 f"new_{name}": list(each) for name, each in zip(("uid", *names), zip(*rows, strict=True), strict=True)
             }
-            connection.execute(_set_columns(tuple(names)), values)
+            tx.connection.execute(_set_columns(tuple(names)), values)
 
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         tx.fetch(_SET_KEYS[race], uids, keys)
@@ -358,10 +362,10 @@ class _Postgres(Dialect):
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
 
-    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         pass
 
-    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         pass
 
     def row_limit(self, connection: Connection) -> RowLimit:
