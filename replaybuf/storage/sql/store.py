@@ -118,17 +118,18 @@ class Store:
         *,
         alone: bool = False,
         brief: bool = False,
+        fenced: bool = True,
         announce: Callable[[], bool] = lambda: True,
     ) -> T:
         """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers.
 
-        `alone` and `brief` as in `Engine.write`.
+        `alone` and `brief` as in `Engine.write`. With `fenced=False` the function checks the fence itself.
         """
-        fenced = partial(_fenced, function)
+        work = partial(_fenced, function) if fenced else function
         while True:
             scope = self.scope
             try:
-                result = await self.engine.write(fenced, scope, alone=alone, brief=brief)
+                result = await self.engine.write(work, scope, alone=alone, brief=brief)
             except RaceNotRunError as need:
                 begin = partial(begin_races, names=need.names, order=need.order)
                 await self.engine.write(begin, scope, alone=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import to_json
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -20,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
+    case,
     cast,
     delete,
     func,
@@ -35,9 +36,9 @@ from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
 from replaybuf.rules.race import KEYS
 from replaybuf.storage.sql.engine import even_clock, locks, sizes
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.engine.prepared import Prepared
+from replaybuf.storage.sql.engine.prepared import Prepared, SqliteDriver
 from replaybuf.storage.sql.engine.sizes import RowLimit
-from replaybuf.storage.sql.schema.tables import counter, garbage, group, uid_sequence
+from replaybuf.storage.sql.schema.tables import counter, garbage, group, payload, uid_sequence
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
@@ -50,6 +51,8 @@ class Dialect(ABC):
     name: str
     #: Whether several transactions write at the same time, so that rows have to be locked.
     locks_rows: bool
+    #: Whether each statement is a round trip to a server.
+    is_remote: bool
     #: The rows of `rb_tally` that a transaction adds to: those of its connection, where several write at the same time.
     shard: ColumnElement[int]
 
@@ -95,6 +98,14 @@ class Dialect(ABC):
 
         `backwards`: the keys run against the uid index.
         """
+
+    @abstractmethod
+    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        """Return a query for these columns of groups and their payloads, some of which `read_payload` has to read."""
+
+    def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
+        """Return a payload that a query `with_payload` has left out, or None when there is none."""
+        return None
 
     @abstractmethod
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
@@ -144,12 +155,15 @@ class Dialect(ABC):
         """Return the names of indexes whose creation was interrupted."""
 
 
+#: Payloads of so many bytes are read by themselves.
+_LARGE = 16 * 1024
 _LANE, _SIZE = bindparam("lane", type_=group.c.lane.type), bindparam("size", type_=BigInteger())
 
 
 class _Sqlite(Dialect):
     name = "sqlite"
     locks_rows = False
+    is_remote = False
     shard = literal(0)
 
     def insert(self, table: Table) -> Any:
@@ -159,7 +173,7 @@ class _Sqlite(Dialect):
         return column.in_(select(func.json_each(bindparam(name, type_=Text())).table_valued("value").c.value))
 
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
-        return json.dumps(list(values), ensure_ascii=False)
+        return to_json(list(values)).decode()
 
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         return query
@@ -181,6 +195,15 @@ class _Sqlite(Dialect):
 
     def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
         return query.where(group.c.lane == _LANE).order_by(*keys).limit(_SIZE)
+
+    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        # A query copies what it reads twice. That of large payloads costs more than a call for each of them.
+        data = case((group.c.bytes < _LARGE, payload.c.data))
+        return select(*columns, data).outerjoin_from(group, payload, payload.c.uid == group.c.uid)
+
+    def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
+        assert isinstance(tx.driver, SqliteDriver)
+        return tx.driver.read_blob(payload.name, payload.c.data.name, uid)
 
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         listed = self.listed(uids)
@@ -272,6 +295,7 @@ _SET_KEY = {race: _set_key(race) for race in KEYS}
 class _Postgres(Dialect):
     name = "postgresql"
     locks_rows = True
+    is_remote = True
     shard = func.pg_backend_pid()
 
     def insert(self, table: Table) -> Any:
@@ -309,6 +333,11 @@ class _Postgres(Dialect):
         query = query.where(group.c.lane.between(_LANE, _LANE))
         query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(_SIZE)
         return query.with_for_update(skip_locked=True)
+
+    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        # A value isn't joined, but read for the rows that are returned, whatever number of them the planner expects.
+        data = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery()
+        return select(*columns, data)
 
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         tx.fetch(_REMOVE_TO_GARBAGE, self.listed(uids), now)
