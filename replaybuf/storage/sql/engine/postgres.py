@@ -54,6 +54,8 @@ class _Attempt(Generic[T]):
 class PostgresEngine(Engine):
     """A PostgreSQL database. Lost connections are replaced for up to `reconnect_timeout` seconds."""
 
+    writers = 4
+
     def __init__(
         self, url: URL, *, lock_timeout: float, reconnect_timeout: float = 60.0, read_only: bool = False
     ) -> None:

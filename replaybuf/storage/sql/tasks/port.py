@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from replaybuf.storage.sql.engine.port import Engine
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Transaction
 
@@ -16,6 +17,7 @@ class OpenStore(Protocol):
     """An open store (`storage.sql.store`)."""
 
     thread: DatabaseThread
+    engine: Engine
 
     async def write(
         self,
