@@ -16,14 +16,13 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from replaybuf.rules import transitions
-from replaybuf.rules.tallies import LaneName
 from replaybuf.storage.sql.engine.identity import MARK
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import Counts, add_step
 from replaybuf.storage.sql.statements.fence import check_fence
-from replaybuf.storage.sql.statements.lanes import Lane, find_lanes
+from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
 from replaybuf.storage.sql.statements.put import (
     Outcome,
     group_row,
@@ -38,8 +37,6 @@ MOST_BYTES = 64 << 20
 #: More bytes of payloads than these come after the statement: they are then sent quicker, and the puts that follow
 #: needn't wait for them to have their uids.
 MOST_PAYLOADS = 1 << 19
-
-KnownLanes = dict[LaneName, Lane]
 
 
 @dataclass(slots=True)

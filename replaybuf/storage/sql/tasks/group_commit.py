@@ -20,7 +20,7 @@ from replaybuf.errors import ClosedError
 from replaybuf.storage.sql.engine.errors import is_refusal
 from replaybuf.storage.sql.statements.leaving import told
 from replaybuf.storage.sql.statements.put import Stored
-from replaybuf.storage.sql.statements.put_at_once import Batch, KnownLanes, put_behind_fence
+from replaybuf.storage.sql.statements.put_at_once import Batch, put_behind_fence
 from replaybuf.storage.sql.statements.rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.tasks.port import OpenStore
 from replaybuf.storage.sql.tasks.under_way import Passed, UnderWay
@@ -62,7 +62,6 @@ class GroupCommit:
         self._flushing: asyncio.Task[None] | None = None
         self._scheduled = False
         self._closed = False
-        self._lanes: KnownLanes = {}
         self._under_way: UnderWay | None = None
         self._listening = False  # for enough puts
         self._seconds = 1.0  # that encoding a group took the last time
@@ -208,7 +207,7 @@ class GroupCommit:
         try:
             try:
                 brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
-                put = partial(put_behind_fence, batch=Batch(groups, passed), known=self._lanes)
+                put = partial(put_behind_fence, batch=Batch(groups, passed), known=self._store.lanes)
                 outcomes = await self._store.write(put, brief=brief, fenced=False) if groups else []
             except Exception as error:
                 if len(wanted) == 1 or not is_refusal(error):

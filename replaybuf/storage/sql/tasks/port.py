@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from replaybuf.storage.sql.engine.port import Engine
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.lanes import KnownLanes
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Pace:
+    """The bytes of a group in the last draw of a store, and the seconds that decoding one took."""
+
+    bytes: float = math.inf
+    seconds: float = math.inf
 
 
 class OpenStore(Protocol):
     """An open store (`storage.sql.store`)."""
 
     thread: DatabaseThread
+    pace: Pace
     engine: Engine
+    lanes: KnownLanes
+
+    async def read(self, function: Callable[[Transaction], T]) -> T:
+        """Run `function(tx)` in a read transaction."""
+        ...
 
     async def write(
         self,
