@@ -108,8 +108,7 @@ class _Yardstick:
 
     def __init__(self, path: str, made: list[Any]) -> None:
         self._floor = TunedSqliteFloor(path)
-        to_fields = groups.CODEC.rollout_type.to_fields
-        self._plain = [[{**to_fields(rollout), "status": "completed"} for rollout in group] for group in made]
+        self._plain = list(map(groups.plain, made))
 
     def put(self) -> None:
         self._floor.put([msgpack.packb(group, default=lambda array: array.tobytes()) for group in self._plain])
