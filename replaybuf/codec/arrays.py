@@ -32,10 +32,12 @@ _WHY_NOT = {
 }
 
 
-def head_of(array: AnyArray) -> bytes | None:
-    """Return the head of a plain array, None for others. TypeError for dtypes that would not round-trip."""
-    head = _head_of_dtype(array.dtype, array.ndim)
-    return None if head is None or array.flags.fnc else head + _SHAPES[array.ndim].pack(*array.shape)
+def head_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes | None:
+    """Return the head of plain arrays, None for dtypes of others. TypeError for those that would not round-trip."""
+    description = "" if dtype.char == "O" else describe_dtype(dtype)
+    if not description or type(description) is not str:
+        return None
+    return bytes((len(description), len(shape))) + description.encode("ascii") + _SHAPES[len(shape)].pack(*shape)
 
 
 @lru_cache(maxsize=4096)
@@ -137,14 +139,6 @@ def _simple_dtype(description: str) -> np.dtype[Any]:
     if not _SIMPLE.fullmatch(description):
         raise ValueError(f"unknown dtype {description!r}")
     return _with_size(np.dtype(description))
-
-
-@lru_cache(maxsize=512)
-def _head_of_dtype(dtype: np.dtype[Any], dimensions: int) -> bytes | None:
-    description = "" if dtype.char == "O" else describe_dtype(dtype)
-    if not description or type(description) is not str:
-        return None
-    return bytes((len(description), dimensions)) + description.encode("ascii")
 
 
 @lru_cache(maxsize=512)

@@ -7,6 +7,7 @@ They lie in the order in which the msgpack refers to them, each at the next plac
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
@@ -34,14 +35,21 @@ def reference(array: AnyArray, behind: list[Any]) -> Any:
 
     TypeError for dtypes that would not round-trip.
     """
-    head = head_of(array)
-    if head is None:
+    contiguous = array.flags.c_contiguous
+    if (known := _known(array.dtype, array.shape)) is None or (not contiguous and array.flags.fnc):
         return None
+    extension, lent = known
     if array.nbytes < _SMALLEST:
-        return _make(_Extension, (PLAIN_ARRAY, head + array.tobytes()))
-    # Of times numpy doesn't give the memory away.
-    behind.append(array if array.flags.c_contiguous and array.dtype.kind not in "mM" else array.tobytes())
-    return _make(_Extension, (ARRAY_BEHIND, head))
+        return _make(_Extension, (PLAIN_ARRAY, extension.data + array.tobytes()))
+    behind.append(array if lent and contiguous else array.tobytes())
+    return extension
+
+
+@lru_cache(maxsize=4096)
+def _known(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Any, bool] | None:
+    """Return the reference to such an array, and whether numpy lends its memory; None for what isn't plain."""
+    head = head_of(dtype, shape)
+    return None if head is None else (_make(_Extension, (ARRAY_BEHIND, head)), dtype.kind not in "mM")
 
 
 def laid_out(behind: Iterable[Any], end: int) -> tuple[list[Any], int]:

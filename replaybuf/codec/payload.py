@@ -17,15 +17,14 @@ Version 1 had the crc32 of the header and the body as its checksum, and no array
 from __future__ import annotations
 
 import copy
-import ctypes
 import struct
 import zlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
-from replaybuf.codec.behind import Behind, laid_out
+from replaybuf.codec.behind import Behind, laid_out, owned
 from replaybuf.codec.classes import Instances
 from replaybuf.codec.converters import ConverterMap, Converters
 from replaybuf.codec.images import Images
@@ -94,6 +93,8 @@ class Codec:
         self.rollout_type = rollout_type
         self.compression = compression
         self._converters = Converters(converters or {}, as_plain=as_plain)
+        # Users' code that runs while a group is rebuilt may change arrays in place; the payload may be needed again.
+        self._lends = not converters and not any(shape.runs_code for shape in rollout_type.classes.shapes.values())
         self._others: tuple[Family, ...] = (
             Images(as_plain=as_plain),
             Instances(rollout_type.classes, as_plain=as_plain),  # the last, since it refuses unknown classes
@@ -139,24 +140,25 @@ class Codec:
         size = end - _BODY_AT
         flags, stored = self._compress((table, packed.msgpack, *behind), size)
         head = _HEAD.pack(MAGIC, VERSION, flags, 0, len(fields), size)
+        if flags or not behind:
+            return b"".join((head, _CHECKSUM.pack(_xxh3(head, *stored)), *stored))
+        # The checksum is that of these bytes, not of the users' arrays, which their threads may be changing.
         payload = b"".join((head, bytes(_CHECKSUM.size), *stored))
-        # Of these bytes, not of the parts: a user's thread may have changed an array meanwhile.
-        checksum = _CHECKSUM.pack(_xxh3(head, memoryview(payload)[_BODY_AT:]))
-        ctypes.memmove(ctypes.c_char_p(payload), head + checksum, _BODY_AT)  # nobody has seen it yet
+        _CHECKSUM.pack_into(owned(payload).data, _HEAD.size, _xxh3(head, memoryview(payload)[_BODY_AT:]))
         return payload
 
     def decode(self, payload: Buffer, *, verified: bool = False, owned: bool = False) -> list[Any]:
         """Return the rollouts of a payload, independent of its memory. `verified` means that it has passed `verify`.
 
-        `owned` means that the payload is bytes that nobody else has, and that the caller won't use again: large arrays
-        live in its memory then, each at its own place, and change it when they are written to. One that is kept keeps
-        all of it, so those that would keep more than 64 times their size are copied.
+        `owned` means that the payload is bytes that nobody else has: large arrays live in its memory then, each at its
+        own place, and change it when they are written to, which this itself does not. One that is kept keeps all of it,
+        so those that would keep more than 64 times their size are copied.
 
         DecodeError when it is damaged, of a newer version, or was written for another rollout type; MissingDriverError
         when it is compressed with zstd and zstd is not installed. Takes memory in proportion to the payload.
         """
         flags, count, size, stored = _open(payload, verified)
-        own = payload if owned and type(payload) is bytes and not flags & _ZSTD else None
+        own = payload if owned and self._lends and type(payload) is bytes and not flags & _ZSTD else None
         try:
             body = memoryview(_decompress(stored, size)) if flags & _ZSTD else stored
             if len(body) != size:
@@ -259,8 +261,11 @@ def _crc32(head: memoryview, body: memoryview) -> int:
     return zlib.crc32(body, zlib.crc32(head))
 
 
-def _xxh3(head: bytes | memoryview, body: memoryview) -> int:
-    return xxh3_64_intdigest(body, xxh3_64_intdigest(head)) & 0xFFFFFFFF
+def _xxh3(head: Buffer, *body: Buffer) -> int:
+    digest = xxh3_64(seed=xxh3_64_intdigest(head))
+    for part in body:
+        digest.update(part)
+    return digest.intdigest() & 0xFFFFFFFF
 
 
 def _zstandard() -> Any:

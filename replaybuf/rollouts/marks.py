@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from numbers import Real
 from typing import Any, Final
 
@@ -53,14 +52,14 @@ class Marks:
         """Return the marks of rollouts as they are. Raises RolloutError."""
         values = [*map(kind.reader(_FIELDS), rollouts)]
         try:
-            ranges = step_ranges(steps for *steps, _ in values)
+            ranges = step_ranges(values)
         except (TypeError, ValueError, OverflowError) as error:
             raise RolloutError(f"response_model_steps must be training steps, one for each token: {error}") from error
-        for step in chain.from_iterable(ranges):
+        oldest, newest = map(list, zip(*ranges, strict=True)) if ranges else ([], [])
+        for step in (*oldest, *newest):
             if step is not None and abs(step) >= MAX_STEP:
                 raise RolloutError(f"response_model_steps holds {step:.4g}, which is no training step")
-        oldest, newest = [oldest for oldest, _ in ranges], [newest for _, newest in ranges]
-        return cls(oldest, newest, [reward_value(reward) for *_, reward in values])
+        return cls(oldest, newest, [reward_value(one[-1]) for one in values])
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Marks:
@@ -78,7 +77,7 @@ class Marks:
     @property
     def oldest_step(self) -> int | None:
         """The oldest model step of the group, or None."""
-        return min((step for step in self.oldest if step is not None), default=None)
+        return min([step for step in self.oldest if step is not None], default=None)
 
     @property
     def mixed(self) -> bool:

@@ -7,13 +7,16 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
+import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaybuf.codec import payload as codec_module
 from replaybuf.codec.payload import Codec
+from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, ZSTD, ndarrays, same
 
 MB = 1 << 20
@@ -70,6 +73,50 @@ def test_a_small_array_does_not_keep_a_large_payload() -> None:
     assert not back["large"].flags.owndata
     assert not back["part"].flags.owndata
     assert back["small"].flags.owndata
+
+
+class Scaled:
+    def __init__(self, array: Any) -> None:
+        array *= 2
+        self.array = array
+
+
+class ScaledStruct(msgspec.Struct):
+    array: Any
+
+    def __post_init__(self) -> None:
+        self.array *= 2
+
+
+class ScaledModel(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(validate_assignment=True)
+    array: Any
+    seq_staleness: int = 0
+
+    @pydantic.model_validator(mode="after")
+    def _scale(self) -> ScaledModel:
+        self.array.__imul__(2)
+        return self
+
+
+@pytest.mark.parametrize(
+    ("codec", "rollout"),
+    [
+        (Codec(RolloutType(ScaledModel)), ScaledModel(array=np.ones(1000))),
+        (Codec(RolloutType(ScaledStruct)), ScaledStruct(np.ones(1000))),
+        (
+            Codec(RolloutType(dict), converters={Scaled: ("scaled", lambda one: one.array, Scaled)}),
+            {"a": Scaled(np.ones(1000))},
+        ),
+    ],
+    ids=["validators", "__post_init__", "converters"],
+)
+def test_code_of_users_that_runs_while_a_group_is_read_changes_no_payload(codec: Codec, rollout: Any) -> None:
+    """A draw may yet be undone, and the payload put back."""
+    payload = codec.encode([rollout])
+    [back] = codec.decode(payload, owned=True)
+    codec.rollout_type.set(back, "seq_staleness", 3)
+    codec.verify(payload)
 
 
 @pytest.mark.parametrize("array", [np.zeros(16 * MB, "u1"), np.zeros(2 * MB, "M8[s]")], ids=["numbers", "times"])

@@ -19,8 +19,9 @@ from tests.codec.values import DICTS, GROUP, MARK, PAYLOAD, STATES, ZSTD, hostil
 
 
 def decodes_or_decode_error(payload: bytes) -> None:
-    with contextlib.suppress(DecodeError):
-        DICTS.decode(payload)
+    for owned in (False, True):
+        with contextlib.suppress(DecodeError):
+            DICTS.decode(payload, owned=owned)
 
 
 def test_every_flipped_bit_is_noticed() -> None:

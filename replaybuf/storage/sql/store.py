@@ -118,17 +118,18 @@ class Store:
         *,
         alone: bool = False,
         brief: bool = False,
+        fenced: bool = True,
         announce: Callable[[], bool] = lambda: True,
     ) -> T:
         """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers.
 
-        `alone` and `brief` as in `Engine.write`.
+        `alone` and `brief` as in `Engine.write`. With `fenced=False` the function checks the fence itself.
         """
-        fenced = partial(_fenced, function)
+        work = partial(_fenced, function) if fenced else function
         while True:
             scope = self.scope
             try:
-                result = await self.engine.write(fenced, scope, alone=alone, brief=brief)
+                result = await self.engine.write(work, scope, alone=alone, brief=brief)
             except RaceNotRunError as need:
                 begin = partial(begin_races, names=need.names, order=need.order)
                 await self.engine.write(begin, scope, alone=True)
@@ -161,7 +162,7 @@ class Store:
         while True:
             scope = self.scope
             try:
-                return await self.engine.write_beside(copy, keep_sweeps_away, scope)
+                return await self.engine.write_beside(copy, keep_sweeps_away, check_fence, scope)
             except FencedError as error:
                 await self._rejoin(scope, error)
 
@@ -171,6 +172,8 @@ class Store:
         def work(tx: Transaction) -> tuple[Checkpoint, Scope]:
             return restore(tx, step, time.time(), keep_new=keep_new), tx.scope
 
+        # A draw that is still to be undone in a checkpoint has to be, before that is restored.
+        await self.thread.catch_up(self.engine.lock_timeout)
         async with self._restoring:
             made, self.scope = await self.engine.write(work, self.scope, alone=True)
         self.watch.committed()

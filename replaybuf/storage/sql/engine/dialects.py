@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import to_json
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -20,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
+    case,
     cast,
     delete,
     func,
@@ -35,9 +36,9 @@ from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
 from replaybuf.rules.race import KEYS
 from replaybuf.storage.sql.engine import even_clock, locks, sizes
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.engine.prepared import Prepared
+from replaybuf.storage.sql.engine.prepared import Prepared, SqliteDriver
 from replaybuf.storage.sql.engine.sizes import RowLimit
-from replaybuf.storage.sql.schema.tables import counter, garbage, group, uid_sequence
+from replaybuf.storage.sql.schema.tables import counter, garbage, group, payload, uid_sequence
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
@@ -50,6 +51,8 @@ class Dialect(ABC):
     name: str
     #: Whether several transactions write at the same time, so that rows have to be locked.
     locks_rows: bool
+    #: Whether each statement is a round trip to a server.
+    is_remote: bool
     #: The rows of `rb_tally` that a transaction adds to: those of its connection, where several write at the same time.
     shard: ColumnElement[int]
 
@@ -97,11 +100,19 @@ class Dialect(ABC):
         """
 
     @abstractmethod
+    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        """Return a query for these columns of groups and their payloads, some of which `read_payload` has to read."""
+
+    def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
+        """Return a payload that a query `with_payload` has left out, or None when there is none."""
+        return None
+
+    @abstractmethod
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         """Delete the metadata of groups, and make their payloads garbage."""
 
     @abstractmethod
-    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         """Set these columns of groups. A row is a uid and the values, as the driver takes them, JSON as text."""
 
     @abstractmethod
@@ -121,14 +132,14 @@ class Dialect(ABC):
         """Make `last + 1` the next uid."""
 
     @abstractmethod
-    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         """Copy groups of these lanes, up to a uid, into a checkpoint before they change, until `end_keeping`.
 
         Those up to its `copied_to` are there already. Only where checkpoints are made in pieces.
         """
 
     @abstractmethod
-    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         """Copy no more of the groups that change into this checkpoint, if they are."""
 
     @abstractmethod
@@ -144,12 +155,15 @@ class Dialect(ABC):
         """Return the names of indexes whose creation was interrupted."""
 
 
+#: Payloads of so many bytes are read by themselves.
+_LARGE = 16 * 1024
 _LANE, _SIZE = bindparam("lane", type_=group.c.lane.type), bindparam("size", type_=BigInteger())
 
 
 class _Sqlite(Dialect):
     name = "sqlite"
     locks_rows = False
+    is_remote = False
     shard = literal(0)
 
     def insert(self, table: Table) -> Any:
@@ -159,7 +173,7 @@ class _Sqlite(Dialect):
         return column.in_(select(func.json_each(bindparam(name, type_=Text())).table_valued("value").c.value))
 
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
-        return json.dumps(list(values), ensure_ascii=False)
+        return to_json(list(values)).decode()
 
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         return query
@@ -182,15 +196,24 @@ class _Sqlite(Dialect):
     def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
         return query.where(group.c.lane == _LANE).order_by(*keys).limit(_SIZE)
 
+    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        # A query copies what it reads twice. That of large payloads costs more than a call for each of them.
+        data = case((group.c.bytes < _LARGE, payload.c.data))
+        return select(*columns, data).outerjoin_from(group, payload, payload.c.uid == group.c.uid)
+
+    def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
+        assert isinstance(tx.driver, SqliteDriver)
+        return tx.driver.read_blob(payload.name, payload.c.data.name, uid)
+
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         listed = self.listed(uids)
         tx.fetch(_REMOVE, listed)
         tx.fetch(_DISCARD, now, listed)
 
-    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))
-            connection.exec_driver_sql(f"UPDATE rb_group SET {columns} WHERE uid = ?1", list(rows))  # noqa: S608
+            tx.connection.exec_driver_sql(f"UPDATE rb_group SET {columns} WHERE uid = ?1", list(rows))  # noqa: S608
 
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         tx.run_many(_SET_KEY[race], list(zip(keys, uids, strict=True)))
@@ -205,11 +228,11 @@ class _Sqlite(Dialect):
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(update(counter).where(_UID).values(value=last))
 
-    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         names = ", ".join(column.name for column in group.columns)
         old = ", ".join(f"old.{column.name}" for column in group.columns)
         for event in _EVENTS:
-            connection.exec_driver_sql(f"""
+            tx.connection.exec_driver_sql(f"""
                 CREATE TRIGGER {_trigger(event, checkpoint)} AFTER {event} ON rb_group
                 WHEN old.uid > (SELECT copied_to FROM rb_checkpoint WHERE id = {checkpoint})
                  AND old.uid <= {last} AND old.lane IN ({", ".join(map(str, lanes))})
@@ -217,9 +240,9 @@ class _Sqlite(Dialect):
                     INSERT OR IGNORE INTO rb_checkpoint_group (checkpoint, {names}) VALUES ({checkpoint}, {old});
                 END""")  # noqa: S608
 
-    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         for event in _EVENTS:
-            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
+            tx.connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
 
     def row_limit(self, connection: Connection) -> RowLimit:
         return sizes.sqlite_limit(connection)
@@ -272,6 +295,7 @@ _SET_KEY = {race: _set_key(race) for race in KEYS}
 class _Postgres(Dialect):
     name = "postgresql"
     locks_rows = True
+    is_remote = True
     shard = func.pg_backend_pid()
 
     def insert(self, table: Table) -> Any:
@@ -310,15 +334,20 @@ class _Postgres(Dialect):
         query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(_SIZE)
         return query.with_for_update(skip_locked=True)
 
+    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        # A value isn't joined, but read for the rows that are returned, whatever number of them the planner expects.
+        data = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery()
+        return select(*columns, data)
+
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         tx.fetch(_REMOVE_TO_GARBAGE, self.listed(uids), now)
 
-    def set_columns(self, connection: Connection, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             values = {
                 f"new_{name}": list(each) for name, each in zip(("uid", *names), zip(*rows, strict=True), strict=True)
             }
-            connection.execute(_set_columns(tuple(names)), values)
+            tx.connection.execute(_set_columns(tuple(names)), values)
 
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         tx.fetch(_SET_KEYS[race], uids, keys)
@@ -333,10 +362,10 @@ class _Postgres(Dialect):
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
 
-    def begin_keeping(self, connection: Connection, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         pass
 
-    def end_keeping(self, connection: Connection, checkpoint: int) -> None:
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         pass
 
     def row_limit(self, connection: Connection) -> RowLimit:

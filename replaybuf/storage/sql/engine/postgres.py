@@ -118,17 +118,22 @@ class PostgresEngine(Engine):
             if raw.is_in_transaction():
                 await connection.invalidate()
 
-    async def write_beside(self, function: Function[T], guard: Function[object], scope: Scope = DEFAULT) -> T:
+    async def write_beside(
+        self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT
+    ) -> T:
         async def once(attempt: _Attempt[T]) -> T:
             # Both connections are acquired before anything is locked. One operation at a time: many that have one
             # connection and wait for their second would exhaust the pool.
             async with self._pairing, self._connected(attempt) as guarding, self._connected(attempt) as connection:
                 await connection.execution_options(isolation_level="REPEATABLE READ")
                 async with guarding.begin():
-                    await guarding.run_sync(_keep_out, alone=False)
                     await guarding.run_sync(lambda inner: guard(self._tx(inner, scope)))
                     async with connection.begin():
-                        return await connection.run_sync(lambda inner: function(self._tx(inner, scope)))
+                        result = await connection.run_sync(lambda inner: function(self._tx(inner, scope)))
+                        # Only now: who wants to write alone would wait for all of it, and all others for them.
+                        await guarding.run_sync(_keep_out, alone=False)
+                        await guarding.run_sync(lambda inner: confirm(self._tx(inner, scope)))
+                return result
 
         return await self._until_done(once)
 

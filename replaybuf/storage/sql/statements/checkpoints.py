@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from sqlalchemy import and_, delete, exists, func, literal, select, update
+from sqlalchemy import and_, delete, exists, func, insert, literal, select, update
 
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.engine.locks import Lock
@@ -20,7 +21,6 @@ from replaybuf.storage.sql.statements.making import (
     Mark,
     begin,
     copy_groups,
-    copy_rows,
     is_any_made,
     keep_changing,
     next_bound,
@@ -33,12 +33,12 @@ from replaybuf.storage.values import Checkpoint, missing_checkpoint
 
 
 def keep_sweeps_away(tx: Transaction) -> None:
-    """Prevent sweeps, and the making and dropping of other checkpoints, until the end of the transaction."""
+    """Prevent sweeps, and the making of other checkpoints, until the end of the transaction."""
     tx.dialect.lock(tx.connection, Lock.SWEEP)
 
 
 def may_sweep(tx: Transaction) -> bool:
-    """Return whether a sweep may run: not while a checkpoint is made or dropped."""
+    """Return whether no checkpoint is being made in a transaction of its own; none is begun until the end of this."""
     return tx.dialect.try_lock(tx.connection, Lock.SWEEP, shared=True)
 
 
@@ -78,14 +78,38 @@ def publish_alone(tx: Transaction, mark: Mark, keep: int | None) -> Checkpoint:
     return made
 
 
-def undo_draw(tx: Transaction, since: int, drawn: Mapping[int, int], counts: Mapping[tuple[int, Tally], int]) -> None:
-    """Undo a draw that nobody received, in the checkpoints that were made after it.
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """A draw that nobody received and that was undone.
 
-    `drawn` has the number of earlier draws of each group, `counts` is what the undoing added to the tallies, and
-    `since` is the checkpoint that was the last one at the draw.
+    `since` is the checkpoint that was the last one at the draw, `drawn` has the number of earlier draws of each group,
+    `counts` is what the undoing added to the tallies, and `rows` are the groups as they were after it.
     """
-    later = select(checkpoint).where(checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.id > since)
-    for made in tx.execute(later).all():
+
+    since: int
+    drawn: Mapping[int, int]
+    counts: Mapping[tuple[int, Tally], int]
+    rows: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def now(
+        cls, tx: Transaction, since: int, drawn: Mapping[int, int], counts: Mapping[tuple[int, Tally], int]
+    ) -> Self:
+        """Return a draw that was undone in this transaction."""
+        found = tx.execute(select(group).where(group.c.uid.in_(list(drawn))).order_by(group.c.uid))
+        return cls(since, drawn, counts, [dict(row) for row in found.mappings()])
+
+
+def undo_draw(tx: Transaction, undone: Undone) -> Undone | None:
+    """Undo a draw in the checkpoints that were made after it.
+
+    Returns what is left to be done when the one is there that is being made in a transaction of its own.
+    """
+    none_is_made = may_sweep(tx)
+    drawn, newest = undone.drawn, undone.since
+    later = select(checkpoint).where(checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.id > undone.since)
+    for made in tx.execute(later.order_by(checkpoint.c.id)).all():
+        newest = made.id
         ours = checkpoint_group.c.uid.in_(list(drawn))
         copied = checkpoint_group.c.checkpoint == made.id, ours
         there = tx.execute(select(checkpoint_group.c.uid, checkpoint_group.c.times_sampled).where(*copied))
@@ -94,16 +118,18 @@ def undo_draw(tx: Transaction, since: int, drawn: Mapping[int, int], counts: Map
         counted = ours if made.copied_to is None else and_(ours, checkpoint_group.c.uid <= made.copied_to)
         before, bytes_before = size_of(tx, made.id, counted)
         tx.execute(delete(checkpoint_group).where(*copied))
-        copy_rows(tx, made.id, group.c.uid.in_(list(drawn)))
+        if undone.rows:
+            tx.execute(insert(checkpoint_group), [{"checkpoint": made.id, **row} for row in undone.rows])
         after, bytes_after = size_of(tx, made.id, counted)
         tallies = Counter({(row["lane"], row["name"]): row["amount"] for row in made.tallies})
-        tallies.update({(lane_id, str(name)): n for (lane_id, name), n in counts.items()})
+        tallies.update({(lane_id, str(name)): n for (lane_id, name), n in undone.counts.items()})
         values = {
             "tallies": [{"lane": lane_id, "name": name, "amount": n} for (lane_id, name), n in tallies.items()],
             "groups": made.groups + after - before,
             "bytes": made.bytes + bytes_after - bytes_before,
         }
         tx.execute(update(checkpoint).where(checkpoint.c.id == made.id).values(values))
+    return None if none_is_made else replace(undone, since=newest)
 
 
 def read_checkpoints(tx: Transaction) -> list[Checkpoint]:
@@ -121,7 +147,6 @@ def find_checkpoint(tx: Transaction, step: int) -> Any:
 
 def drop_checkpoint(tx: Transaction, step: int) -> None:
     """Drop the checkpoint of a step. Raises CheckpointError."""
-    keep_sweeps_away(tx)
     forget(tx, [find_checkpoint(tx, step).id])
 
 
@@ -133,7 +158,7 @@ def forget(tx: Transaction, ids: Sequence[int]) -> None:
     """Drop checkpoints, whole or not. Their groups, and the payloads that nothing else needs, are left to the sweep."""
     if ids:
         for number in ids:
-            tx.dialect.end_keeping(tx.connection, number)
+            tx.dialect.end_keeping(tx, number)
         tx.execute(delete(cursor).where(cursor.c.checkpoint.in_(ids)))
         tx.execute(delete(checkpoint).where(checkpoint.c.id.in_(ids)))
 
@@ -149,20 +174,22 @@ def with_groups(tx: Transaction) -> list[int]:
         numbers.append(number)
 
 
-def forgotten(tx: Transaction, now: float) -> list[int]:
-    """Return the dropped checkpoints that have groups left, and those that were given up in the making."""
-    given_up = dict(map(tuple, tx.execute(select(checkpoint.c.id, silent(now)))))
-    dropped = [number for number in with_groups(tx) if number not in given_up]
-    return dropped + [number for number, is_silent in given_up.items() if is_silent]
+def forgotten(tx: Transaction, now: float) -> dict[int, bool]:
+    """Return the checkpoints to be swept, each with whether it was given up in the making: the others were dropped."""
+    marks = tx.execute(select(checkpoint.c.id, silent(now))).all()
+    there = {number for number, _ in marks}
+    dropped = {number: False for number in with_groups(tx) if number not in there}
+    return dropped | {number: True for number, given_up in marks if given_up}
 
 
 def sweep_forgotten(tx: Transaction, limit: int, now: float) -> int:
     """Delete up to `limit` groups of a dropped checkpoint; return their number. Unneeded payloads become garbage."""
-    left = forgotten(tx, now) if may_sweep(tx) else []
+    left = forgotten(tx, now) if may_sweep(tx) else {}
     if not left:
         return 0
-    number = left[0]
-    forget(tx, [number])
+    number, given_up = next(iter(left.items()))
+    if given_up:
+        forget(tx, [number])
     ours = select(checkpoint_group.c.uid).where(checkpoint_group.c.checkpoint == number)
     uids = list(tx.execute(ours.order_by(checkpoint_group.c.uid).limit(limit)).scalars())
     if not uids:

@@ -67,7 +67,7 @@ def begin(tx: Transaction, step: int, now: float) -> Mark:
 def keep_changing(tx: Transaction, mark: Mark) -> None:
     """Copy groups before they change from now on: the others are copied in later transactions."""
     lanes = [row["id"] for row in _find(tx, mark).lanes]
-    tx.dialect.begin_keeping(tx.connection, mark.id, mark.last, lanes)
+    tx.dialect.begin_keeping(tx, mark.id, mark.last, lanes)
 
 
 def next_bound(tx: Transaction, mark: Mark, groups: int) -> int:
@@ -95,7 +95,7 @@ def copy_groups(tx: Transaction, mark: Mark, up_to: int, now: float) -> Mark:
 def publish(tx: Transaction, mark: Mark) -> Checkpoint:
     """Make a checkpoint whose groups are copied one that can be restored. Raises DroppedError."""
     row = _find(tx, mark)
-    tx.dialect.end_keeping(tx.connection, mark.id)
+    tx.dialect.end_keeping(tx, mark.id)
     values = {"copied_to": None, "created_at": mark.created_at}
     tx.execute(update(checkpoint).where(checkpoint.c.id == mark.id).values(values))
     return Checkpoint(mark.step, mark.created_at, row.groups, row.bytes)

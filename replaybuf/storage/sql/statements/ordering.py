@@ -18,7 +18,7 @@ from replaybuf.rules.race import KEYS
 from replaybuf.storage.sql.engine.dialects import Dialect
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group, payload
+from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.columns import STORED
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -42,37 +42,53 @@ class Source:
         self.lane, self._where, self._skip = home, where, tuple(skip)
 
     def first(self, tx: Transaction, size: int, order: Order) -> list[Ordered]:
-        """Return the first `size` groups.
-
-        Groups that follow the lane are ordered by their oldest step, pinned ones by their own staleness, each by an
-        index; an order by staleness merges the first of both.
-        """
-        if not _merges(order):
-            return _ordered(self._read(tx, _Query(order), size))
-        rows = [*self._read(tx, _Query(order, _FOLLOWING), size), *self._read(tx, _Query(order, _PINNED), size)]
-        places = {term.field: place for place, term in enumerate(order)}
-        return in_order(_ordered(rows), order, lambda row, name: row.values[places[name]])[:size]
+        """Return the first `size` groups."""
+        if _merges(order):
+            return self._merged(tx, size, order, self._read(tx, _Query(order, _PINNED), size))
+        return _ordered(self._read(tx, _Query(order), size))
 
     def read(self, tx: Transaction, size: int, order: Order) -> list[GroupRow]:
         """Return the first `size` groups as rows with their payloads."""
         if not _merges(order):
-            return [GroupRow.drawn(row, self.lane) for row in self._read(tx, _Query(order, whole=True), size)]
-        uids = [one.uid for one in self.first(tx, size, order)]
-        rows = {row[0]: row for row in tx.fetch(_WHOLE, tx.dialect.listed(uids))} if uids else {}
-        return [GroupRow.drawn(rows[uid], self.lane) for uid in uids if uid in rows]
+            rows = self._read(tx, _Query(order, whole=True), size)
+        elif pinned := self._read(tx, _Query(order, _PINNED), size):
+            uids = [one.uid for one in self._merged(tx, size, order, pinned)]
+            found = {row[0]: row for row in tx.fetch(_WHOLE, tx.dialect.listed(uids))}
+            rows = [found[uid] for uid in uids if uid in found]
+        else:
+            rows = self._read(tx, _Query(order, _FOLLOWING, whole=True), size)
+        drawn = [GroupRow.drawn(row, self.lane) for row in rows]
+        for row in drawn:
+            if row.payload is None:
+                row.payload = tx.dialect.read_payload(tx, row.uid)
+        return drawn
+
+    def _merged(self, tx: Transaction, size: int, order: Order, pinned: Sequence[Sequence[Any]]) -> list[Ordered]:
+        """Return the first groups by staleness, given the first of those that are pinned.
+
+        Groups that follow the lane are ordered by their oldest step, pinned ones by their own staleness, each by an
+        index.
+        """
+        following = self._read(tx, _Query(order, _FOLLOWING), size)
+        if not (following and pinned):
+            return _ordered(following or pinned)
+        places = {term.field: place for place, term in enumerate(order)}
+        return in_order(_ordered([*following, *pinned]), order, lambda row, name: row.values[places[name]])[:size]
 
     def _read(self, tx: Transaction, query: _Query, size: int) -> Sequence[Sequence[Any]]:
-        query = query._replace(skipping=bool(self._skip))
+        if self._skip:
+            query = query._replace(skipping=True)
         values = {
             "lane": self.lane.id,
             "size": size,
             "step": self.lane.step or 0,
             "task_name": self.lane.task_name,
             "status": str(self.lane.status),
-            "skip": tx.dialect.listed(self._skip),
+            "skip": tx.dialect.listed(self._skip) if self._skip else None,
         }
         if self._where is None:
-            return tx.fetch(_prepared(query), *(values[name] for name in query.names))
+            statement, names = _prepared(query)
+            return tx.fetch(statement, *(values[name] for name in names))
         condition = compile_sql(self._where, _fields(query), tx.dialect.name)
         return tx.execute(_select(tx.dialect, query).where(condition), values).all()
 
@@ -90,10 +106,11 @@ class _Query(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """The parameters of the statement without a `where`."""
         fields = {term.field for term in self.order}
+        computed = self.pinned is None or (self.pinned is _FOLLOWING and not self.whole)
         there = {
             "lane": True,
             "size": True,
-            "step": "staleness" in fields and self.pinned is not _PINNED,
+            "step": "staleness" in fields and computed,
             "task_name": "task_name" in fields,
             "status": "status" in fields,
             "skip": self.skipping,
@@ -111,15 +128,16 @@ def _ordered(rows: Iterable[Sequence[Any]]) -> list[Ordered]:
 
 
 @lru_cache(maxsize=256)
-def _prepared(query: _Query) -> Prepared:
-    return Prepared(lambda dialect: _select(dialect, query), *query.names)
+def _prepared(query: _Query) -> tuple[Prepared, Sequence[str]]:
+    """Return the statement, and its parameters."""
+    return Prepared(lambda dialect: _select(dialect, query), *query.names), query.names
 
 
 @lru_cache(maxsize=256)
 def _select(dialect: Dialect, query: _Query) -> Select[Any]:
     order, fields = query.order, _fields(query)
     values = (fields[term.field].label(f"order_{i}") for i, term in enumerate(order))
-    statement = select(*STORED, _DATA) if query.whole else select(group.c.uid, group.c.priority, *values)
+    statement = dialect.with_payload(STORED) if query.whole else select(group.c.uid, group.c.priority, *values)
     if query.pinned is not None:
         missing = group.c.pinned_staleness.is_(None)
         statement = statement.where(~missing if query.pinned else missing)
@@ -133,9 +151,7 @@ def _select(dialect: Dialect, query: _Query) -> Select[Any]:
     return dialect.first_of_lane(statement, keys, backwards=newest_first)
 
 
-# Read for each row that is returned, and so never joined by a scan.
-_DATA = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery().label("data")
-_WHOLE = Prepared(lambda dialect: select(*STORED, _DATA).where(dialect.one_of(group.c.uid, "uids")), "uids")
+_WHOLE = Prepared(lambda dialect: dialect.with_payload(STORED).where(dialect.one_of(group.c.uid, "uids")), "uids")
 
 
 def _fields(query: _Query) -> dict[str, ColumnElement[Any]]:

@@ -98,7 +98,7 @@ def _expire(tx: Transaction, home: Lane, refresh: Refresh, leaving: Leaving) -> 
         elif has_masked:
             new_text = dump_json(marks.to_json())
             masked += [(uid, new_text) for uid in uids]
-    tx.dialect.set_columns(tx.connection, _MASKED, sorted(masked))
+    tx.dialect.set_columns(tx, _MASKED, sorted(masked))
     if expired and rule.retryable:
         _keep_expired(tx, home, expired)
     else:
@@ -116,7 +116,7 @@ def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[Alike]) -> None
     # In the order of the table, of which no page is then written twice.
     alike = [(_expired_values(marks, lanes[name]), uids) for marks, uids in expired]
     rows = sorted(((uid, *values) for values, uids in alike for uid in uids), key=itemgetter(0))
-    tx.dialect.set_columns(tx.connection, _EXPIRED, rows)
+    tx.dialect.set_columns(tx, _EXPIRED, rows)
     if step.enters_races:
         enter_races(tx, lanes[name], _uids(expired))
     counts: Counts = Counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, FencedError, StorageError
 from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, undo_draw
+from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unhold
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.steps import set_aside
@@ -21,6 +22,8 @@ from replaybuf.storage.sql.statements.take import by_home, consume, draw_groups
 from replaybuf.storage.sql.statements.undoing import unconsume
 from replaybuf.storage.sql.tasks.port import OpenStore
 from replaybuf.storage.values import Draw, Leased, StorageItem
+
+_LOOK_AGAIN_SECONDS = 0.1
 
 #: Up to this size and number, groups are read and checked in milliseconds.
 BRIEF_BYTES = 1024 * 1024
@@ -120,17 +123,26 @@ class Drawing:
         return taken
 
     async def _give_back(self, taken: Taken, failed: dict[int, str]) -> None:
+        left: Undone | None = None
+
         def put_back(tx: Transaction) -> None:
+            nonlocal left
+            left = None
             if tx.scope.epoch != taken.epoch:  # a restore has decided what became of them
                 return
             if self._seconds is None:
-                _unconsume(tx, taken)
+                left = _unconsume(tx, taken)
             else:
                 unhold(tx, taken.lease(), [row.uid for row in taken.rows])
             if failed:
                 _fail(tx, failed)
 
-        work = Insistent(lambda: self._store.write(put_back))
+        async def write() -> None:
+            await self._store.write(put_back)
+            if left is not None:  # without waiting for the checkpoint that is being made
+                self._store.thread.keep_trying(partial(self._correct, left, taken.epoch))
+
+        work = Insistent(write)
         try:
             await work()
         except FencedError:  # as above
@@ -140,9 +152,19 @@ class Drawing:
             self._store.thread.keep_trying(work)
             raise
 
+    async def _correct(self, undone: Undone, epoch: int) -> None:
+        """Undo a draw in the checkpoint that was being made when it was undone, once that is there."""
+
+        def undo(tx: Transaction) -> Undone | None:
+            return undo_draw(tx, undone) if tx.scope.epoch == epoch else None
+
+        while (left := await self._store.write(undo, announce=lambda: False)) is not None:
+            undone = left
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+
     async def _decoded(self, rows: Sequence[GroupRow]) -> tuple[list[StorageItem], dict[int, str]]:
         """Return the groups, and why those failed that can't be decoded; in this thread if that takes no longer."""
-        if len(rows) * self._pace.seconds <= LIGHT_SECONDS:
+        if not self._codec.converts and len(rows) * self._pace.seconds <= LIGHT_SECONDS:
             return self._decode(rows)
         return await self._store.compute(self._decode, rows)
 
@@ -165,11 +187,10 @@ class Drawing:
         return items, failed
 
 
-def _unconsume(tx: Transaction, taken: Taken) -> None:
-    keep_sweeps_away(tx)  # and waits for a checkpoint that is being made, to correct it
+def _unconsume(tx: Transaction, taken: Taken) -> Undone | None:
     counts = unconsume(tx, taken.rows)
     drawn = {row.uid: row.times_sampled for row in taken.rows}
-    undo_draw(tx, taken.checkpoint, drawn, counts)
+    return undo_draw(tx, Undone.now(tx, taken.checkpoint, drawn, counts))
 
 
 def _fail(tx: Transaction, reasons: dict[int, str]) -> None:

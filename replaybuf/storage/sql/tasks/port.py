@@ -35,11 +35,16 @@ class OpenStore(Protocol):
         ...
 
     async def write(
-        self, function: Callable[[Transaction], T], *, brief: bool = ..., announce: Callable[[], bool] = ...
+        self,
+        function: Callable[[Transaction], T],
+        *,
+        fenced: bool = ...,
+        brief: bool = ...,
+        announce: Callable[[], bool] = ...,
     ) -> T:
         """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers if `announce()`.
 
-        `brief` as in `Engine.write`.
+        `brief` as in `Engine.write`. With `fenced=False` the function checks the fence itself.
         """
         ...
 
