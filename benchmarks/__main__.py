@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, and print a table. `python -m benchmarks plans`: look at the query plans."""
+"""`python -m benchmarks`: measure, and print a table. `plans`, `codec`, `guard`, `peers`: see README.md."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ LONG = ("soak",)
 
 def main() -> int:
     """Run the command line. Return its exit status."""
+    if sys.argv[1:2] == ["peers"]:
+        from benchmarks.peers import command
+
+        return command.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("command", nargs="?", default="run", choices=["run", "plans", "codec", "guard"])
     parser.add_argument(

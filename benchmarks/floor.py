@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 
@@ -79,7 +79,7 @@ class PostgresFloor:
 
         self._pool = await asyncpg.create_pool(self._url, min_size=8, max_size=8)
         await self._pool.execute(
-            "CREATE TABLE floor (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, data bytea NOT NULL)"
+            "CREATE TABLE IF NOT EXISTS floor (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, data bytea NOT NULL)"
         )
         await self._pool.execute("ALTER TABLE floor ALTER COLUMN data SET STORAGE EXTERNAL")
         return self
@@ -98,10 +98,18 @@ class PostgresFloor:
 
         await asyncio.gather(*(worker() for _ in range(8)))
 
-    async def put_one(self, payload: bytes) -> None:
-        """Insert a payload in its own transaction."""
+    async def put_one(self, payload: bytes, *, notify: bool = False) -> None:
+        """Insert a payload in its own transaction; `notify` wakes who listens."""
         async with self._pool.acquire() as connection:
             await connection.execute("INSERT INTO floor (data) VALUES ($1)", payload)
+            if notify:
+                await connection.execute("NOTIFY floor")
+
+    async def listen(self, heard: Callable[[], None]) -> Any:
+        """Call `heard` at each notification. Return the connection that listens."""
+        connection = await self._pool.acquire()
+        await connection.add_listener("floor", lambda *_: heard())
+        return connection
 
     async def take(self, size: int) -> list[bytes]:
         """Return the oldest payloads, deleted in the same transaction; not decoded."""

@@ -60,15 +60,13 @@ def regressions(measured: Figures, kept: Figures) -> list[str]:
     """Return a line for each figure that is clearly worse than the kept one, or of which none is kept."""
     found = []
     for section, figures in measured.items():
-        most = TOLERANCE if section.endswith("CPU") else 1
+        most, limit = (TOLERANCE, f", at most {TOLERANCE:g} times that") if section.endswith("CPU") else (1, "")
         for name, figure in figures.items():
             before = kept.get(section, {}).get(name)
             if before is None:
                 found.append(f"NEW: {section}, {name}: {figure:g}; run python -m benchmarks guard --update")
             elif figure > before * most:
-                found.append(
-                    f"REGRESSION: {section}, {name}: {figure:g} where {before:g} is kept (at most {most:g} times)"
-                )
+                found.append(f"REGRESSION: {section}, {name}: {figure:g} where {before:g} is kept{limit}")
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Engine, bindparam, event, select
 
-from replaybuf import ReplayBuffer
+from replaybuf import ReplayBuffer, ReplayBufferConfig
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -101,3 +101,27 @@ async def test_a_prepared_statement_gives_each_place_its_value(sql_url: str) -> 
         assert isinstance(buffer.storage, SQLStorage)
         found = await buffer.storage._read(lambda tx: tx.fetch(twice, tx.dialect.listed(["other", TASK]), TASK))
         assert [tuple(row) for row in found] == [(TASK,)]
+
+
+class Tool:
+    pass
+
+
+async def test_a_converter_may_ask_the_buffer(tmp_path: Path) -> None:
+    """Also after puts that took no time, so that a put would be encoded in the store's thread."""
+    asking, asked = threading.Event(), list[int]()
+
+    def convert(_: Tool) -> int:
+        if asking.is_set():
+            asked.append(len(buffer))
+        return 0
+
+    async with ReplayBufferConfig(
+        url=f"sqlite:///{tmp_path}/buffer.db", rollout_type=dict, converters={Tool: ("tool", convert, lambda _: Tool())}
+    ).build() as buffer:
+        async with asyncio.timeout(10):
+            for _ in range(3):
+                await buffer.put([{"tool": Tool()}], TASK)
+            asking.set()
+            await buffer.put([{"tool": Tool()}], TASK)
+        assert asked == [3]

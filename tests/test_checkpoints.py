@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from sqlalchemy import func, select
 
 from replaybuf import ReplayBuffer, Status
+from replaybuf.storage.sql import store
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, payload
-from replaybuf.storage.sql.statements.checkpoints import sweep_forgotten
+from replaybuf.storage.sql.statements.checkpoints import make_checkpoint, sweep_forgotten
 from replaybuf.storage.sql.statements.sweep import sweep
 from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.storage.values import Draw, NewGroup
@@ -28,7 +34,7 @@ async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
     opened = buffer.storage._state()  # type: ignore[attr-defined]
 
     async def work() -> tuple[int, ...]:
-        while await opened.engine.write(lambda tx: sweep_forgotten(tx, 4, 0.0)):
+        while await opened.engine.write(lambda tx: sweep_forgotten(tx, 4, time.time())):
             pass
         while await opened.engine.write(lambda tx: sweep(tx, ALWAYS, 100)):
             pass
@@ -196,6 +202,38 @@ async def test_a_draw_that_is_undone_is_undone_in_checkpoints_too(sql_url: str) 
             for step in (1, 2):
                 assert (await buffer.restore(step)).groups == 4
                 assert state_of(buffer) == before
+
+
+async def test_nobody_waits_for_a_checkpoint_that_is_being_made(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those who write alone, nor who undoes a draw, which is undone in it once it is there."""
+    if not shared_url.startswith("postgresql"):
+        return  # in pieces: tests/test_checkpoints_in_pieces.py
+    copied, let_go = threading.Event(), threading.Event()
+
+    def make_slowly(tx: Transaction, *args: Any) -> Any:
+        made = make_checkpoint(tx, *args)
+        copied.set()
+        assert let_go.wait(10)
+        return made
+
+    monkeypatch.setattr(store, "make_checkpoint", make_slowly)
+    async with build(shared_url) as buffer, build(shared_url) as other:
+        await fill(buffer, 4)
+        before = state_of(buffer)
+        undo = await take(buffer, 2)
+        task = asyncio.create_task(other.checkpoint(1))
+        assert await asyncio.to_thread(copied.wait, 10)
+        async with asyncio.timeout(5):
+            await undo()
+            assert state_of(buffer) == before
+            await buffer.refresh_staleness(task_stale_thresholds={TASK: 3}, current_train_step=4)
+            await buffer.put(group(9), TASK)
+        let_go.set()
+        await task
+        assert (await buffer.restore(1)).groups == 4
+        assert state_of(buffer) == before
 
 
 async def test_a_draw_of_before_a_restore_is_not_undone(sql_url: str) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import pytest
+
 from replaybuf.codec.payload import Codec
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -14,10 +19,47 @@ WRITTEN = bytes.fromhex(
     "72615f6669656c647380"
 )
 
+#: Arrays in version 1.
+ARRAYS_1 = bytes.fromhex(
+    "52504c4201000000010000006600000000000000bc2ef0035e0000000000000083a161c7191903013c6934030000000000000000000000010000"
+    "0002000000a162c7351903023c6638020000000000000002000000000000000000000000000000000000000000f03f0000000000000040000000"
+    "0000000840a163c40178"
+)
+#: `rollout()` in version 2.
+WRITTEN_2 = bytes.fromhex(
+    "52504c4202000000010000009f00000000000000d2f811ba970000000000000087a76d6573736167659182a4726f6c65a475736572a7636f6e74"
+    "656e74a532202b2032a8726573706f6e7365a134ac726573706f6e73655f6964739103ad7365715f7374616c656e65737300a6726577617264cb"
+    "3ff0000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a761626f72746564ac65787472"
+    "615f6669656c647380"
+)
+#: Arrays in version 2: one in the msgpack, two behind it.
+ARRAYS_2 = bytes.fromhex(
+    "52504c4202000000010000009402000000000000073450a84b0000000000000083a161c7191903013c6934030000000000000000000000010000"
+    "0002000000a162c7151a03023c693402000000000000002000000000000000a163c70d1a03017c75312c01000000000000000000000000000000"
+    "000000000000000000000000000000000100000002000000030000000400000005000000060000000700000008000000090000000a0000000b00"
+    "00000c0000000d0000000e0000000f00000010000000110000001200000013000000140000001500000016000000170000001800000019000000"
+    "1a0000001b0000001c0000001d0000001e0000001f00000020000000210000002200000023000000240000002500000026000000270000002800"
+    "0000290000002a0000002b0000002c0000002d0000002e0000002f00000030000000310000003200000033000000340000003500000036000000"
+    "3700000038000000390000003a0000003b0000003c0000003d0000003e0000003f00000007070707070707070707070707070707070707070707"
+    "07070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707"
+    "07070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707"
+    "07070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707"
+    "07070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707"
+    "07070707070707070707070707070707070707070707070707070707070707070707070707070707070707070707"
+)
+
 
 def rollout() -> RolloutState:
     message = [{"role": "user", "content": "2 + 2"}]
     return RolloutState(message=message, response="4", response_ids=[3], status=Status.ABORTED, reward=1.0)
+
+
+def arrays() -> dict[str, Any]:
+    return {
+        "a": np.arange(3, dtype="<i4"),
+        "b": np.arange(64, dtype="<i4").reshape(2, 32),
+        "c": np.full(300, 7, "u1"),
+    }
 
 
 def test_a_status_in_a_dict_comes_back_as_a_status() -> None:
@@ -26,7 +68,25 @@ def test_a_status_in_a_dict_comes_back_as_a_status() -> None:
     assert read["status"] == Status.ABORTED
 
 
-def test_a_rollout_is_written_as_it_was_then() -> None:
-    codec = Codec(RolloutType(RolloutState))
-    assert codec.decode(WRITTEN) == [rollout()]
-    assert codec.encode([rollout()]) == WRITTEN
+@pytest.mark.parametrize("payload", [WRITTEN, WRITTEN_2])
+def test_a_rollout_is_read_from_every_version(payload: bytes) -> None:
+    assert Codec(RolloutType(RolloutState)).decode(payload) == [rollout()]
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_arrays_are_read_from_every_version(owned: bool) -> None:
+    codec = Codec(RolloutType(dict))
+    expected = [
+        (ARRAYS_1, {"a": np.arange(3, dtype="<i4"), "b": np.arange(4, dtype="<f8").reshape(2, 2), "c": b"x"}),
+        (ARRAYS_2, arrays()),
+    ]
+    for payload, fields in expected:
+        (back,) = codec.decode(bytes(bytearray(payload)), owned=owned)
+        assert back.keys() == fields.keys()
+        for name, value in fields.items():
+            np.testing.assert_array_equal(back[name], value, strict=True)
+
+
+def test_version_2_is_what_is_written() -> None:
+    assert Codec(RolloutType(RolloutState)).encode([rollout()]) == WRITTEN_2
+    assert Codec(RolloutType(dict)).encode([arrays()]) == ARRAYS_2

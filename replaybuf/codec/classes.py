@@ -128,6 +128,8 @@ class _PlainFields(dict[str, Any]):
 def _member_form(name: str) -> Any:
     def content(member: Any) -> list[Any]:
         value = member._value_
+        if type(value) is str:  # nearly all are
+            return [name, value]
         if _finds_member(value) or (type(value) is tuple and all(map(_finds_member, value))):
             return [name, value]
         return [name, None, member._name_]

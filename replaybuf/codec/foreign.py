@@ -13,6 +13,7 @@ _NUMBERS: Final = frozenset({int, float})
 _CONTAINERS: Final = frozenset({list, tuple, set, frozenset})
 _LONG: Final = 32
 _FOREIGN: Final = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
+_LOOKED_INTO: Final = _CONTAINERS | _FOREIGN | {dict}
 
 
 class Foreign:
@@ -41,25 +42,30 @@ def holds_foreign(values: Iterable[Any]) -> bool:
     """
     stack = [values]
     while stack:
-        items = stack.pop()
-        if SCALARS.issuperset(map(type, items)):
-            continue
-        for item in items:
+        for item in stack.pop():
             kind = type(item)
-            if kind in SCALARS:
+            if kind not in _LOOKED_INTO:
                 continue
             if kind is dict:
                 stack.append(item.values())
-            elif kind in _CONTAINERS:
-                if not (kind is list and len(item) > _LONG and _looks_numeric(item)):
-                    stack.append(item)
             elif kind in _FOREIGN:
                 return True
+            elif not (kind is list and _holds_numbers(item)) and not SCALARS.issuperset(map(type, item)):
+                stack.append(item)
     return False
 
 
-def _looks_numeric(items: list[Any]) -> bool:
-    return type(items[0]) in _NUMBERS and type(items[-1]) in _NUMBERS
+def _holds_numbers(items: list[Any]) -> bool:
+    """Return whether a list is taken for one of numbers. Nothing else that msgpack knows can be added to them."""
+    if not items or type(items[0]) not in _NUMBERS or type(items[-1]) not in _NUMBERS:
+        return False
+    if len(items) > _LONG:
+        return True
+    try:
+        sum(items)
+    except Exception:
+        return False
+    return True
 
 
 def wrapped(value: Any) -> Any:

@@ -3,13 +3,15 @@
 Tuples, sets, enums, datetimes, arrays and the like are stored as a map of one entry whose key is a *mark*, an empty
 msgpack extension object whose type says what the value is: `{mark: content}`. msgpack itself packs and unpacks the
 content, so nesting costs no Python recursion, and a mark can't be mistaken for a user's key. Only plain arrays are
-extension objects that hold their content. `codec.unpack` reverses it.
+extension objects that hold something: their bytes, or what says how to read those behind the msgpack (`codec.behind`).
+`codec.unpack` reverses it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from functools import partial
@@ -21,6 +23,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from replaybuf.codec import arrays, containers
+from replaybuf.codec.behind import Octets, reference
 from replaybuf.codec.converters import Converters, name_of
 from replaybuf.codec.foreign import Bytearray, Foreign, holds_foreign, wrapped
 from replaybuf.codec.marks import (
@@ -36,7 +39,6 @@ from replaybuf.codec.marks import (
     NUMPY_BYTES,
     NUMPY_STR,
     OBJECT_ARRAY,
-    PLAIN_ARRAY,
     SCALAR,
     SET,
     TIME,
@@ -99,6 +101,15 @@ _OBJECTS: Final[Form] = (mark(OBJECT_ARRAY), arrays.take_objects_apart)
 _SCALAR: Final[Form] = (mark(SCALAR), arrays.take_scalar_apart)
 
 
+@dataclass(slots=True)
+class Packed:
+    """Packed values: the length of each one's msgpack, all of it, one after the other, and what is behind it."""
+
+    lengths: list[int]
+    msgpack: memoryview
+    behind: list[Any]
+
+
 class Packing:
     """How one codec packs values.
 
@@ -109,10 +120,10 @@ class Packing:
         self._families = (converters, *families)
         self._converters = converters
         self._forms = _FORMS | converters.forms  # and those that the families have found
-        self._array = None if np.ndarray in converters.forms else np.ndarray
+        self._arrays = frozenset({np.ndarray, Octets} - converters.forms.keys())
 
-    def pack(self, values: Sequence[Any]) -> tuple[list[int], memoryview]:
-        """Return the length of each value's msgpack, and all of it, one after the other.
+    def pack(self, values: Sequence[Any]) -> Packed:
+        """Pack values; what is behind the msgpack may be in their own memory.
 
         Raises TypeError, ValueError, RecursionError or the like for what can't be stored; `explain` then says where it
         is.
@@ -163,23 +174,28 @@ class Packing:
             if isinstance(family, Nesting):
                 yield from family.parts(value)
 
-    def _pack(self, values: Sequence[Any], stand_in: Callable[[Any], Any]) -> tuple[list[int], memoryview]:
+    def _pack(self, values: Sequence[Any], stand_in: Callable[[list[Any], Any], Any]) -> Packed:
+        behind: list[Any] = []
         # One growing buffer, read in place, halves the copies that packing value by value would make.
         packer = msgpack.Packer(
-            default=stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
+            default=partial(stand_in, behind),
+            strict_types=True,
+            unicode_errors="surrogatepass",
+            autoreset=False,
+            buf_size=4096,
         )
         lengths, end = [], 0
         for value in values:
             packer.pack(value)
             start, end = end, len(packer.getbuffer())
             lengths.append(end - start)
-        return lengths, packer.getbuffer()
+        return Packed(lengths, packer.getbuffer(), behind)
 
-    def _stand_in(self, held: list[Any], value: Any) -> Any:
+    def _stand_in(self, held: list[Any], behind: list[Any], value: Any) -> Any:
         """Return what msgpack packs in place of a value that it has no form for; what instances hold goes to `held`."""
         kind = type(value)
-        if kind is self._array and (content := arrays.flatten(value)) is not None:
-            return msgpack.ExtType(PLAIN_ARRAY, content)
+        if kind in self._arrays and (stands_for_it := reference(value, behind)) is not None:
+            return stands_for_it
         form = self._forms.get(kind) or self._find(kind)
         if form is None:
             raise TypeError(self._refusal(value.value if kind is Foreign else value))
@@ -190,9 +206,9 @@ class Packing:
             held.append(content[1])
         return {form[0]: content}
 
-    def _wrapped_stand_in(self, value: Any) -> Any:
+    def _wrapped_stand_in(self, behind: list[Any], value: Any) -> Any:
         held: list[Any] = []
-        stand_in = self._stand_in(held, value)
+        stand_in = self._stand_in(held, behind, value)
         return {key: wrapped(content) for key, content in stand_in.items()} if held else stand_in
 
     def _find(self, kind: type) -> Form | None:

@@ -2,13 +2,16 @@
 
 A payload is a header of 24 bytes and a body:
 
-    magic "RPLB", version, flags (1: zstd), two zero bytes, rollouts (u32), size of the body (u64), crc32 (u32)
-    length of each rollout's msgpack (u64 each) | the rollouts' msgpack, a map of fields each
+    magic "RPLB", version, flags (1: zstd), two zero bytes, rollouts (u32), size of the body (u64), checksum (u32)
+    length of each rollout's msgpack (u64 each) | the rollouts' msgpack, a map of fields each | bytes of arrays
 
-All numbers are little-endian; the size is the one before compression, the checksum is over the rest of the header and
-the body as stored. Each rollout is unpacked by its own call, so that other threads run in between. Types that msgpack
-doesn't know are described in `codec.pack`, `codec.arrays` and the families (`codec.marks`). Nothing is pickled, and
-nothing that a payload names is imported or called.
+All numbers are little-endian; the size is the one before compression. The checksum is the lower half of the XXH3 (64
+bits) of the body as stored, seeded with the XXH3 of the rest of the header. Each rollout is unpacked by its own call:
+other threads run in between. Types that msgpack doesn't know are described in `codec.pack`, `codec.arrays`,
+`codec.behind` and the families (`codec.marks`). Nothing is pickled, and nothing that a payload names is imported or
+called.
+
+Version 1 had the crc32 of the header and the body as its checksum, and no arrays behind the msgpack. It is read.
 """
 
 from __future__ import annotations
@@ -19,12 +22,15 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from replaybuf.codec.behind import Behind, laid_out, owned
 from replaybuf.codec.classes import Instances
 from replaybuf.codec.converters import ConverterMap, Converters
 from replaybuf.codec.images import Images
 from replaybuf.codec.marks import Family
 from replaybuf.codec.object_refs import Fetched, ObjectRefs, RestoreRefs, UnfetchedError, at_hand, is_ref
-from replaybuf.codec.pack import Packing
+from replaybuf.codec.pack import Packed, Packing
 from replaybuf.codec.releasing import Releasing
 from replaybuf.codec.tensors import RestoreTensors, Tensors
 from replaybuf.codec.unpack import Unpacking, restores
@@ -33,16 +39,16 @@ from replaybuf.rollouts.rollout_type import RolloutType
 
 Compression = Literal["none", "zstd"]
 Buffer = bytes | bytearray | memoryview
-Parts = Sequence[bytes | memoryview]
-#: The lengths of the rollouts' msgpack, and all of it.
-Packed = tuple[list[int], memoryview]
+#: bytes, or what gives its memory: of the group or of msgpack.
+Parts = Sequence[Any]
 
 MAGIC = b"RPLB"
-VERSION = 1
+VERSION = 2
+_CRC32 = 1  # the version that has crc32 as its checksum
 _ZSTD = 1
 _HEAD = struct.Struct("<4sBBHIQ")
-_CRC = struct.Struct("<I")
-_BODY_AT = _HEAD.size + _CRC.size
+_CHECKSUM = struct.Struct("<I")
+_BODY_AT = _HEAD.size + _CHECKSUM.size
 # The largest size that a compressed body may claim: a hostile one can't make the reader allocate more. Bodies that
 # compress better than this are stored uncompressed, so that everything written can be read.
 _MAX_RATIO = 1000
@@ -87,6 +93,8 @@ class Codec:
         self.rollout_type = rollout_type
         self.compression = compression
         self._converters = Converters(converters or {}, as_plain=as_plain)
+        # Users' code that runs while a group is rebuilt may change arrays in place; the payload may be needed again.
+        self._lends = not converters and not any(shape.runs_code for shape in rollout_type.classes.shapes.values())
         self._others: tuple[Family, ...] = (
             Images(as_plain=as_plain),
             Instances(rollout_type.classes, as_plain=as_plain),  # the last, since it refuses unknown classes
@@ -98,6 +106,11 @@ class Codec:
         self._refs = refs
         self._packing = Packing(families, self._converters)
         self._marks = restores((self._converters, *families))
+
+    @property
+    def converts(self) -> bool:
+        """Whether there are converters: encoding then runs users' code, which may take its time."""
+        return bool(self._converters.forms)
 
     def as_stored(self) -> Codec:
         """Return a codec for payloads that are written anew: it needs neither torch nor Ray.
@@ -121,27 +134,36 @@ class Codec:
             plain = None if fetched else self._pack(fields)
         except UnfetchedError:
             plain = None
-        lengths, packed = plain or self._pack_refs(fields, fetched or {}, wait=fetched is None)
-        body = (struct.pack(f"<{len(lengths)}Q", *lengths), packed)
-        flags, stored = self._compress(body)
-        head = _HEAD.pack(MAGIC, VERSION, flags, 0, len(lengths), sum(map(len, body)))
-        crc = zlib.crc32(head)
-        for part in stored:
-            crc = zlib.crc32(part, crc)
-        return b"".join((head, _CRC.pack(crc), *stored))
+        packed = plain or self._pack_refs(fields, fetched or {}, wait=fetched is None)
+        table = struct.pack(f"<{len(fields)}Q", *packed.lengths)
+        behind, end = laid_out(packed.behind, _BODY_AT + len(table) + len(packed.msgpack))
+        size = end - _BODY_AT
+        flags, stored = self._compress((table, packed.msgpack, *behind), size)
+        head = _HEAD.pack(MAGIC, VERSION, flags, 0, len(fields), size)
+        if flags or not behind:
+            return b"".join((head, _CHECKSUM.pack(_xxh3(head, *stored)), *stored))
+        # The checksum is that of these bytes, not of the users' arrays, which their threads may be changing.
+        payload = b"".join((head, bytes(_CHECKSUM.size), *stored))
+        _CHECKSUM.pack_into(owned(payload).data, _HEAD.size, _xxh3(head, memoryview(payload)[_BODY_AT:]))
+        return payload
 
-    def decode(self, payload: Buffer, *, verified: bool = False) -> list[Any]:
+    def decode(self, payload: Buffer, *, verified: bool = False, owned: bool = False) -> list[Any]:
         """Return the rollouts of a payload, independent of its memory. `verified` means that it has passed `verify`.
+
+        `owned` means that the payload is bytes that nobody else has: large arrays live in its memory then, each at its
+        own place, and change it when they are written to, which this itself does not. One that is kept keeps all of it,
+        so those that would keep more than 64 times their size are copied.
 
         DecodeError when it is damaged, of a newer version, or was written for another rollout type; MissingDriverError
         when it is compressed with zstd and zstd is not installed. Takes memory in proportion to the payload.
         """
         flags, count, size, stored = _open(payload, verified)
+        own = payload if owned and self._lends and type(payload) is bytes and not flags & _ZSTD else None
         try:
             body = memoryview(_decompress(stored, size)) if flags & _ZSTD else stored
             if len(body) != size:
                 raise ValueError(f"it holds {len(body)} bytes where {size} belong")
-            return self._unpack(body, count)
+            return self._unpack(body, count, own)
         except (DecodeError, MissingDriverError):
             raise
         except Exception as error:  # hostile bytes can raise anything
@@ -189,12 +211,10 @@ class Codec:
                     return problem
         return EncodeError(f"the rollouts can't be stored: {error}")
 
-    def _unpack(self, body: memoryview, count: int) -> list[Any]:
+    def _unpack(self, body: memoryview, count: int, own: bytes | None) -> list[Any]:
         lengths = struct.unpack_from(f"<{count}Q", body)
         start = 8 * count
-        if start + sum(lengths) != len(body):
-            raise ValueError("its lengths don't add up")
-        unpacking = Unpacking(self._marks)
+        unpacking = Unpacking(self._marks, Behind(body, _BODY_AT, start + sum(lengths), own))
         rollouts = []
         for length in lengths:
             fields = unpacking.unpack(body[start : start + length])
@@ -205,12 +225,11 @@ class Codec:
         unpacking.finish()
         return rollouts
 
-    def _compress(self, body: Parts) -> tuple[int, Parts]:
-        """Return the flags, and the body as stored: compressed when that was asked for and saves space."""
+    def _compress(self, body: Parts, size: int) -> tuple[int, Parts]:
+        """Return the flags, and the body of this size as stored: compressed when that was asked for and saves space."""
         if self.compression == "none":
             return 0, body
         stored: bytes = _zstandard().ZstdCompressor().compress(b"".join(body))
-        size = sum(map(len, body))
         if len(stored) >= size or size > _allowed_size(len(stored)):
             return 0, body
         return _ZSTD, (stored,)
@@ -229,13 +248,24 @@ def _open(payload: Buffer, verified: bool = False) -> tuple[int, int, int, memor
         raise DecodeError(f"not a replaybuf payload: it begins with {magic!r}")
     if version > VERSION:
         raise DecodeError(f"the payload has format {version}, this replaybuf reads up to {VERSION}: upgrade replaybuf")
-    (crc,) = _CRC.unpack_from(view, _HEAD.size)
+    (checksum,) = _CHECKSUM.unpack_from(view, _HEAD.size)
     body = view[_BODY_AT:]
-    if not verified and zlib.crc32(body, zlib.crc32(view[: _HEAD.size])) != crc:
+    if not verified and (_crc32 if version == _CRC32 else _xxh3)(view[: _HEAD.size], body) != checksum:
         raise DecodeError("the payload is damaged: its checksum doesn't match")
     if version < 1 or flags & ~_ZSTD or zero:
         raise DecodeError(f"the payload is damaged: no such header (version {version}, flags {flags}, {zero})")
     return flags, count, size, body
+
+
+def _crc32(head: memoryview, body: memoryview) -> int:
+    return zlib.crc32(body, zlib.crc32(head))
+
+
+def _xxh3(head: Buffer, *body: Buffer) -> int:
+    digest = xxh3_64(seed=xxh3_64_intdigest(head))
+    for part in body:
+        digest.update(part)
+    return digest.intdigest() & 0xFFFFFFFF
 
 
 def _zstandard() -> Any:

@@ -1,8 +1,8 @@
 """torch tensors in payloads: `[dtype, shape, bytes, flags]`, with the dtype as torch calls it and the bytes in C order.
 
-torch is never imported for writing: a value can only be a tensor where it has been. The bytes are packed from the
-tensor's own memory, if that is on the CPU and in order, and a restored tensor lives in the memory that they were
-unpacked to: no copy in between.
+torch is never imported for writing: a value can only be a tensor where it has been. The bytes are an array of uint8 in
+the tensor's own memory, if that is on the CPU and in order, and a restored tensor lives in the memory of the array that
+was read: no copy in between. (Payloads of version 1 have plain bytes.)
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from replaybuf.codec.behind import Octets, owned
 from replaybuf.codec.marks import TENSOR, Form, Restore, mark
 from replaybuf.errors import DecodeError
 
@@ -49,7 +50,7 @@ class Tensors:
 
     def form(self, kind: type) -> Form | None:
         if kind is StoredTensor:
-            return mark(TENSOR), lambda stored: list(stored.content)
+            return mark(TENSOR), StoredTensor.take_apart
         torch: Any = sys.modules.get("torch")
         tensor, parameter = getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None)
         if tensor is None or not issubclass(kind, tensor):
@@ -73,6 +74,11 @@ class StoredTensor:
     def __init__(self, content: Any) -> None:
         self.content = _checked(content)
 
+    def take_apart(self) -> list[Any]:
+        """Return the content as it was."""
+        name, shape, items, flags = self.content
+        return [name, shape, items.view(Octets), flags]
+
     def __len__(self) -> int:
         shape: list[int] = self.content[1]
         if not shape:
@@ -80,16 +86,19 @@ class StoredTensor:
         return shape[0]
 
     def __setitem__(self, places: list[int], number: int) -> None:
-        name, shape, raw, flags = self.content
+        name, shape, items, flags = self.content
         if number != 0:
             raise ValueError(f"items of a stored tensor can be set to 0, not {number}")
-        items = np.frombuffer(bytearray(raw), np.uint8).reshape(len(self), -1)
-        items[places] = 0  # of every dtype that masks have
-        self.content = (name, shape, items.tobytes(), flags)
+        rows = items.copy().reshape(len(self), -1)
+        rows[places] = 0  # of every dtype that masks have
+        self.content = (name, shape, rows.reshape(-1), flags)
 
     def numpy(self) -> AnyArray:
         """Return its numbers as an array that can't be changed."""
-        return _as_array(self.content[0], self.content[1], np.frombuffer(self.content[2], np.uint8))
+        name, shape, items, _ = self.content
+        array = _as_array(name, shape, items.view())
+        array.flags.writeable = False
+        return array
 
     def new_full(self, shape: Sequence[int], number: int, dtype: Any = None) -> StoredTensor:
         """Return an int32 tensor of this shape that holds this number, whatever `dtype` says."""
@@ -113,8 +122,8 @@ def _take_apart(tensor: Any) -> list[Any]:
     flags = _GRAD * tensor.requires_grad | _PARAMETER * isinstance(tensor, torch.nn.Parameter)
     whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     flat = whole.as_strided((whole.numel(),), (1,))  # strides of dimensions of size 1 mean nothing, and may be any
-    raw = memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b""
-    return [name, list(tensor.shape), raw, flags]
+    raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    return [name, list(tensor.shape), raw.view(Octets), flags]
 
 
 def _problem(tensor: Any, dtype: str) -> str:
@@ -132,22 +141,25 @@ def _problem(tensor: Any, dtype: str) -> str:
     return ""
 
 
-def _checked(content: Any) -> tuple[str, list[int], bytes, int]:
-    """Return the parts of a content. ValueError or TypeError when it makes no sense."""
+def _checked(content: Any) -> tuple[str, list[int], AnyArray, int]:
+    """Return the parts of a content, its bytes as an array. ValueError or TypeError when it makes no sense."""
     name, shape, raw, flags = content
     if name not in _SIZES:
         raise ValueError(f"unknown dtype of a tensor: {name!r:.80}")
-    if type(shape) is not list or type(raw) is not bytes or type(flags) is not int or not 0 <= flags <= 3:
+    items = owned(raw) if type(raw) is bytes else raw  # which were just unpacked
+    if type(items) is not np.ndarray or items.dtype != np.uint8 or items.ndim != 1:
+        raise ValueError("no bytes of a tensor")
+    if type(shape) is not list or type(flags) is not int or not 0 <= flags <= 3:
         raise ValueError("no tensor")
     if len(shape) > _MAX_DIMENSIONS or any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"a tensor can't have the shape {shape!r:.80}")
-    if math.prod(shape) * _SIZES[name] != len(raw):
-        raise ValueError(f"a tensor of shape {shape!r:.80} and dtype {name} can't have {len(raw)} bytes")
-    return name, shape, raw, flags
+    if math.prod(shape) * _SIZES[name] != len(items):
+        raise ValueError(f"a tensor of shape {shape!r:.80} and dtype {name} can't have {len(items)} bytes")
+    return name, shape, items, flags
 
 
 def _build(content: Any) -> Any:
-    name, shape, raw, flags = _checked(content)
+    name, shape, items, flags = _checked(content)
     try:
         torch: Any = importlib.import_module("torch")
     except ImportError as error:
@@ -160,15 +172,15 @@ def _build(content: Any) -> Any:
         raise DecodeError(
             f"it holds a tensor of dtype {name}, which torch {torch.__version__} doesn't have: upgrade it"
         )
-    tensor = torch.from_numpy(_own(raw)).view(dtype).reshape(shape) if raw else torch.empty(shape, dtype=dtype)
+    tensor = torch.from_numpy(items).view(dtype).reshape(shape) if len(items) else torch.empty(shape, dtype=dtype)
     if flags & _PARAMETER:
         return torch.nn.Parameter(tensor, requires_grad=bool(flags & _GRAD))
     return tensor.requires_grad_() if flags & _GRAD else tensor
 
 
 def _build_array(content: Any) -> AnyArray:
-    name, shape, raw, _ = _checked(content)
-    return _as_array(name, shape, _own(raw))
+    name, shape, items, _ = _checked(content)
+    return _as_array(name, shape, items)
 
 
 def _as_array(name: str, shape: list[int], items: AnyArray) -> AnyArray:
@@ -206,22 +218,3 @@ def _float8_values(name: str) -> AnyArray:
     values[infinities] = np.copysign(np.inf, values[infinities])
     values[nans] = np.nan
     return values.astype("<f4")
-
-
-class _Memory:
-    """The memory of bytes that nobody else holds, as numpy asks for it: writable."""
-
-    def __init__(self, raw: bytes) -> None:
-        self.raw = raw
-        address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
-        self.__array_interface__ = {"shape": (len(raw),), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
-def _own(raw: bytes) -> AnyArray:
-    """Return a writable array in the memory of bytes that were just unpacked, which nobody else has seen.
-
-    A copy would be a second one. (Python shares bytes of length 0 and 1 among all who ask for them: those are copied.)
-    """
-    if len(raw) < 2:
-        return np.frombuffer(bytearray(raw), np.uint8)
-    return np.asarray(_Memory(raw))

@@ -17,6 +17,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from replaybuf.codec import arrays, containers, marks
+from replaybuf.codec.behind import Behind
 from replaybuf.codec.marks import Family, Restore
 
 
@@ -81,6 +82,7 @@ _CONTENTS: tuple[tuple[int, type, Restore], ...] = (
 )
 _RESTORE: Final[dict[int, Restore]] = {number: _typed(kind, restore) for number, kind, restore in _CONTENTS}
 _PLAIN_ARRAY: Final = marks.PLAIN_ARRAY
+_ARRAY_BEHIND: Final = marks.ARRAY_BEHIND
 
 
 def restores(families: Iterable[Family]) -> Mapping[int, _Mark]:
@@ -92,12 +94,13 @@ def restores(families: Iterable[Family]) -> Mapping[int, _Mark]:
 
 
 class Unpacking:
-    """The reading of one payload: `unpack` the fields of each rollout, then `finish`. Anything wrong raises."""
+    """The reading of a payload: `unpack` the fields of each rollout in order, then `finish`. Anything wrong raises."""
 
-    __slots__ = ("_marks", "_open_marks")
+    __slots__ = ("_behind", "_marks", "_open_marks")
 
-    def __init__(self, known: Mapping[int, _Mark]) -> None:
+    def __init__(self, known: Mapping[int, _Mark], behind: Behind) -> None:
         self._marks = known
+        self._behind = behind
         self._open_marks = 0
 
     def unpack(self, packed: memoryview) -> Any:
@@ -111,11 +114,14 @@ class Unpacking:
         )
 
     def finish(self) -> None:
-        """Raise ValueError when there were marks where they mark nothing."""
+        """Raise ValueError when there were marks where they mark nothing, or there is more than was referred to."""
         if self._open_marks:
             raise ValueError("it holds marks that mark nothing")
+        self._behind.finish()
 
     def _extension(self, number: int, content: bytes) -> Any:
+        if number == _ARRAY_BEHIND:
+            return self._behind.restore(content)
         if number == _PLAIN_ARRAY:
             return arrays.unflatten(content)
         mark = self._marks.get(number)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from numbers import Real
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from replaybuf.rollouts.staleness import (
     ExpiryRule,
     mask_stale_tokens,
     reset_response,
+    set_staleness,
     staleness_of,
     step_ranges,
 )
@@ -52,14 +52,14 @@ class Marks:
         """Return the marks of rollouts as they are. Raises RolloutError."""
         values = [*map(kind.reader(_FIELDS), rollouts)]
         try:
-            ranges = step_ranges(steps for *steps, _ in values)
+            ranges = step_ranges(values)
         except (TypeError, ValueError, OverflowError) as error:
             raise RolloutError(f"response_model_steps must be training steps, one for each token: {error}") from error
-        for step in chain.from_iterable(ranges):
+        oldest, newest = map(list, zip(*ranges, strict=True)) if ranges else ([], [])
+        for step in (*oldest, *newest):
             if step is not None and abs(step) >= MAX_STEP:
                 raise RolloutError(f"response_model_steps holds {step:.4g}, which is no training step")
-        oldest, newest = [oldest for oldest, _ in ranges], [newest for _, newest in ranges]
-        return cls(oldest, newest, [reward_value(reward) for *_, reward in values])
+        return cls(oldest, newest, [reward_value(one[-1]) for one in values])
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Marks:
@@ -77,7 +77,7 @@ class Marks:
     @property
     def oldest_step(self) -> int | None:
         """The oldest model step of the group, or None."""
-        return min((step for step in self.oldest if step is not None), default=None)
+        return min([step for step in self.oldest if step is not None], default=None)
 
     @property
     def mixed(self) -> bool:
@@ -128,13 +128,13 @@ class Marks:
 
         With None it is the staleness that they were put with, or that of the refresh in which the last one expired.
         """
-        for index, rollout in enumerate(rollouts):
-            if self.expired is not None and self.expired[index]:
-                reset_response(rollout, kind)
-            if train_step is not None:
-                kind.set(rollout, "seq_staleness", staleness_of(self.oldest[index], train_step))
-            elif self.staleness is not None:
-                kind.set(rollout, "seq_staleness", self.staleness[index])
+        if self.expired is not None:
+            for rollout, gone in zip(rollouts, self.expired, strict=True):
+                if gone:
+                    reset_response(rollout, kind)
+        staleness = self.staleness if train_step is None else self.staleness_at(train_step)
+        if staleness is not None:
+            set_staleness(rollouts, staleness, kind)
         if self.masked is not None:
             mask_stale_tokens(rollouts, self.masked, kind)
 

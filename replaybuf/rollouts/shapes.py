@@ -9,6 +9,7 @@ defaults. attrs and msgspec are imported only for classes that they have made.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
@@ -35,12 +36,14 @@ _SEEN_LIMIT = 1024  # extra fields could make any number of sets of names
 _VALUES = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex, BaseException)
 
 
-class Shape:
+class Shape(ABC):
     """The fields of a class, and the ways from an instance to them and back.
 
     With `extra`, instances may have fields that the class doesn't declare. `required` are the fields without which
-    there is no instance.
+    there is no instance. If it `runs_code`, `build` or `set` runs code of the class, which may change values in place.
     """
+
+    runs_code = False
 
     def __init__(self, cls: type[Any], fields: Iterable[Field], *, extra: bool = False) -> None:
         self.cls = cls
@@ -53,13 +56,13 @@ class Shape:
         self._defaults = Defaults(self.fields)
         self._seen: set[tuple[str, ...]] = set()
 
+    @abstractmethod
     def read(self, instance: Any) -> Fields:
         """Return the fields of an instance: a new dict of the values themselves, not of copies."""
-        raise NotImplementedError
 
+    @abstractmethod
     def build(self, fields: Fields) -> Any:
         """Return the instance with these fields, defaults filled in; `fields` is consumed, and has no `problem`."""
-        raise NotImplementedError
 
     def set(self, instance: Any, name: str, value: Any) -> None:
         """Set a field, in place; the class's own `__setattr__` and validators run. Frozen instances change, too.
@@ -114,9 +117,10 @@ class _ModelShape(Shape):
             cls.model_rebuild(raise_errors=False)
         super().__init__(cls, pydantic_fields(cls.model_fields), extra=cls.model_config.get("extra") == "allow")
         self._private = private_defaults(cls)
-        cached = any(isinstance(one, cached_property) for base in cls.__mro__ for one in vars(base).values())
+        self.runs_code = bool(cls.model_config.get("validate_assignment"))
+        self._cached = any(isinstance(one, cached_property) for base in cls.__mro__ for one in vars(base).values())
         omitted = tuple(self.names - self._keep_none)
-        self._few_omitted = None if cached or 4 * len(omitted) > len(self.names) else omitted
+        self._few_omitted = None if self._cached or 4 * len(omitted) > len(self.names) else omitted
 
     def read(self, instance: Any) -> Fields:
         if self._few_omitted is not None:
@@ -125,9 +129,10 @@ class _ModelShape(Shape):
                 if fields.get(name, self) is None:
                     del fields[name]
         else:
-            names, keep_none = self.names, self._keep_none  # __dict__ also holds cached properties, which aren't fields
-            values = instance.__dict__.items()
-            fields = {name: v for name, v in values if (name in keep_none if v is None else name in names)}
+            keep_none, values = self._keep_none, instance.__dict__.items()
+            fields = {name: v for name, v in values if v is not None or name in keep_none}
+            if self._cached:  # their values are there too, and aren't fields
+                fields = {name: value for name, value in fields.items() if name in self.names}
         if extra := instance.__pydantic_extra__:
             fields.update(extra)
         return fields
@@ -197,7 +202,7 @@ class _StructShape(Shape):
         self._unset = msgspec.UNSET
         self._force = msgspec.structs.force_setattr
         self._frozen = cls.__struct_config__.frozen
-        self._own_code = hasattr(cls, "__post_init__")
+        self.runs_code = hasattr(cls, "__post_init__")
 
     def read(self, instance: Any) -> Fields:
         fields: Fields = {}
@@ -212,7 +217,7 @@ class _StructShape(Shape):
     def build(self, fields: Fields) -> Any:
         values = self._defaults.fill(fields)
         instance = self.cls(**values)
-        if self._own_code:
+        if self.runs_code:
             for name, value in values.items():
                 self._force(instance, name, value)
         return instance

@@ -7,7 +7,7 @@ staleness 0. The rules are those of InternLM xtuner's replay buffer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final
@@ -22,6 +22,9 @@ from replaybuf.rollouts.tensors import as_array, is_tensor
 
 #: Only groups of these statuses expire; by default only they are refreshed.
 EXPIRING_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
+
+#: Comparing the bytes of smaller arrays is faster than comparing numbers.
+_LARGE = 16384
 
 _RESET_TO_EMPTY = ("response_ids", "logprobs", "response_model_steps")
 _RESET_TO_NONE = ("routed_experts", "finish_reason", "response_mask", "reward", "error_msg")
@@ -85,21 +88,20 @@ def newest_trainable_steps(rollouts: Sequence[Any], kind: RolloutType) -> list[i
     None where token-level expiry doesn't apply: the group has `input_ids` or `labels`, or the rollout has no response,
     no model steps, or no trainable token in its mask.
     """
-    return [newest for _, newest in step_ranges(map(kind.reader(STEP_FIELDS), rollouts))]
+    return [newest for _, newest in step_ranges([*map(kind.reader(STEP_FIELDS), rollouts)])]
 
 
 #: The fields that model steps and their tokens are in.
 STEP_FIELDS: Final = ("response_model_steps", "response_ids", "response_mask", "input_ids", "labels")
 
 
-def step_ranges(rollouts: Iterable[Sequence[Any]]) -> list[tuple[int | None, int | None]]:
+def step_ranges(rollouts: Sequence[Sequence[Any]]) -> list[tuple[int | None, int | None]]:
     """Return the oldest model step and the newest trainable one of each rollout of a group, given its STEP_FIELDS.
 
-    As `oldest_step` and `newest_trainable_steps` do, in one pass.
+    As `oldest_step` and `newest_trainable_steps` do, in one pass. What follows these fields is passed over.
     """
-    rollouts = list(rollouts)
-    agentic = any(input_ids is not None or labels is not None for *_, input_ids, labels in rollouts)
-    return [_step_range(steps, None if agentic else ids, mask) for steps, ids, mask, _, _ in rollouts]
+    agentic = any(one[3] is not None or one[4] is not None for one in rollouts)
+    return [_step_range(steps, None if agentic else ids, mask) for steps, ids, mask, *_ in rollouts]
 
 
 def _step_range(steps: Any, response_ids: Any, mask: Any) -> tuple[int | None, int | None]:
@@ -124,6 +126,8 @@ def _are_same(steps: Any) -> bool:
     Most responses are written by the same weights from beginning to end.
     """
     if type(steps) is np.ndarray:
+        if steps.nbytes > _LARGE:
+            return bool((steps == steps[0]).all())
         raw, size = steps.tobytes(), steps.itemsize
         return steps.ndim == 1 and raw[size:] == raw[:-size]
     return type(steps) is list and steps.count(steps[0]) == len(steps)
@@ -243,10 +247,15 @@ def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
 def refresh_group(rollouts: Sequence[Any], train_step: int, kind: RolloutType) -> list[int]:
     """Set every rollout's `seq_staleness`, where it has one, to its staleness at `train_step`; return these."""
     values = [staleness_of(oldest_step(rollout, kind), train_step) for rollout in rollouts]
+    set_staleness(rollouts, values, kind)
+    return values
+
+
+def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutType) -> None:
+    """Set every rollout's `seq_staleness`, where it has one and it is another."""
     for rollout, staleness in zip(rollouts, values, strict=True):
         if kind.get(rollout, "seq_staleness") != staleness:
             kind.set(rollout, "seq_staleness", staleness)
-    return values
 
 
 def group_staleness(rollouts: Sequence[Any], kind: RolloutType) -> int:

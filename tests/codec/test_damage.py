@@ -19,8 +19,9 @@ from tests.codec.values import DICTS, GROUP, MARK, PAYLOAD, STATES, ZSTD, hostil
 
 
 def decodes_or_decode_error(payload: bytes) -> None:
-    with contextlib.suppress(DecodeError):
-        DICTS.decode(payload)
+    for owned in (False, True):
+        with contextlib.suppress(DecodeError):
+            DICTS.decode(payload, owned=owned)
 
 
 def test_every_flipped_bit_is_noticed() -> None:
@@ -79,7 +80,7 @@ wire = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=10)
         | st.dictionaries(st.text(), inner, max_size=3)
-        | st.tuples(st.sampled_from([*range(1, 25), *range(30, 45)]), inner).map(lambda p: {MARK[p[0]]: p[1]})
+        | st.tuples(st.sampled_from([*range(1, 27), *range(30, 45)]), inner).map(lambda p: {MARK[p[0]]: p[1]})
     ),
     max_leaves=12,
 )
@@ -96,24 +97,42 @@ def array_field(dtype: Any, shape: Any, order: Any, raw: Any) -> bytes:
     return hostile_field({MARK[marks.ARRAY]: [dtype, shape, order, raw]})
 
 
+def head(dtype: bytes, shape: list[int]) -> bytes:
+    return struct.pack(f"<BB{len(dtype)}s{len(shape)}Q", len(dtype), len(shape), dtype, *shape)
+
+
 def plain_array_field(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
-    head = struct.pack(f"<BB{len(dtype)}s{len(shape)}Q", len(dtype), len(shape), dtype, *shape)
-    return hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, head + raw))
+    return hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, head(dtype, shape) + raw))
+
+
+def array_behind_field(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
+    return hostile_field(msgpack.ExtType(marks.ARRAY_BEHIND, head(dtype, shape)), raw)
+
+
+#: dtype, shape and bytes that don't fit.
+ODD_ARRAYS: list[tuple[bytes, list[int], bytes]] = [
+    (b"|O", [1], bytes(8)),
+    (b"<U0", [2**40], b""),
+    (b"<i8", [2**64 - 1], bytes(8)),
+    (b"<i8", [2], bytes(8)),
+    (b"<i8", [1], bytes(16)),
+    (b"<i8", [2**40, 2**40], bytes(8)),
+    (b"<i8", [1] * 100, bytes(8)),
+    (b"\xff", [1], bytes(8)),
+]
 
 
 @pytest.mark.parametrize(
     "payload",
     [
-        plain_array_field(b"|O", [1], bytes(8)),
-        plain_array_field(b"<U0", [2**40], b""),
-        plain_array_field(b"<i8", [2**64 - 1], bytes(8)),
-        plain_array_field(b"<i8", [2], bytes(8)),
-        plain_array_field(b"<i8", [1], bytes(16)),
-        plain_array_field(b"<i8", [2**40, 2**40], bytes(8)),
-        plain_array_field(b"<i8", [1] * 100, bytes(8)),
-        plain_array_field(b"\xff", [1], bytes(8)),
+        *(make(*content) for make in (plain_array_field, array_behind_field) for content in ODD_ARRAYS),
         hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, b"")),
         hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, b"\xff\x01<i8")),
+        hostile_field(msgpack.ExtType(marks.ARRAY_BEHIND, b"")),
+        hostile_field(msgpack.ExtType(marks.ARRAY_BEHIND, b"\xff\x01<i8")),
+        hostile_field(msgpack.ExtType(marks.ARRAY_BEHIND, head(b"<i8", [1])[:-1]), bytes(8)),
+        hostile_field([msgpack.ExtType(marks.ARRAY_BEHIND, head(b"<i8", [8]))] * 2, bytes(64)),  # both the same bytes
+        hostile_field(1, bytes(64)),
         array_field("|O", [1], "C", bytes(8)),
         array_field("O", [1], "C", bytes(8)),
         array_field([[["a", "|O"]]], [1], "C", bytes(8)),
@@ -164,11 +183,12 @@ def plain_array_field(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
         sealed(struct.pack("<2Q", 2**63, 2**63), 2),
     ],
 )
-def test_hostile_payloads_are_refused_before_they_take_memory(payload: bytes) -> None:
+@pytest.mark.parametrize("owned", [False, True])
+def test_hostile_payloads_are_refused_before_they_take_memory(payload: bytes, owned: bool) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
-            DICTS.decode(payload)
+            DICTS.decode(payload, owned=owned)
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
@@ -194,7 +214,7 @@ def test_each_kind_of_damage_has_its_own_message() -> None:
         "fewer than a header": b"RPLB",
         "not a replaybuf payload": b"\x80\x04" + bytes(30),
         "its checksum doesn't match": PAYLOAD[:-1] + b"\xff",
-        "upgrade replaybuf": sealed(b"", 0, version=2),
+        "upgrade replaybuf": sealed(b"", 0, version=3),
         "no such header": sealed(b"", 0, flags=2),
     }
     for message, payload in cases.items():

@@ -158,6 +158,11 @@ def test_a_codec_can_be_shared_among_threads() -> None:
 def test_the_format_is_what_the_docstring_says() -> None:
     body = struct.pack("<Q", 4) + msgpack.packb({"a": 1})
     assert DICTS.encode([{"a": 1}]) == sealed(body)
-    assert codec_module.VERSION == 1
+    packed = msgpack.packb([msgpack.ExtType(26, b"\x03\x01<i2" + struct.pack("<Q", 128))])
+    body = struct.pack("<Q", 3 + len(packed)) + msgpack.packb({"a": 0})[:-1] + packed
+    assert DICTS.encode([{"a": [np.arange(128, dtype="<i2")]}]) == sealed(
+        body + bytes(-(24 + len(body)) % 64) + np.arange(128, dtype="<i2").tobytes()
+    )
+    assert codec_module.VERSION == 2
     assert UUID(int=1) == round_trip(UUID(int=1))
     assert round_trip(date(2024, 1, 1)) == date(2024, 1, 1)

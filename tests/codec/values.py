@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 
 import msgpack
 import numpy as np
+import xxhash
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pydantic import BaseModel
@@ -111,18 +112,21 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def sealed(body: bytes, count: int = 1, *, flags: int = 0, size: int | None = None, version: int = 1) -> bytes:
+def sealed(body: bytes, count: int = 1, *, flags: int = 0, size: int | None = None, version: int = 2) -> bytes:
     """A payload with a right checksum around any body."""
     head = struct.pack("<4sBBHIQ", b"RPLB", version, flags, 0, count, len(body) if size is None else size)
-    return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + body
+    crc32, xxh3 = zlib.crc32(body, zlib.crc32(head)), xxhash.xxh3_64_intdigest(body, xxhash.xxh3_64_intdigest(head))
+    return head + struct.pack("<I", crc32 if version == 1 else xxh3 & 0xFFFFFFFF) + body
 
 
-def hostile(packed: bytes, *, flags: int = 0) -> bytes:
-    return sealed(struct.pack("<Q", len(packed)) + packed, flags=flags)
+def hostile(packed: bytes, *, flags: int = 0, behind: bytes = b"") -> bytes:
+    return sealed(struct.pack("<Q", len(packed)) + packed + behind, flags=flags)
 
 
-def hostile_field(value: Any) -> bytes:
-    return hostile(msgpack.packb({"field": value}))
+def hostile_field(value: Any, behind: bytes = b"") -> bytes:
+    """A payload of one field, with these bytes behind its msgpack, from the next place where an array may be."""
+    packed = msgpack.packb({"field": value})
+    return hostile(packed, behind=bytes(-(32 + len(packed)) % 64) + behind if behind else b"")
 
 
 offsets = st.builds(timezone, st.timedeltas(timedelta(hours=-23), timedelta(hours=23)))
@@ -215,7 +219,7 @@ values = st.recursive(
 
 #: A group for damage.
 GROUP = [
-    {"a": np.arange(6).reshape(2, 3), "b": [(1, {2.5}), Status.FAILED, 2**70], "c": datetime(2024, 1, 1, tzinfo=UTC)},
+    {"a": np.arange(80).reshape(2, 40), "b": [(1, {2.5}), Status.FAILED, 2**70], "c": datetime(2024, 1, 1, tzinfo=UTC)},
     {"a": np.float32(1), "b": {"x": Decimal(1), (1, 2): bytearray(b"z")}},
     {"a": collections.deque([1], 2), "b": np.array([[1, "a"]], object), "c": memoryview(b"ab"), "d": range(1, 9, 2)},
     {"a": collections.defaultdict(list, a=[1]), "b": pathlib.PurePosixPath("a/b"), "c": collections.OrderedDict(a=1)},

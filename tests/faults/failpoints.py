@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import Engine, event
 from sqlalchemy.engine.default import DefaultDialect
 
+from replaybuf.storage.sql.engine import postgres
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.watch import Watch
 from tests.faults.ledger import Ledger
@@ -38,6 +39,14 @@ class FailPoints:
             self.reach("after commit")
 
         DefaultDialect.do_commit = do_commit  # type: ignore[method-assign]
+        commit_postgres = postgres.commit
+
+        async def commit_and_reach(connection: Any) -> None:
+            self.reach("before commit")
+            await commit_postgres(connection)
+            self.reach("after commit")
+
+        postgres.commit = commit_and_reach  # type: ignore[assignment]
         # Their statements would come between, each time at other places. Where it matters they are called by hand.
         Sweeper.start = lambda self: None  # type: ignore[method-assign]
         Watch.committed = lambda self: None  # type: ignore[method-assign]

@@ -114,7 +114,8 @@ async def seen(buffer: ReplayBuffer) -> Any:
     return items, +Counter(await buffer.storage.tallies())
 
 
-NAMES = sorted(set(OPERATIONS) - {"sweep", "leases end", "draw prompts"})
+#: What is left of a checkpoint that was given up half-way is swept: tests/test_checkpoints_in_pieces.py.
+NAMES = sorted(set(OPERATIONS) - {"sweep", "leases end", "draw prompts", "checkpoint in pieces"})
 #: Whoever is cancelled in drawing has nothing: all is as before.
 DRAWING = [OPERATIONS[name] for name in ("take", "take at random", "take again", "lease")]
 

@@ -23,7 +23,7 @@ __all__ = ["new_url"]  # the fixture
 #: How long the database goes on by itself between the stop and the close, in seconds.
 PAUSES = [0.0, 0.15]
 # Several calls, which are done or not each for itself; and those that are no calls of a buffer.
-OTHERS = ["put several", "put evicting", "sweep", "leases end", "draw prompts"]
+OTHERS = ["put several", "put evicting", "sweep", "leases end", "draw prompts", "checkpoint in pieces"]
 SOME = ["put", "take", "lease", "acknowledge", "refresh"]
 NAMES = [
     *SOME,

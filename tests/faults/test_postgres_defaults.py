@@ -125,7 +125,7 @@ async def test_levels_are_said_though_settings_are_dropped(
         for _ in range(2):  # also of a connection that was used before
             assert await engine.read(level) == "repeatable read"
             assert await engine.write(level) == "read committed"
-            assert await engine.write_beside(level, level) == "repeatable read"
+            assert await engine.write_beside(level, level, level) == "repeatable read"
     finally:
         await engine.dispose()
 

@@ -73,6 +73,19 @@ def test_values_come_back_from_every_store_and_its_snapshots(url: str, tmp_path:
         assert same(back, given_)
 
 
+async def test_what_is_done_to_drawn_arrays_changes_nothing_in_the_store(url: str) -> None:
+    """Whether they live in a payload, or have been copied out of it; and none changes another."""
+    arrays = {"large": np.arange(50_000), "small": np.arange(500), "tiny": np.arange(5)}
+    async with build(url, max_times_sampled=3) as buffer:
+        await buffer.put(group(arrays), "math")
+        for _ in range(3):
+            [back] = values_of(await buffer.get(1, "math"))
+            assert same(back, arrays)
+            for array in back.values():
+                array += 1
+            assert same(back, {name: array + 1 for name, array in arrays.items()})
+
+
 async def test_tensors_and_images_come_back_from_every_store_and_its_snapshots(url: str, tmp_path: Path) -> None:
     torch: Any = pytest.importorskip("torch")
     image = Image.linear_gradient("L").convert("RGB")

@@ -33,7 +33,8 @@ from replaybuf.storage.sql.statements.leaving import told
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
 from replaybuf.storage.sql.store import Options, Store
 from replaybuf.storage.sql.tasks.claims import Claiming
-from replaybuf.storage.sql.tasks.delivery import Drawing
+from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Drawing
+from replaybuf.storage.sql.tasks.making import Making
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 
 S = TypeVar("S")
@@ -120,13 +121,13 @@ class SQLStorage(StorageBackend):
                 weakref.finalize(self, self._open.abandon).atexit = False
             return self._open
 
-    async def _read(self, function: Callable[[Transaction], T]) -> T:
+    async def _read(self, function: Callable[[Transaction], T], *, brief: bool = False) -> T:
         store = await self._ready()
-        return await store.thread.run(lambda: store.read(function))
+        return await store.thread.run(lambda: store.read(function, brief=brief))
 
-    async def _write(self, function: Callable[[Transaction], T], *, alone: bool = False) -> T:
+    async def _write(self, function: Callable[[Transaction], T], *, alone: bool = False, brief: bool = False) -> T:
         store = await self._ready()
-        return await store.thread.run(lambda: store.write(function, alone=alone))
+        return await store.thread.run(lambda: store.write(function, alone=alone, brief=brief))
 
     async def _ready(self) -> Store:
         store = self._state()
@@ -162,13 +163,15 @@ class SQLStorage(StorageBackend):
         return None if taken is None else taken.lease()
 
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
-        await self._write(lambda tx: leasing.acknowledge(tx, lease, uids))
+        await self._write(lambda tx: leasing.acknowledge(tx, lease, uids), brief=len(uids) <= BRIEF_GROUPS)
 
     async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
-        return await self._write(lambda tx: leasing.give_back(tx, lease, uids, reason if counts else None))
+        why, brief = reason if counts else None, len(uids) <= BRIEF_GROUPS
+        return await self._write(lambda tx: leasing.give_back(tx, lease, uids, why), brief=brief)
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
-        return await self._write(lambda tx: leasing.extend(tx, lease, uids, seconds))
+        brief = len(uids) <= BRIEF_GROUPS
+        return await self._write(lambda tx: leasing.extend(tx, lease, uids, seconds), brief=brief)
 
     # Reading
 
@@ -200,8 +203,7 @@ class SQLStorage(StorageBackend):
         return await self._read(lambda tx: selecting.count_groups(tx, query, at_most))
 
     async def tallies(self) -> dict[tuple[str, Status, Tally], int]:
-        store = await self._ready()
-        return await store.thread.run(lambda: store.read(read_tallies, brief=True))
+        return await self._read(read_tallies, brief=True)
 
     async def histogram(self, field: str) -> dict[LaneName, dict[int, int]]:
         return await self._read(lambda tx: selecting.read_histogram(tx, field))
@@ -238,7 +240,11 @@ class SQLStorage(StorageBackend):
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
         store = await self._ready()
-        return await store.thread.run(lambda: store.checkpoint(step, keep))
+        making = Making(store, step, keep)
+        try:
+            return await store.thread.run(lambda: store.checkpoint(making))
+        finally:
+            making.stop()  # when it was cancelled: later operations wait for its end
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         store = await self._ready()
@@ -251,10 +257,10 @@ class SQLStorage(StorageBackend):
         await self._write(lambda tx: drop_checkpoint(tx, step))
 
     async def cursor(self, name: str) -> Cursor:
-        return await self._read(lambda tx: read_cursor(tx, name))
+        return await self._read(lambda tx: read_cursor(tx, name), brief=True)
 
     async def move_cursor(self, cursor: Cursor) -> bool:
-        return await self._write(lambda tx: move_cursor(tx, cursor))
+        return await self._write(lambda tx: move_cursor(tx, cursor), brief=True)
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
         store = await self._ready()
@@ -297,7 +303,11 @@ class SQLStorage(StorageBackend):
 
         async def work() -> T:
             await store.prepare()
-            return await (store.engine.write(function, store.scope) if write else store.read(function))
+            if not write:
+                return await store.read(function)
+            result = await store.engine.write(function, store.scope)
+            store.watch.committed()
+            return result
 
         return store.thread.run_blocking(work, self._options.lock_timeout + 600)
 

@@ -28,6 +28,8 @@ from replaybuf.storage.sql.statements.fence import check_fence, joined
 from replaybuf.storage.sql.statements.race_keys import RaceNotRunError, begin_races
 from replaybuf.storage.sql.statements.restore import restore
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
+from replaybuf.storage.sql.tasks.making import Making
+from replaybuf.storage.sql.tasks.port import Pace
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.watch import Watch
 from replaybuf.storage.values import Checkpoint
@@ -72,6 +74,7 @@ class Store:
         self.watch = Watch(self.thread, self.engine)
         self.sweeper = Sweeper(self.engine, self.scope, self.watch.committed)
         self.commits = GroupCommit(self, options.codec)
+        self.pace = Pace()
 
     async def prepare(self) -> None:
         """Check the schema, or create it in a new database (database's thread)."""
@@ -115,17 +118,18 @@ class Store:
         *,
         alone: bool = False,
         brief: bool = False,
+        fenced: bool = True,
         announce: Callable[[], bool] = lambda: True,
     ) -> T:
         """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers.
 
-        `alone` and `brief` as in `Engine.write`.
+        `alone` and `brief` as in `Engine.write`. With `fenced=False` the function checks the fence itself.
         """
-        fenced = partial(_fenced, function)
+        work = partial(_fenced, function) if fenced else function
         while True:
             scope = self.scope
             try:
-                result = await self.engine.write(fenced, scope, alone=alone, brief=brief)
+                result = await self.engine.write(work, scope, alone=alone, brief=brief)
             except RaceNotRunError as need:
                 begin = partial(begin_races, names=need.names, order=need.order)
                 await self.engine.write(begin, scope, alone=True)
@@ -150,13 +154,15 @@ class Store:
             except FencedError as error:
                 await self._rejoin(scope, error)
 
-    async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
+    async def checkpoint(self, making: Making) -> Checkpoint:
         """Make a checkpoint of the buffer."""
-        copy = partial(_fenced, lambda tx: make_checkpoint(tx, step, keep, time.time()))
+        if not self.engine.dialect.locks_rows:
+            return await making.run()
+        copy = partial(_fenced, lambda tx: make_checkpoint(tx, making.step, making.keep, time.time()))
         while True:
             scope = self.scope
             try:
-                return await self.engine.write_beside(copy, keep_sweeps_away, scope)
+                return await self.engine.write_beside(copy, keep_sweeps_away, check_fence, scope)
             except FencedError as error:
                 await self._rejoin(scope, error)
 
@@ -166,6 +172,8 @@ class Store:
         def work(tx: Transaction) -> tuple[Checkpoint, Scope]:
             return restore(tx, step, time.time(), keep_new=keep_new), tx.scope
 
+        # A draw that is still to be undone in a checkpoint has to be, before that is restored.
+        await self.thread.catch_up(self.engine.lock_timeout)
         async with self._restoring:
             made, self.scope = await self.engine.write(work, self.scope, alone=True)
         self.watch.committed()

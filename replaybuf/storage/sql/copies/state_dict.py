@@ -18,6 +18,7 @@ from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.storage.portable import State, StoredGroup, pack_state, unpack_state
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
+from replaybuf.storage.sql.statements.columns import STORED
 from replaybuf.storage.sql.statements.counts import add_counts, read_tallies
 from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join
@@ -36,10 +37,9 @@ def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
     tallies = Counter(read_tallies(tx))
     homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
     groups = []
-    for row in tx.execute(_all_groups(tx)).mappings():
-        found = GroupRow.of(row)
+    for found in map(GroupRow.of, tx.execute(_all_groups(tx))):
         stored = _stored(found, codec, homes[(found.task_name, found.status)])
-        if row["lease"] is not None:
+        if found.column("lease") is not None:
             stored = _given_back(stored, tx.scope.rules, homes[(found.task_name, found.status)], tallies)
         groups.append(stored)
     clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
@@ -50,21 +50,21 @@ def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
 
 def _all_groups(tx: Transaction) -> Any:
     joined = group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid)
-    columns = select(group, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
+    columns = select(*STORED, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
     return columns.select_from(joined).where(lane.c.buffer == tx.scope.buffer).order_by(group.c.uid)
 
 
 def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
     """Return a group with its payload as it would be read."""
-    keys = {name: row.columns[name] for name in KEYS if name in home.clocks}
+    keys = {name: row.column(name) for name in KEYS if name in home.clocks}
     data, item = row.payload or b"", row.item([])
     try:
-        marks = row.columns["marks"]
+        marks = row.parsed("marks")
         if row.refreshed_to is not None or marks.get("expired") or marks.get("masked") is not None:
             data = codec.encode(row.decode(codec).item)
     except DecodeError as error:
         item = row.item([], str(error))
-    return StoredGroup(item, data, row.ticket, keys, row.columns["archived_at"])
+    return StoredGroup(item, data, row.ticket, keys, row.column("archived_at"))
 
 
 def _given_back(

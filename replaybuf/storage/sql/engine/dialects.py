@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import to_json
 from sqlalchemy import (
+    JSON,
     BigInteger,
+    Column,
     ColumnElement,
     Connection,
     Integer,
@@ -17,6 +20,8 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
+    case,
+    cast,
     delete,
     func,
     insert,
@@ -31,9 +36,9 @@ from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
 from replaybuf.rules.race import KEYS
 from replaybuf.storage.sql.engine import even_clock, locks, sizes
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.engine.prepared import Prepared
+from replaybuf.storage.sql.engine.prepared import Prepared, SqliteDriver
 from replaybuf.storage.sql.engine.sizes import RowLimit
-from replaybuf.storage.sql.schema.tables import counter, garbage, group, uid_sequence
+from replaybuf.storage.sql.schema.tables import counter, garbage, group, payload, uid_sequence
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
@@ -46,6 +51,8 @@ class Dialect(ABC):
     name: str
     #: Whether several transactions write at the same time, so that rows have to be locked.
     locks_rows: bool
+    #: Whether each statement is a round trip to a server.
+    is_remote: bool
     #: The rows of `rb_tally` that a transaction adds to: those of its connection, where several write at the same time.
     shard: ColumnElement[int]
 
@@ -78,25 +85,38 @@ class Dialect(ABC):
         """Take the locks of these names exclusively, in their order."""
 
     @abstractmethod
-    def clock(self, connection: Connection) -> float:
+    def clock(self, tx: Transaction) -> float:
         """Return the time by which leases end, in seconds since the epoch, the same for all users of the database."""
 
     @abstractmethod
-    def start_clock(self, connection: Connection) -> float:
+    def start_clock(self, tx: Transaction) -> float:
         """Return the time of `clock` in a transaction that writes: it passes evenly from now on."""
 
     @abstractmethod
-    def first_of_lane(
-        self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
-    ) -> Select[Any]:
-        """Return the first groups of a lane by these keys, locked. `backwards`: the keys run against the uid index."""
+    def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
+        """Return the first groups of a lane by these keys, locked, with the parameters `lane` and `size`.
+
+        `backwards`: the keys run against the uid index.
+        """
+
+    @abstractmethod
+    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        """Return a query for these columns of groups and their payloads, some of which `read_payload` has to read."""
+
+    def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
+        """Return a payload that a query `with_payload` has left out, or None when there is none."""
+        return None
 
     @abstractmethod
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         """Delete the metadata of groups, and make their payloads garbage."""
 
     @abstractmethod
-    def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        """Set these columns of groups. A row is a uid and the values, as the driver takes them, JSON as text."""
+
+    @abstractmethod
+    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         """Set the keys of groups in a race."""
 
     @abstractmethod
@@ -112,6 +132,17 @@ class Dialect(ABC):
         """Make `last + 1` the next uid."""
 
     @abstractmethod
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+        """Copy groups of these lanes, up to a uid, into a checkpoint before they change, until `end_keeping`.
+
+        Those up to its `copied_to` are there already. Only where checkpoints are made in pieces.
+        """
+
+    @abstractmethod
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
+        """Copy no more of the groups that change into this checkpoint, if they are."""
+
+    @abstractmethod
     def row_limit(self, connection: Connection) -> RowLimit:
         """Return how large a row may be."""
 
@@ -124,9 +155,15 @@ class Dialect(ABC):
         """Return the names of indexes whose creation was interrupted."""
 
 
+#: Payloads of so many bytes are read by themselves.
+_LARGE = 16 * 1024
+_LANE, _SIZE = bindparam("lane", type_=group.c.lane.type), bindparam("size", type_=BigInteger())
+
+
 class _Sqlite(Dialect):
     name = "sqlite"
     locks_rows = False
+    is_remote = False
     shard = literal(0)
 
     def insert(self, table: Table) -> Any:
@@ -136,7 +173,7 @@ class _Sqlite(Dialect):
         return column.in_(select(func.json_each(bindparam(name, type_=Text())).table_valued("value").c.value))
 
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
-        return json.dumps(list(values), ensure_ascii=False)
+        return to_json(list(values)).decode()
 
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         return query
@@ -150,25 +187,36 @@ class _Sqlite(Dialect):
     def lock_names(self, connection: Connection, kind: NamedLock, names: Iterable[str]) -> None:
         pass
 
-    def clock(self, connection: Connection) -> float:
-        return even_clock.read(connection)
+    def clock(self, tx: Transaction) -> float:
+        return even_clock.read(tx)
 
-    def start_clock(self, connection: Connection) -> float:
-        return even_clock.start(connection)
+    def start_clock(self, tx: Transaction) -> float:
+        return even_clock.start(tx)
 
-    def first_of_lane(
-        self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
-    ) -> Select[Any]:
-        return query.where(group.c.lane == lane).order_by(*keys).limit(size)
+    def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
+        return query.where(group.c.lane == _LANE).order_by(*keys).limit(_SIZE)
+
+    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        # A query copies what it reads twice. That of large payloads costs more than a call for each of them.
+        data = case((group.c.bytes < _LARGE, payload.c.data))
+        return select(*columns, data).outerjoin_from(group, payload, payload.c.uid == group.c.uid)
+
+    def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
+        assert isinstance(tx.driver, SqliteDriver)
+        return tx.driver.read_blob(payload.name, payload.c.data.name, uid)
 
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         listed = self.listed(uids)
         tx.fetch(_REMOVE, listed)
         tx.fetch(_DISCARD, now, listed)
 
-    def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        rows = [{"of_uid": uid, "new_key": key} for uid, key in zip(uids, keys, strict=True)]
-        connection.execute(_SET_KEY[race], rows)
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))
+            tx.connection.exec_driver_sql(f"UPDATE rb_group SET {columns} WHERE uid = ?1", list(rows))  # noqa: S608
+
+    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
+        tx.run_many(_SET_KEY[race], list(zip(keys, uids, strict=True)))
 
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         [(last,)] = tx.fetch(_RAISE_UID, count)
@@ -180,6 +228,22 @@ class _Sqlite(Dialect):
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(update(counter).where(_UID).values(value=last))
 
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+        names = ", ".join(column.name for column in group.columns)
+        old = ", ".join(f"old.{column.name}" for column in group.columns)
+        for event in _EVENTS:
+            tx.connection.exec_driver_sql(f"""
+                CREATE TRIGGER {_trigger(event, checkpoint)} AFTER {event} ON rb_group
+                WHEN old.uid > (SELECT copied_to FROM rb_checkpoint WHERE id = {checkpoint})
+                 AND old.uid <= {last} AND old.lane IN ({", ".join(map(str, lanes))})
+                BEGIN
+                    INSERT OR IGNORE INTO rb_checkpoint_group (checkpoint, {names}) VALUES ({checkpoint}, {old});
+                END""")  # noqa: S608
+
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
+        for event in _EVENTS:
+            tx.connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
+
     def row_limit(self, connection: Connection) -> RowLimit:
         return sizes.sqlite_limit(connection)
 
@@ -190,6 +254,13 @@ class _Sqlite(Dialect):
 
     def invalid_indexes(self, connection: Connection) -> set[str]:
         return set()
+
+
+_EVENTS = ("UPDATE", "DELETE")
+
+
+def _trigger(event: str, checkpoint: int) -> str:
+    return f"rb_checkpoint_{checkpoint}_{event.lower()}"
 
 
 _UID = counter.c.name == "uid"
@@ -211,15 +282,20 @@ _DISCARD = Prepared(
     "now",
     "uids",
 )
-_SET_KEY: Mapping[str, Any] = {
-    race: update(group).where(group.c.uid == bindparam("of_uid")).values({group.c[race]: bindparam("new_key")})
-    for race in KEYS
-}
+
+
+def _set_key(race: str) -> Prepared:
+    changed = update(group).values({group.c[race]: bindparam("new_key")})
+    return Prepared(lambda _: changed.where(group.c.uid == bindparam("of_uid")), "new_key", "of_uid")
+
+
+_SET_KEY = {race: _set_key(race) for race in KEYS}
 
 
 class _Postgres(Dialect):
     name = "postgresql"
     locks_rows = True
+    is_remote = True
     shard = func.pg_backend_pid()
 
     def insert(self, table: Table) -> Any:
@@ -244,26 +320,37 @@ class _Postgres(Dialect):
         for name in sorted(names):
             connection.execute(locks.TAKE_NAMED, {"name": name, "seed": kind})
 
-    def clock(self, connection: Connection) -> float:
-        return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+    def clock(self, tx: Transaction) -> float:
+        [(seconds,)] = tx.fetch(_CLOCK)
+        return float(seconds)
 
-    def start_clock(self, connection: Connection) -> float:
-        return self.clock(connection)
+    def start_clock(self, tx: Transaction) -> float:
+        return self.clock(tx)
 
-    def first_of_lane(
-        self, query: Select[Any], lane: int, keys: Sequence[ColumnElement[Any]], size: int, *, backwards: bool
-    ) -> Select[Any]:
+    def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
         # With `lane = n` the planner treats the lane as a constant and may walk the primary key from its beginning,
         # past the groups of other lanes. With a range of one lane only indexes that begin with the lane qualify.
-        query = query.where(group.c.lane.between(lane, lane))
-        query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(size)
+        query = query.where(group.c.lane.between(_LANE, _LANE))
+        query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(_SIZE)
         return query.with_for_update(skip_locked=True)
+
+    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        # A value isn't joined, but read for the rows that are returned, whatever number of them the planner expects.
+        data = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery()
+        return select(*columns, data)
 
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         tx.fetch(_REMOVE_TO_GARBAGE, self.listed(uids), now)
 
-    def set_keys(self, connection: Connection, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        connection.execute(_SET_KEYS[race], {"uids": uids, "keys": keys})
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            values = {
+                f"new_{name}": list(each) for name, each in zip(("uid", *names), zip(*rows, strict=True), strict=True)
+            }
+            tx.connection.execute(_set_columns(tuple(names)), values)
+
+    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
+        tx.fetch(_SET_KEYS[race], uids, keys)
 
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         return [uid for (uid,) in tx.fetch(_NEXT_UIDS, count)]
@@ -274,6 +361,12 @@ class _Postgres(Dialect):
 
     def set_last_uid(self, connection: Connection, last: int) -> None:
         connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
+
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+        pass
+
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
+        pass
 
     def row_limit(self, connection: Connection) -> RowLimit:
         return sizes.POSTGRES
@@ -286,6 +379,7 @@ class _Postgres(Dialect):
         return set(connection.execute(text(query)).scalars())
 
 
+_CLOCK = Prepared(lambda _: select(func.extract("epoch", func.clock_timestamp())))
 _series = func.generate_series(1, bindparam("count", type_=Integer)).table_valued("n")
 _NEXT_UIDS = Prepared(lambda _: select(uid_sequence.next_value()).select_from(_series), "count")
 
@@ -297,14 +391,35 @@ def _to_garbage(dialect: Dialect) -> Any:
 
 
 _REMOVE_TO_GARBAGE = Prepared(_to_garbage, "uids", "now")
+
+
+@cache
+def _set_columns(names: tuple[str, ...]) -> Any:
+    """Return the UPDATE of these columns, with an array for each."""
+
+    def values_of(column: Column[Any]) -> Any:
+        json = isinstance(column.type, JSON)
+        given = func.unnest(bindparam(f"new_{column.name}", type_=ARRAY(Text() if json else column.type)))
+        return (cast(given, postgresql.JSONB) if json else given).label(column.name)
+
+    given = select(*(values_of(group.c[name]) for name in ("uid", *names))).subquery("given")
+    chosen = update(group).where(group.c.uid == given.c.uid)
+    return chosen.values({group.c[name]: given.c[name] for name in names})
+
+
 # All keys as two arrays, in one statement.
 _drawn = select(
     func.unnest(bindparam("uids", type_=ARRAY(BigInteger))).label("uid"),
     func.unnest(bindparam("keys", type_=ARRAY(DOUBLE_PRECISION))).label("key"),
 ).subquery("drawn")
-_SET_KEYS: Mapping[str, Any] = {
-    race: update(group).where(group.c.uid == _drawn.c.uid).values({group.c[race]: _drawn.c.key}) for race in KEYS
-}
+
+
+def _set_keys(race: str) -> Prepared:
+    changed = update(group).where(group.c.uid == _drawn.c.uid).values({group.c[race]: _drawn.c.key})
+    return Prepared(lambda _: changed, "uids", "keys")
+
+
+_SET_KEYS = {race: _set_keys(race) for race in KEYS}
 
 SQLITE, POSTGRES = _Sqlite(), _Postgres()
 DIALECTS: Mapping[str, Dialect] = {one.name: one for one in (SQLITE, POSTGRES)}

@@ -14,10 +14,15 @@ import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import bindparam, insert, select
 
+from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.schema.tables import info
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.transaction import Transaction
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/time")
@@ -36,25 +41,28 @@ def this_start() -> str | None:
     return f"start of {name}{namespace}" if name and hasattr(time, "CLOCK_BOOTTIME") else None
 
 
-def read(connection: Connection) -> float:
+def read(tx: Transaction) -> float:
     """Return the time in seconds since the epoch."""
-    start = _start(connection)
+    start = _start(tx)
     return time.time() if start is None else start + _since_start()
 
 
-def start(connection: Connection) -> float:
+def start(tx: Transaction) -> float:
     """Return the time in seconds since the epoch, and let it pass evenly from now on (in a transaction that writes)."""
     name = this_start()
-    if name is not None and _start(connection) is None:
-        connection.execute(insert(info).values(name=name, value=repr(time.time() - _since_start())))
-    return read(connection)
+    if name is not None and _start(tx) is None:
+        tx.execute(insert(info).values(name=name, value=repr(time.time() - _since_start())))
+    return read(tx)
 
 
-def _start(connection: Connection) -> float | None:
+def _start(tx: Transaction) -> float | None:
     """Return when this host was started, as far as the database knows."""
     name = this_start()
-    value = None if name is None else connection.execute(select(info.c.value).where(info.c.name == name)).scalar()
-    return None if value is None else float(value)
+    found = () if name is None else tx.fetch(_READ, name)
+    return float(found[0][0]) if found else None
+
+
+_READ = Prepared(lambda _: select(info.c.value).where(info.c.name == bindparam("name")), "name")
 
 
 def _since_start() -> float:

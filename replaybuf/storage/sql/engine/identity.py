@@ -1,7 +1,7 @@
 """The identity of a write transaction: by it, another connection can find out whether the transaction was committed.
 
-Each PostgreSQL connection has its own row in `rb_counter`, and each transaction begins by giving it a new number, in
-the statement that takes the lock, so that it costs no round trip. When the answer to COMMIT is lost, the row says which
+Each PostgreSQL connection has its own row in `rb_counter`, and each transaction gives it a new number, in a statement
+that it needs anyway, so that this costs no round trip. When the answer to COMMIT is lost, the row says which
 transaction of that connection was committed last. It is the transaction's own data: it outlives the group that was put,
 a crash and restart of the server, and the move to another server.
 
@@ -11,60 +11,75 @@ their ids were assigned: the server then assigns the same ids again, and reports
 
 from __future__ import annotations
 
+import time
 import uuid
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, Select, bindparam, literal_column, select, text
+from sqlalchemy.dialects.postgresql import insert
 
-from replaybuf.storage.sql.engine.locks import Lock
+from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.schema.tables import counter
 
 #: The prefix of the names of connections' rows in `rb_counter`.
 PREFIX = "connection "
+#: Begins every query of `marking`.
+MARKING = "WITH mark AS"
+_KNOWN = "replaybuf_identity"
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A transaction: its connection's row, its number there, its server process, and its id while it runs."""
+class Identity(NamedTuple):
+    """A transaction: its connection's row, its number there, and the advisory lock that it holds while it runs."""
 
     row: str
     number: int
-    pid: int
-    xid: str
+    lock: int
+
+    @property
+    def mark(self) -> tuple[str, int]:
+        """The values of `MARK`."""
+        return self.row, self.number
 
 
-def _begin(lock: str) -> str:
+def next_identity(connection: Connection) -> Identity:
+    """Return the identity of the next transaction of a connection."""
     # Numbers are microseconds since 1970, so that they show a row's age; a clock that is set back doesn't repeat them.
-    return f"""
-        WITH mark AS (
-            INSERT INTO rb_counter AS mine (name, value)
-            VALUES (:row, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
-            ON CONFLICT (name) DO UPDATE SET value = greatest(mine.value + 1, excluded.value)
-            RETURNING value
-        )
-        SELECT value, pg_backend_pid(), (txid_current() % 4294967296)::text, {lock}(:key) FROM mark
-    """  # noqa: S608
+    now, last = int(time.time() * 1_000_000), connection.info.get(_KNOWN)
+    if last is None:
+        drawn = uuid.uuid4()
+        identity = Identity(f"{PREFIX}{drawn.hex}", now, drawn.int >> 65)
+    else:
+        identity = last._replace(number=max(last.number + 1, now))
+    connection.info[_KNOWN] = identity
+    return identity
 
 
-_BEGIN = {True: text(_begin("pg_advisory_xact_lock")), False: text(_begin("pg_advisory_xact_lock_shared"))}
+#: The parameters of `marking`.
+MARK = ("mark_row", "mark_number")
 
 
-def begin(connection: Connection, *, alone: bool) -> Identity:
-    """Take the writers' lock, exclusive or shared, as the first statement of a transaction; return its identity."""
-    row = connection.info.setdefault("replaybuf_row", f"{PREFIX}{uuid.uuid4().hex}")
-    number, pid, xid, _ = connection.execute(_BEGIN[alone], {"row": row, "key": Lock.WRITERS}).one()
-    return Identity(row, number, pid, xid)
+def marking(query: Select[Any]) -> Select[Any]:
+    """Return the query as a statement that also writes the mark of the transaction."""
+    mark = insert(counter).values({"name": bindparam(MARK[0]), "value": bindparam(MARK[1])})
+    mark = mark.on_conflict_do_update(index_elements=[counter.c.name], set_={"value": mark.excluded.value})
+    return query.add_cte(mark.cte("mark"))
 
 
-# No other transaction has both ids.
-_END = text(
-    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid = :pid AND backend_xid::text = :xid"
-)
+#: Writes the mark of a transaction none of whose statements did.
+WRITE_MARK = Prepared(lambda _: marking(select(literal_column("1"))), *MARK)
+
+# As `pg_locks` shows an advisory lock of 64 bits.
+_END = text("""
+    SELECT count(pg_terminate_backend(pid)) FROM pg_locks
+    WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid = :high AND objid = :low
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+""")
 
 
 def end_if_running(connection: Connection, identity: Identity) -> bool:
     """End a transaction that still runs because its server process hasn't noticed the loss; return whether it ran."""
-    return bool(connection.execute(_END, {"pid": identity.pid, "xid": identity.xid}).scalar_one())
+    high, low = divmod(identity.lock, 1 << 32)
+    return bool(connection.execute(_END, {"high": high, "low": low}).scalar_one())
 
 
 def was_committed(connection: Connection, identity: Identity) -> bool:

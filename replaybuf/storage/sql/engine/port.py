@@ -60,11 +60,14 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    async def write_beside(self, function: Function[T], guard: Function[object], scope: Scope = DEFAULT) -> T:
-        """Run `function(tx)` in a write transaction on one state of the database, if possible beside other writers.
+    async def write_beside(
+        self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT
+    ) -> T:
+        """Run `function(tx)` in a write transaction on one state of the database, if possible beside all other writers.
 
-        That state is newer than the locks that `guard(tx)` takes. Both may be repeated, even after a commit whose
-        answer was lost: the function has to allow for that.
+        That state is newer than the locks that `guard(tx)` takes, which are held until the end. Before the commit,
+        `confirm(tx)` sees what others have committed by then, while nobody writes alone. All three may be repeated,
+        even after a commit whose answer was lost: the function has to allow for that.
         """
 
     @abstractmethod

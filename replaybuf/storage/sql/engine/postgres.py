@@ -8,10 +8,11 @@ groups reach their taker.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sqlalchemy import Connection, exc
 from sqlalchemy.engine import URL
@@ -26,8 +27,11 @@ from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.outage import Outage, OutcomeUnknownError, Patience
 from replaybuf.storage.sql.engine.port import Changes, Engine, Function, Steps
 from replaybuf.storage.sql.engine.postgres_changes import Notifications
-from replaybuf.storage.sql.engine.postgres_connections import forget_writing, has_written, postgres_pool
+from replaybuf.storage.sql.engine.postgres_connections import ISOLATION, forget_writing, has_written, postgres_pool
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
+
+if TYPE_CHECKING:
+    import asyncpg
 
 T = TypeVar("T")
 
@@ -56,6 +60,7 @@ class PostgresEngine(Engine):
         super().__init__(url, lock_timeout)
         with translated(url, lock_timeout):
             self.pool = postgres_pool(url, lock_timeout=lock_timeout, read_only=read_only)
+        self._begin = f"BEGIN ISOLATION LEVEL {ISOLATION}{' READ ONLY' if read_only else ''};"
         self._pairing = asyncio.Lock()
         self._outage = Outage(self.where, reconnect_timeout)
 
@@ -73,34 +78,62 @@ class PostgresEngine(Engine):
     ) -> T:
         async def once(attempt: _Attempt[T]) -> T:
             def transact(inner: Connection) -> bool:
-                if self.opened:
-                    attempt.identity = identities.begin(inner, alone=alone)
-                else:
-                    _keep_out(inner, alone=alone)
+                tx = self._tx(inner, scope)
+                tx.mark = None if attempt.identity is None else attempt.identity.mark
                 forget_writing(inner)
-                attempt.result = function(self._tx(inner, scope))
+                attempt.result = function(tx)
+                if has_written(inner) and tx.mark is not None:
+                    tx.fetch_marking(identities.WRITE_MARK)
                 return has_written(inner)
 
-            async with self._connected(attempt) as connection, connection.begin() as begun:
-                attempt.committing = await connection.run_sync(transact)
-                if not attempt.committing:
-                    await begun.rollback()  # a take that found nothing needn't wait for the disk
+            async with self._connected(attempt) as connection:
+                if self.opened:
+                    attempt.identity = await connection.run_sync(identities.next_identity)
+                async with self._begun(connection, attempt.identity, alone=alone) as raw:
+                    attempt.committing = await connection.run_sync(transact)
+                    # A take that found nothing needn't wait for the disk.
+                    await (commit(raw) if attempt.committing else send(raw, "ROLLBACK;"))
             result: T = attempt.result
             return result
 
         return await self._until_done(once, stored="; nothing of it was stored")
 
-    async def write_beside(self, function: Function[T], guard: Function[object], scope: Scope = DEFAULT) -> T:
+    @asynccontextmanager
+    async def _begun(
+        self, connection: AsyncConnection, identity: Identity | None, *, alone: bool
+    ) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """Begin a transaction and take its locks in one message; yields the driver's connection, to end it."""
+        await connection.execution_options(isolation_level="AUTOCOMMIT")  # for SQLAlchemy, which would send a BEGIN
+        raw: Any = (await connection.get_raw_connection()).driver_connection
+        try:
+            await send(raw, self._begin + locks.first(None if identity is None else identity.lock, alone=alone))
+            yield raw
+        except OSError:
+            raise
+        except Exception:
+            with contextlib.suppress(Exception):
+                await send(raw, "ROLLBACK;")
+            raise
+        finally:
+            if raw.is_in_transaction():
+                await connection.invalidate()
+
+    async def write_beside(
+        self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT
+    ) -> T:
         async def once(attempt: _Attempt[T]) -> T:
             # Both connections are acquired before anything is locked. One operation at a time: many that have one
             # connection and wait for their second would exhaust the pool.
             async with self._pairing, self._connected(attempt) as guarding, self._connected(attempt) as connection:
                 await connection.execution_options(isolation_level="REPEATABLE READ")
                 async with guarding.begin():
-                    await guarding.run_sync(_keep_out, alone=False)
                     await guarding.run_sync(lambda inner: guard(self._tx(inner, scope)))
                     async with connection.begin():
-                        return await connection.run_sync(lambda inner: function(self._tx(inner, scope)))
+                        result = await connection.run_sync(lambda inner: function(self._tx(inner, scope)))
+                        # Only now: who wants to write alone would wait for all of it, and all others for them.
+                        await guarding.run_sync(_keep_out, alone=False)
+                        await guarding.run_sync(lambda inner: confirm(self._tx(inner, scope)))
+                return result
 
         return await self._until_done(once)
 
@@ -177,7 +210,7 @@ class PostgresEngine(Engine):
                 if not await connection.run_sync(identities.end_if_running, identity):
                     return await connection.run_sync(identities.was_committed, identity)
                 await asyncio.sleep(_ENDING_SECONDS)
-            raise ConnectionError(f"the server process {identity.pid} of a lost connection doesn't end")
+            raise ConnectionError("the server process of a lost connection doesn't end")
 
     def hurry(self) -> None:
         self._outage.hurry()
@@ -218,6 +251,21 @@ class PostgresEngine(Engine):
 
     async def dispose(self) -> None:
         await self.pool.dispose()
+
+
+async def commit(raw: asyncpg.Connection[Any]) -> None:
+    """Commit the transaction of a connection."""
+    await send(raw, "COMMIT;")
+
+
+async def send(raw: asyncpg.Connection[Any], message: str) -> None:
+    """Send one message, and wait for its answer. Raises OSError when the connection can't be used any more."""
+    try:
+        await raw.execute(message)
+    except Exception as error:
+        if isinstance(error, OSError) or isinstance(getattr(error, "sqlstate", None), str):
+            raise
+        raise ConnectionResetError(str(error)) from error  # it ended while nothing was asked
 
 
 def _keep_out(connection: Connection, *, alone: bool) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from replaybuf.storage.sql.engine import sizes
+from replaybuf.storage.sql.engine.identity import MARKING
 from replaybuf.storage.sql.engine.sqlite_connections import JSON_OPTIONS
 from replaybuf.storage.sql.engine.urls import driver_options
 
@@ -95,12 +96,12 @@ def _watch_socket(connection: Any, _record: Any) -> None:
 
 def _check_open(connection: Any, _record: Any, _proxy: Any) -> None:
     # The pool then makes a new one. A connection that closed unnoticed fails at the first statement, which is repeated.
-    if connection.driver_connection.is_closed():
+    if connection.driver_connection.is_closed() or connection.driver_connection.is_in_transaction():
         raise exc.DisconnectionError
 
 
 def _note_writing(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-    if not statement.startswith("SELECT"):
+    if not statement.startswith(("SELECT", MARKING)):
         connection.info[_WROTE] = True
 
 
@@ -117,5 +118,5 @@ def forget_writing(connection: Connection) -> None:
 
 
 def has_written(connection: Connection) -> bool:
-    """Return whether anything but plain SELECTs was sent since `forget_writing`."""
+    """Return whether anything but queries was sent since `forget_writing`."""
     return bool(connection.info.get(_WROTE, True))

@@ -108,6 +108,16 @@ class SqliteDriver(Driver):
         announce(self._connection, sql, rows, many=True)
         self.raw.executemany(sql, rows)
 
+    def read_blob(self, table: str, column: str, row: int) -> bytes | None:
+        """Return the bytes in a column of the row with this number, or None when there are none."""
+        try:
+            with self.raw.blobopen(table, column, row, readonly=True) as blob:
+                return blob.read()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such row, or another type of value
+                return None
+            raise
+
 
 def announce(connection: Connection, sql: str, values: Iterable[Any], *, many: bool = False) -> None:
     """Tell the listeners of SQLAlchemy's `before_cursor_execute`, which see no statement otherwise."""

@@ -63,7 +63,9 @@ class SqliteEngine(Engine):
         with translated(self.url, self.lock_timeout):
             return await self._in_turn(function, scope, write=True, brief=brief)
 
-    async def write_beside(self, function: Function[T], guard: Function[object], scope: Scope = DEFAULT) -> T:
+    async def write_beside(
+        self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT
+    ) -> T:
         return await self.write(function, scope)
 
     async def _in_turn(self, function: Function[T], scope: Scope, *, write: bool, brief: bool) -> T:

@@ -190,6 +190,11 @@ class DatabaseThread:
         self._retries.add(task)
         task.add_done_callback(self._retries.discard)
 
+    async def catch_up(self, timeout: float) -> None:
+        """Wait for the work of `keep_trying`, but not for ever (database's thread)."""
+        if self._retries:
+            await asyncio.wait(set(self._retries), timeout=timeout)
+
     async def _try_until_done(self, work: Callable[[], Awaitable[object]]) -> None:
         while True:
             await asyncio.sleep(_RETRY_SECONDS)

@@ -40,12 +40,16 @@ DEFAULT = Scope()
 
 @dataclass(slots=True)
 class Transaction:
-    """A running transaction. `scope` is the buffer as the transaction knows it (`statements.fence`)."""
+    """A running transaction. `scope` is the buffer as the transaction knows it (`statements.fence`).
+
+    `mark` has the values of `engine.identity.MARK` until they are written; None where no commit can be in doubt.
+    """
 
     connection: Connection
     dialect: Dialect
     scope: Scope = DEFAULT
     driver: Driver | None = None
+    mark: tuple[str, int] | None = None
 
     @classmethod
     def over(cls, connection: Connection, scope: Scope = DEFAULT) -> Transaction:
@@ -60,6 +64,13 @@ class Transaction:
         """Run a prepared statement and return its rows, as the driver gives them."""
         form = statement.form(self.dialect, self.connection)
         return (self.driver or Driver(self.connection)).fetch(form.sql, form.values(values))
+
+    def fetch_marking(self, statement: Prepared, *values: Any) -> Sequence[Sequence[Any]]:
+        """Run a prepared statement that also writes the mark, whose values are its last parameters."""
+        assert self.mark is not None
+        rows = self.fetch(statement, *values, *self.mark)
+        self.mark = None
+        return rows
 
     def run_many(self, statement: Prepared, rows: Sequence[Sequence[Any]]) -> None:
         """Run a prepared statement once for each row of values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -11,6 +12,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.groups import looking_at
 from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, payload
 from replaybuf.storage.sql.statements.checkpoints import forgotten
+from replaybuf.storage.sql.statements.making import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Contents:
 
 def list_checkpoints(tx: Transaction, buffer: str | None = None) -> list[Made]:
     """Return the checkpoints of one buffer or of all, in the order in which they were made."""
-    query = select(checkpoint).order_by(checkpoint.c.buffer, checkpoint.c.id)
+    query = select(checkpoint).where(whole).order_by(checkpoint.c.buffer, checkpoint.c.id)
     if buffer is not None:
         query = query.where(checkpoint.c.buffer == buffer)
     return [
@@ -56,4 +58,4 @@ def contents_of(tx: Transaction, made: Made) -> Contents:
 
 def count_dropped(tx: Transaction) -> int:
     """Return the number of dropped checkpoints that wait to be swept."""
-    return len(forgotten(tx))
+    return len(forgotten(tx, time.time()))

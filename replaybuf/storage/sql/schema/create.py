@@ -27,7 +27,7 @@ from replaybuf.storage.sql.schema.tables import DIGEST, counter, info, metadata
 from replaybuf.storage.sql.schema.views import CREATE_VIEWS, VIEWS
 
 #: The revisions of the alembic chain, oldest first; the last one is what this version of replaybuf works with.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "rb_version"
 

@@ -12,7 +12,7 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the last transaction of each connection)
     rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off earlier users
     rb_cursor   where the prompt ledgers are in their datasets: now (checkpoint 0), and at each checkpoint
-    rb_checkpoint        a row for each step checkpoint, with its lanes and their tallies
+    rb_checkpoint        a row for each step checkpoint, with its lanes and their tallies, also while it is being made
     rb_checkpoint_group  the rows of `rb_group` as they were at each checkpoint; their payloads are kept
     rb_info     facts about the store, such as the policy that a snapshot was written under, or when a host was started
                 (`engine.even_clock`)
@@ -23,6 +23,9 @@ it in `pinned_staleness`; `pinned_step` is the train step for which it was compu
 
 `ticket` is the number by which random draws know a group, NULL where it is the uid. Uids are never given twice, but
 groups that are put after a restore have the tickets that they would have had without it, and so the same chances.
+
+`copied_to` is set while a checkpoint is being made: the groups up to this uid are copied, and `created_at` is the time
+of the last sign of life of its maker (`statements.making`).
 
 `made_from` holds the uids of replaced groups that a checkpoint still has, NULL for none: a restore that keeps this
 group doesn't bring them back.
@@ -175,7 +178,7 @@ checkpoint = Table(
     Column("next_ticket", BigInteger, nullable=False),
     Column("lanes", Json, nullable=False),
     Column("tallies", Json, nullable=False),
-    UniqueConstraint("buffer", "step", name="rb_checkpoint_of_step"),
+    Column("copied_to", BigInteger),
     sqlite_autoincrement=True,  # a later checkpoint has a higher number, even if the previous one was dropped
 )
 
@@ -256,6 +259,14 @@ _partial_index(
     "rb_group_archived", group.c.lane, group.c.archived_at, group.c.uid, where=group.c.archived_at.is_not(None)
 )
 Index("rb_garbage_in_order", garbage.c.removed_at)
+Index(
+    "rb_checkpoint_of_step",
+    checkpoint.c.buffer,
+    checkpoint.c.step,
+    unique=True,
+    sqlite_where=checkpoint.c.copied_to.is_(None),
+    postgresql_where=checkpoint.c.copied_to.is_(None),
+)
 
 #: The staleness of a group; needs `group` joined to `lane`.
 staleness: ColumnElement[int] = case(

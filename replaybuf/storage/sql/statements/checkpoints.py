@@ -8,92 +8,128 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from sqlalchemy import ColumnElement, delete, exists, func, insert, literal, select, update
+from sqlalchemy import and_, delete, exists, func, insert, literal, select, update
 
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, cursor, garbage, group
-from replaybuf.storage.sql.statements.counts import read_lane_tallies
-from replaybuf.storage.sql.statements.lanes import all_lanes
-from replaybuf.storage.sql.statements.tickets import next_ticket
+from replaybuf.storage.sql.statements.making import (
+    Mark,
+    begin,
+    copy_groups,
+    is_any_made,
+    keep_changing,
+    next_bound,
+    publish,
+    silent,
+    size_of,
+    whole,
+)
 from replaybuf.storage.values import Checkpoint, missing_checkpoint
 
 
 def keep_sweeps_away(tx: Transaction) -> None:
-    """Prevent sweeps, and the making and dropping of other checkpoints, until the end of the transaction."""
+    """Prevent sweeps, and the making of other checkpoints, until the end of the transaction."""
     tx.dialect.lock(tx.connection, Lock.SWEEP)
 
 
 def may_sweep(tx: Transaction) -> bool:
-    """Return whether a sweep may run: not while a checkpoint is made or dropped."""
+    """Return whether no checkpoint is being made in a transaction of its own; none is begun until the end of this."""
     return tx.dialect.try_lock(tx.connection, Lock.SWEEP, shared=True)
 
 
 def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) -> Checkpoint:
-    """Make a checkpoint: copy the metadata of the buffer's groups, its lanes, tallies and cursors.
+    """Make a checkpoint at once: copy the metadata of the buffer's groups, its lanes, tallies and cursors.
 
     All but the last `keep` checkpoints are dropped.
     """
-    of_step = select(checkpoint.c.id).where(checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.step == step)
-    forget(tx, list(tx.execute(of_step).scalars()))
-    lanes = [row._asdict() for row in all_lanes(tx)]
-    ours = group.c.lane.in_([row["id"] for row in lanes])
-    count, size = tx.execute(select(func.count(), func.sum(group.c.bytes)).where(ours)).one()
-    made = Checkpoint(step, now, int(count), int(size or 0))
-    values = {
-        "buffer": tx.scope.buffer,
-        "step": step,
-        "created_at": now,
-        "groups": made.groups,
-        "bytes": made.bytes,
-        "next_ticket": next_ticket(tx),
-        "lanes": lanes,
-        "tallies": read_lane_tallies(tx, [row["id"] for row in lanes]),
-    }
-    new = tx.execute(insert(checkpoint).values(values).returning(checkpoint.c.id)).scalar_one()
-    _copy(tx, new, ours)
-    _copy_cursors(tx, new)
+    mark = begin(tx, step, now)
+    return publish_alone(tx, copy_groups(tx, mark, mark.last, now), keep)
+
+
+def make_beginning(tx: Transaction, step: int, keep: int | None, now: float, groups: int) -> Mark | Checkpoint | None:
+    """Mark a checkpoint and copy its first groups; return it whole when there are no more of them.
+
+    Returns None when somebody else is making one.
+    """
+    forget(tx, list(tx.execute(select(checkpoint.c.id).where(silent(now))).scalars()))
+    if is_any_made(tx, now):
+        return None
+    mark = begin(tx, step, now)
+    mark = copy_groups(tx, mark, next_bound(tx, mark, groups), now)
+    if mark.copied_to == mark.last:
+        return publish_alone(tx, mark, keep)
+    keep_changing(tx, mark)
+    return mark
+
+
+def publish_alone(tx: Transaction, mark: Mark, keep: int | None) -> Checkpoint:
+    """Publish a checkpoint in the place of others: the older one of its step, and all but the last `keep`."""
+    of_step = select(checkpoint.c.id).where(checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.step == mark.step)
+    forget(tx, list(tx.execute(of_step.where(whole)).scalars()))
+    made = publish(tx, mark)
     if keep is not None:
         ids = list(tx.execute(_of_buffer(tx).with_only_columns(checkpoint.c.id)).scalars())
         forget(tx, ids[:-keep])
     return made
 
 
-def _copy_cursors(tx: Transaction, new: int) -> None:
-    copied = [literal(new) if column is cursor.c.checkpoint else column for column in cursor.c]
-    now = select(*copied).where(cursor.c.buffer == tx.scope.buffer, cursor.c.checkpoint == 0)
-    tx.execute(insert(cursor).from_select([column.name for column in cursor.c], now))
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """A draw that nobody received and that was undone.
 
-
-def undo_draw(tx: Transaction, since: int, drawn: Mapping[int, int], counts: Mapping[tuple[int, Tally], int]) -> None:
-    """Undo a draw that nobody received, in the checkpoints that were made after it.
-
-    `drawn` has the number of earlier draws of each group, `counts` is what the undoing added to the tallies, and
-    `since` is the checkpoint that was the last one at the draw.
+    `since` is the checkpoint that was the last one at the draw, `drawn` has the number of earlier draws of each group,
+    `counts` is what the undoing added to the tallies, and `rows` are the groups as they were after it.
     """
-    for made in tx.execute(_of_buffer(tx).where(checkpoint.c.id > since)).all():
-        copied = [checkpoint_group.c.checkpoint == made.id, checkpoint_group.c.uid.in_(list(drawn))]
+
+    since: int
+    drawn: Mapping[int, int]
+    counts: Mapping[tuple[int, Tally], int]
+    rows: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def now(
+        cls, tx: Transaction, since: int, drawn: Mapping[int, int], counts: Mapping[tuple[int, Tally], int]
+    ) -> Self:
+        """Return a draw that was undone in this transaction."""
+        found = tx.execute(select(group).where(group.c.uid.in_(list(drawn))).order_by(group.c.uid))
+        return cls(since, drawn, counts, [dict(row) for row in found.mappings()])
+
+
+def undo_draw(tx: Transaction, undone: Undone) -> Undone | None:
+    """Undo a draw in the checkpoints that were made after it.
+
+    Returns what is left to be done when the one is there that is being made in a transaction of its own.
+    """
+    none_is_made = may_sweep(tx)
+    drawn, newest = undone.drawn, undone.since
+    later = select(checkpoint).where(checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.id > undone.since)
+    for made in tx.execute(later.order_by(checkpoint.c.id)).all():
+        newest = made.id
+        ours = checkpoint_group.c.uid.in_(list(drawn))
+        copied = checkpoint_group.c.checkpoint == made.id, ours
         there = tx.execute(select(checkpoint_group.c.uid, checkpoint_group.c.times_sampled).where(*copied))
         if {row.uid: row.times_sampled for row in there} == drawn:
             continue  # it was made before the draw
+        counted = ours if made.copied_to is None else and_(ours, checkpoint_group.c.uid <= made.copied_to)
+        before, bytes_before = size_of(tx, made.id, counted)
         tx.execute(delete(checkpoint_group).where(*copied))
-        _copy(tx, made.id, group.c.uid.in_(list(drawn)))
+        if undone.rows:
+            tx.execute(insert(checkpoint_group), [{"checkpoint": made.id, **row} for row in undone.rows])
+        after, bytes_after = size_of(tx, made.id, counted)
         tallies = Counter({(row["lane"], row["name"]): row["amount"] for row in made.tallies})
-        tallies.update({(lane_id, str(name)): n for (lane_id, name), n in counts.items()})
-        rows = [{"lane": lane_id, "name": name, "amount": n} for (lane_id, name), n in tallies.items()]
-        whole = select(func.count(), func.sum(checkpoint_group.c.bytes)).where(copied[0])
-        count, size = tx.execute(whole).one()
-        values = {"tallies": rows, "groups": int(count), "bytes": int(size or 0)}
+        tallies.update({(lane_id, str(name)): n for (lane_id, name), n in undone.counts.items()})
+        values = {
+            "tallies": [{"lane": lane_id, "name": name, "amount": n} for (lane_id, name), n in tallies.items()],
+            "groups": made.groups + after - before,
+            "bytes": made.bytes + bytes_after - bytes_before,
+        }
         tx.execute(update(checkpoint).where(checkpoint.c.id == made.id).values(values))
-
-
-def _copy(tx: Transaction, checkpoint_id: int, condition: ColumnElement[bool]) -> None:
-    """Copy groups into a checkpoint."""
-    rows = select(literal(checkpoint_id), *group.columns).where(condition).order_by(group.c.uid)
-    tx.execute(insert(checkpoint_group).from_select([column.name for column in checkpoint_group.c], rows))
+    return None if none_is_made else replace(undone, since=newest)
 
 
 def read_checkpoints(tx: Transaction) -> list[Checkpoint]:
@@ -111,17 +147,18 @@ def find_checkpoint(tx: Transaction, step: int) -> Any:
 
 def drop_checkpoint(tx: Transaction, step: int) -> None:
     """Drop the checkpoint of a step. Raises CheckpointError."""
-    keep_sweeps_away(tx)
     forget(tx, [find_checkpoint(tx, step).id])
 
 
 def _of_buffer(tx: Transaction) -> Any:
-    return select(checkpoint).where(checkpoint.c.buffer == tx.scope.buffer).order_by(checkpoint.c.id)
+    return select(checkpoint).where(checkpoint.c.buffer == tx.scope.buffer, whole).order_by(checkpoint.c.id)
 
 
 def forget(tx: Transaction, ids: Sequence[int]) -> None:
-    """Drop checkpoints. Their groups, and the payloads that nothing else needs, are left to the sweep."""
+    """Drop checkpoints, whole or not. Their groups, and the payloads that nothing else needs, are left to the sweep."""
     if ids:
+        for number in ids:
+            tx.dialect.end_keeping(tx, number)
         tx.execute(delete(cursor).where(cursor.c.checkpoint.in_(ids)))
         tx.execute(delete(checkpoint).where(checkpoint.c.id.in_(ids)))
 
@@ -137,18 +174,22 @@ def with_groups(tx: Transaction) -> list[int]:
         numbers.append(number)
 
 
-def forgotten(tx: Transaction) -> list[int]:
-    """Return the dropped checkpoints that have groups left."""
-    there = set(tx.execute(select(checkpoint.c.id)).scalars())
-    return [number for number in with_groups(tx) if number not in there]
+def forgotten(tx: Transaction, now: float) -> dict[int, bool]:
+    """Return the checkpoints to be swept, each with whether it was given up in the making: the others were dropped."""
+    marks = tx.execute(select(checkpoint.c.id, silent(now))).all()
+    there = {number for number, _ in marks}
+    dropped = {number: False for number in with_groups(tx) if number not in there}
+    return dropped | {number: True for number, given_up in marks if given_up}
 
 
 def sweep_forgotten(tx: Transaction, limit: int, now: float) -> int:
     """Delete up to `limit` groups of a dropped checkpoint; return their number. Unneeded payloads become garbage."""
-    left = forgotten(tx) if may_sweep(tx) else []
+    left = forgotten(tx, now) if may_sweep(tx) else {}
     if not left:
         return 0
-    number = left[0]
+    number, given_up = next(iter(left.items()))
+    if given_up:
+        forget(tx, [number])
     ours = select(checkpoint_group.c.uid).where(checkpoint_group.c.checkpoint == number)
     uids = list(tx.execute(ours.order_by(checkpoint_group.c.uid).limit(limit)).scalars())
     if not uids:

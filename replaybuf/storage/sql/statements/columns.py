@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import JSON, ColumnElement, Text, cast
 
 from replaybuf.query import SetNode, compile_sql
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -24,6 +24,14 @@ FIELDS: dict[str, ColumnElement[Any]] = {
     "reward": group.c.reward,
     "tags": group.c.tags,
 }
+
+#: All columns of a group, with JSON as text: it is parsed where it is needed, and may be damaged.
+STORED: tuple[ColumnElement[Any], ...] = tuple(
+    cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column for column in group.columns
+)
+#: The place of each of these columns, and the names of those that always have a value.
+PLACES = {column.name: place for place, column in enumerate(group.columns)}
+NEEDED = tuple(column.name for column in group.columns if not column.nullable)
 
 
 def uid_in(tx: Transaction, uids: Sequence[int]) -> ColumnElement[bool]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, delete, func, literal, select
+from sqlalchemy import ColumnElement, bindparam, delete, func, literal, select
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Level
@@ -57,22 +57,20 @@ _ADD_MERGED = Prepared(lambda dialect: _adding(dialect, _MERGED), *_NEW)
 def read_tallies(tx: Transaction, tasks: Iterable[str] | None = None) -> dict[tuple[str, Status, Tally], int]:
     """Return the tallies by task and status."""
     if tasks is None:
-        rows: Iterable[Sequence[Any]] = tx.fetch(_ALL_TALLIES, tx.scope.buffer)
+        rows = tx.fetch(_ALL, tx.scope.buffer)
     else:
-        rows = tx.execute(_tallies(tx.scope.buffer).where(lane.c.task_name.in_(sorted(tasks))))
+        rows = tx.fetch(_OF_TASKS, tx.scope.buffer, tx.dialect.listed(sorted(tasks)))
     return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in rows}
 
 
-def _tallies(buffer: Any) -> Select[tuple[Any, ...]]:
-    return (
-        select(lane.c.task_name, lane.c.status, tally.c.name, func.sum(tally.c.amount))
-        .select_from(lane.join(tally, tally.c.lane == lane.c.id))
-        .where(lane.c.buffer == buffer)
-        .group_by(lane.c.task_name, lane.c.status, tally.c.name)
-    )
-
-
-_ALL_TALLIES = Prepared(lambda _: _tallies(bindparam("buffer")), "buffer")
+_SUMS = (
+    select(lane.c.task_name, lane.c.status, tally.c.name, func.sum(tally.c.amount))
+    .select_from(lane.join(tally, tally.c.lane == lane.c.id))
+    .where(lane.c.buffer == bindparam("buffer"))
+    .group_by(lane.c.task_name, lane.c.status, tally.c.name)
+)
+_ALL = Prepared(lambda _: _SUMS, "buffer")
+_OF_TASKS = Prepared(lambda dialect: _SUMS.where(dialect.one_of(lane.c.task_name, "tasks")), "buffer", "tasks")
 
 
 def read_lane_tallies(tx: Transaction, lanes: Sequence[int]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Column, ColumnElement, bindparam, func, select
 
 from replaybuf.errors import FencedError
+from replaybuf.storage.sql.engine.identity import MARK, marking
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint
@@ -79,7 +80,7 @@ class _Row(NamedTuple):
 
 
 def _row(tx: Transaction) -> _Row:
-    [row] = tx.fetch(_READ, tx.scope.buffer)
+    [row] = tx.fetch(_READ, tx.scope.buffer) if tx.mark is None else tx.fetch_marking(_READ_MARKING, tx.scope.buffer)
     return _Row(*row)
 
 
@@ -88,12 +89,11 @@ def _of_buffer(column: Column[Any]) -> ColumnElement[Any]:
 
 
 # Always one row, even for a buffer without one in `rb_buffer`.
-_READ = Prepared(
-    lambda _: select(
-        func.max(checkpoint.c.id), *(_of_buffer(buffer.c[name]) for name in _Row._fields if name != "checkpoint")
-    ).where(checkpoint.c.buffer == bindparam("name")),
-    "name",
-)
+_query = select(
+    func.max(checkpoint.c.id), *(_of_buffer(buffer.c[name]) for name in _Row._fields if name != "checkpoint")
+).where(checkpoint.c.buffer == bindparam("name"))
+_READ = Prepared(lambda _: _query, "name")
+_READ_MARKING = Prepared(lambda _: marking(_query), "name", *MARK)
 
 
 def write_buffer(tx: Transaction, **values: Any) -> None:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Select, bindparam, select
 
 from replaybuf.rules import transitions
+from replaybuf.storage.sql.engine.dialects import Dialect
+from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
-from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.columns import STORED
 from replaybuf.storage.sql.statements.lanes import find_lanes
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.statements.steps import move
+from replaybuf.storage.sql.statements.steps import change, move
 from replaybuf.storage.values import Leased, check_epoch, lost_to_others
 
 
 def store_clock(tx: Transaction) -> float:
     """Return the time by which leases end, in seconds since the epoch: the database's, or one that passes evenly."""
-    return tx.dialect.clock(tx.connection)
+    return tx.dialect.clock(tx)
 
 
 def begin_lease(tx: Transaction, seconds: float) -> tuple[int, float]:
     """Return the token of a new lease, and when it ends."""
     [token] = tx.dialect.reserve_uids(tx, 1)
-    return token, tx.dialect.start_clock(tx.connection) + seconds
+    return token, tx.dialect.start_clock(tx) + seconds
 
 
 def hold(tx: Transaction, rows: Sequence[GroupRow], token: int, until: float, **values: Any) -> None:
@@ -35,7 +37,7 @@ def hold(tx: Transaction, rows: Sequence[GroupRow], token: int, until: float, **
 
 def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
     """Return these groups of the buffer with the lanes that they are in."""
-    rows = read_rows(tx, uid_in(tx, uids))
+    rows = _sorted(tx.fetch(_ROWS, tx.scope.buffer, tx.dialect.listed(uids)))
     lanes = find_lanes(tx, {(row.task_name, row.status) for row in rows})
     for row in rows:
         row.found_in = lanes[(row.task_name, row.status)]
@@ -53,9 +55,9 @@ def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) 
     """Extend the lease of these groups; return the time when it ends."""
     check_epoch(lease, tx.scope.epoch)
     held = [row.uid for row in _held(tx, lease, uids)]
-    until = tx.dialect.start_clock(tx.connection) + seconds
+    until = tx.dialect.start_clock(tx) + seconds
     if held:
-        tx.execute(update(group).where(uid_in(tx, held)).values(leased_until=until))
+        change(tx, held, {"leased_until": until})
     return until
 
 
@@ -84,13 +86,20 @@ def end_leases(tx: Transaction) -> int:
 
 def any_overdue(tx: Transaction) -> bool:
     """Return whether any lease of the buffer has expired."""
-    overdue = (
+    return bool(tx.fetch(_OVERDUE, store_clock(tx), tx.scope.buffer))
+
+
+_OVERDUE = Prepared(
+    lambda _: (
         select(group.c.uid)
         .select_from(group.join(lane, lane.c.id == group.c.lane))
-        .where(group.c.leased_until <= store_clock(tx), lane.c.buffer == tx.scope.buffer)
+        .where(group.c.leased_until <= bindparam("now", type_=group.c.leased_until.type))
+        .where(lane.c.buffer == bindparam("buffer"))
         .limit(1)
-    )
-    return tx.execute(overdue).first() is not None
+    ),
+    "now",
+    "buffer",
+)
 
 
 def return_all(tx: Transaction) -> int:
@@ -102,18 +111,32 @@ def return_all(tx: Transaction) -> int:
 
 def read_rows(tx: Transaction, *conditions: Any, skip_locked: bool = False) -> list[GroupRow]:
     """Return the groups of the buffer that meet the conditions, including leased ones, locked."""
-    query = (
-        select(group, lane.c.task_name, lane.c.status, lane.c.step)
-        .select_from(group.join(lane, lane.c.id == group.c.lane))
-        .where(lane.c.buffer == tx.scope.buffer, *conditions)
-    )
+    query = _rows().where(lane.c.buffer == tx.scope.buffer, *conditions)
     query = tx.dialect.for_update(query, of=group, skip_locked=skip_locked)
-    return sorted((GroupRow.of(row) for row in tx.execute(query).mappings()), key=lambda row: row.uid)
+    return _sorted(tx.execute(query))
+
+
+def _sorted(rows: Iterable[Sequence[Any]]) -> list[GroupRow]:
+    return sorted(map(GroupRow.of, rows), key=lambda row: row.uid)
+
+
+def _rows() -> Select[Any]:
+    joined = group.join(lane, lane.c.id == group.c.lane)
+    return select(*STORED, lane.c.task_name, lane.c.status, lane.c.step).select_from(joined)
+
+
+def _chosen(dialect: Dialect, *conditions: Any) -> Any:
+    query = _rows().where(lane.c.buffer == bindparam("buffer"), dialect.one_of(group.c.uid, "uids"), *conditions)
+    return dialect.for_update(query, of=group)
+
+
+_ROWS = Prepared(_chosen, "buffer", "uids")
+_LEASED = Prepared(lambda dialect: _chosen(dialect, group.c.lease == bindparam("lease")), "buffer", "uids", "lease")
 
 
 def _of(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
     """Return those of these groups that a lease still holds."""
-    return read_rows(tx, group.c.lease == lease.token, uid_in(tx, uids))
+    return _sorted(tx.fetch(_LEASED, tx.scope.buffer, tx.dialect.listed(uids), lease.token))
 
 
 def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:

@@ -11,7 +11,7 @@ from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
-from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.columns import STORED, uid_in
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
 from replaybuf.storage.values import StorageItem
 
@@ -25,12 +25,12 @@ def note(tx: Transaction, uids: Iterable[int], leaving: Leaving) -> None:
     if leaving is None or not listed:
         return
     query = (
-        select(group, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
+        select(*STORED, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
         .select_from(group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid))
         .where(lane.c.buffer == tx.scope.buffer, uid_in(tx, listed))
         .order_by(group.c.uid)
     )
-    leaving += [GroupRow.of(row) for row in tx.execute(query).mappings()]
+    leaving += map(GroupRow.of, tx.execute(query))
 
 
 def told(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:

@@ -14,7 +14,7 @@ from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.rules.transitions import Place, removed, updated
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
-from replaybuf.storage.sql.statements.columns import FIELDS, uid_in
+from replaybuf.storage.sql.statements.columns import FIELDS, STORED, uid_in
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -42,11 +42,11 @@ def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> 
 def read_groups(tx: Transaction, uids: Sequence[int], query: Node) -> list[GroupRow]:
     """Return the groups with these uids that are there (and still match), with their payloads, in the order given."""
     statement = (
-        select(group, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
+        select(*STORED, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
         .select_from(group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid))
         .where(uid_in(tx, uids), tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name))
     )
-    rows = {row["uid"]: GroupRow.of(row) for row in tx.execute(statement).mappings()}
+    rows = {row.uid: row for row in map(GroupRow.of, tx.execute(statement))}
     return [rows[uid] for uid in uids if uid in rows]
 
 

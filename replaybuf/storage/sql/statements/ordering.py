@@ -6,18 +6,25 @@ wait for each other; on SQLite the transaction holds the write lock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, String, func, literal, select
+from sqlalchemy import ColumnElement, Select, String, bindparam, func, select
 
 from replaybuf.query import Node, compile_sql
 from replaybuf.rules.policies import Order, OrderTerm, in_order
 from replaybuf.rules.race import KEYS
+from replaybuf.storage.sql.engine.dialects import Dialect
+from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
-from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.columns import STORED
 from replaybuf.storage.sql.statements.lanes import Lane
+from replaybuf.storage.sql.statements.rows import GroupRow
+
+#: The groups among which an order by staleness is merged: those that follow the lane, and pinned ones.
+_FOLLOWING, _PINNED = False, True
 
 
 class Ordered(NamedTuple):
@@ -35,69 +42,137 @@ class Source:
         self.lane, self._where, self._skip = home, where, tuple(skip)
 
     def first(self, tx: Transaction, size: int, order: Order) -> list[Ordered]:
-        """Return the first `size` groups.
+        """Return the first `size` groups."""
+        if _merges(order):
+            return self._merged(tx, size, order, self._read(tx, _Query(order, _PINNED), size))
+        return _ordered(self._read(tx, _Query(order), size))
+
+    def read(self, tx: Transaction, size: int, order: Order) -> list[GroupRow]:
+        """Return the first `size` groups as rows with their payloads."""
+        if not _merges(order):
+            rows = self._read(tx, _Query(order, whole=True), size)
+        elif pinned := self._read(tx, _Query(order, _PINNED), size):
+            uids = [one.uid for one in self._merged(tx, size, order, pinned)]
+            found = {row[0]: row for row in tx.fetch(_WHOLE, tx.dialect.listed(uids))}
+            rows = [found[uid] for uid in uids if uid in found]
+        else:
+            rows = self._read(tx, _Query(order, _FOLLOWING, whole=True), size)
+        drawn = [GroupRow.drawn(row, self.lane) for row in rows]
+        for row in drawn:
+            if row.payload is None:
+                row.payload = tx.dialect.read_payload(tx, row.uid)
+        return drawn
+
+    def _merged(self, tx: Transaction, size: int, order: Order, pinned: Sequence[Sequence[Any]]) -> list[Ordered]:
+        """Return the first groups by staleness, given the first of those that are pinned.
 
         Groups that follow the lane are ordered by their oldest step, pinned ones by their own staleness, each by an
-        index; an order by staleness merges the first of both.
+        index.
         """
-        if not order or order[0].field != "staleness":
-            return self._read(tx, self._select(tx, order, size, self._staleness(), pinned_ones=None))
-        rows: list[Ordered] = []
-        for pinned_ones in (False, True):
-            value = group.c.pinned_staleness if pinned_ones else (self._step() - group.c.oldest_step - 1)
-            rows += self._read(tx, self._select(tx, order, size, value, pinned_ones=pinned_ones))
+        following = self._read(tx, _Query(order, _FOLLOWING), size)
+        if not (following and pinned):
+            return _ordered(following or pinned)
         places = {term.field: place for place, term in enumerate(order)}
-        return in_order(rows, order, lambda row, name: row.values[places[name]])[:size]
+        return in_order(_ordered([*following, *pinned]), order, lambda row, name: row.values[places[name]])[:size]
 
-    def _read(self, tx: Transaction, statement: Select[Any]) -> list[Ordered]:
-        return [Ordered(row[0], row[1], tuple(row[2:])) for row in tx.execute(statement)]
-
-    def _select(
-        self,
-        tx: Transaction,
-        order: Order,
-        size: int,
-        staleness: ColumnElement[Any],
-        *,
-        pinned_ones: bool | None,
-    ) -> Select[Any]:
-        fields = self._fields(staleness)
-        values = (fields[term.field].label(f"order_{i}") for i, term in enumerate(order))
-        statement = select(group.c.uid, group.c.priority, *values)
-        if pinned_ones is not None:
-            missing = group.c.pinned_staleness.is_(None)
-            statement = statement.where(~missing if pinned_ones else missing)
-        for term in order:
-            if term.field in KEYS:  # true for every group of the lane; it selects the index with this order
-                statement = statement.where(fields[term.field].is_not(None))
-        if self._where is not None:
-            statement = statement.where(compile_sql(self._where, fields, tx.dialect.name))
+    def _read(self, tx: Transaction, query: _Query, size: int) -> Sequence[Sequence[Any]]:
         if self._skip:
-            statement = statement.where(~uid_in(tx, self._skip))
-        keys = [_sort_key(term, fields, pinned_ones is False) for term in order]
-        newest_first = order[0].descending and order[0].field in ("uid", "timestamp_id")
-        return tx.dialect.first_of_lane(statement, self.lane.id, keys, size, backwards=newest_first)
-
-    def _fields(self, staleness: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
-        return {
-            "uid": group.c.uid,
-            "timestamp_id": group.c.uid,
-            "task_name": literal(self.lane.task_name, String),
-            "status": literal(str(self.lane.status), String),
-            "staleness": staleness,
-            "priority": group.c.priority,
-            "times_sampled": group.c.times_sampled,
-            "created_at": group.c.created_at,
-            "reward": group.c.reward,
-            "tags": group.c.tags,
-            **{key: group.c[key] for key in KEYS},
+            query = query._replace(skipping=True)
+        values = {
+            "lane": self.lane.id,
+            "size": size,
+            "step": self.lane.step or 0,
+            "task_name": self.lane.task_name,
+            "status": str(self.lane.status),
+            "skip": tx.dialect.listed(self._skip) if self._skip else None,
         }
+        if self._where is None:
+            statement, names = _prepared(query)
+            return tx.fetch(statement, *(values[name] for name in names))
+        condition = compile_sql(self._where, _fields(query), tx.dialect.name)
+        return tx.execute(_select(tx.dialect, query).where(condition), values).all()
 
-    def _step(self) -> ColumnElement[Any]:
-        return literal(self.lane.step if self.lane.step is not None else 0, group.c.oldest_step.type)
 
-    def _staleness(self) -> ColumnElement[Any]:
-        return func.coalesce(group.c.pinned_staleness, self._step() - group.c.oldest_step - 1)
+class _Query(NamedTuple):
+    """What determines the statement: the order, which groups, whether some are skipped, and whether it reads all of
+    a group or only what it is ordered by."""
+
+    order: Order
+    pinned: bool | None = None
+    skipping: bool = False
+    whole: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters of the statement without a `where`."""
+        fields = {term.field for term in self.order}
+        computed = self.pinned is None or (self.pinned is _FOLLOWING and not self.whole)
+        there = {
+            "lane": True,
+            "size": True,
+            "step": "staleness" in fields and computed,
+            "task_name": "task_name" in fields,
+            "status": "status" in fields,
+            "skip": self.skipping,
+        }
+        return tuple(name for name, is_there in there.items() if is_there)
+
+
+def _merges(order: Order) -> bool:
+    """Return whether an order needs the first of two indexes."""
+    return bool(order) and order[0].field == "staleness"
+
+
+def _ordered(rows: Iterable[Sequence[Any]]) -> list[Ordered]:
+    return [Ordered(row[0], row[1], tuple(row[2:])) for row in rows]
+
+
+@lru_cache(maxsize=256)
+def _prepared(query: _Query) -> tuple[Prepared, Sequence[str]]:
+    """Return the statement, and its parameters."""
+    return Prepared(lambda dialect: _select(dialect, query), *query.names), query.names
+
+
+@lru_cache(maxsize=256)
+def _select(dialect: Dialect, query: _Query) -> Select[Any]:
+    order, fields = query.order, _fields(query)
+    values = (fields[term.field].label(f"order_{i}") for i, term in enumerate(order))
+    statement = dialect.with_payload(STORED) if query.whole else select(group.c.uid, group.c.priority, *values)
+    if query.pinned is not None:
+        missing = group.c.pinned_staleness.is_(None)
+        statement = statement.where(~missing if query.pinned else missing)
+    for term in order:
+        if term.field in KEYS:  # true for every group of the lane; it selects the index with this order
+            statement = statement.where(fields[term.field].is_not(None))
+    if query.skipping:
+        statement = statement.where(~dialect.one_of(group.c.uid, "skip"))
+    keys = [_sort_key(term, fields, query.pinned is _FOLLOWING) for term in order]
+    newest_first = order[0].descending and order[0].field in ("uid", "timestamp_id")
+    return dialect.first_of_lane(statement, keys, backwards=newest_first)
+
+
+_WHOLE = Prepared(lambda dialect: dialect.with_payload(STORED).where(dialect.one_of(group.c.uid, "uids")), "uids")
+
+
+def _fields(query: _Query) -> dict[str, ColumnElement[Any]]:
+    """Return the fields of the query language; those of the lane are parameters."""
+    following = bindparam("step", type_=group.c.oldest_step.type) - group.c.oldest_step - 1
+    staleness: ColumnElement[Any] = func.coalesce(group.c.pinned_staleness, following)
+    if query.pinned is not None:
+        staleness = group.c.pinned_staleness if query.pinned else following
+    return {
+        "uid": group.c.uid,
+        "timestamp_id": group.c.uid,
+        "task_name": bindparam("task_name", type_=String()),
+        "status": bindparam("status", type_=String()),
+        "staleness": staleness,
+        "priority": group.c.priority,
+        "times_sampled": group.c.times_sampled,
+        "created_at": group.c.created_at,
+        "reward": group.c.reward,
+        "tags": group.c.tags,
+        **{key: group.c[key] for key in KEYS},
+    }
 
 
 def _sort_key(term: OrderTerm, fields: Mapping[str, ColumnElement[Any]], by_step: bool) -> ColumnElement[Any]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, func, or_, select, update
+from sqlalchemy import and_, bindparam, case, func, or_, select, update
 
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.race import IDLE, KEYS, PRIORITIZED, Clock, draw_keys, weight_of
 from replaybuf.rules.tallies import LaneName
+from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
-from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, find_lanes
 
 #: A group in a race: its uid, its ticket, its priority.
@@ -49,20 +49,20 @@ def begin_races(tx: Transaction, names: Iterable[LaneName], order: Order) -> Non
             if key not in one.clocks:
                 one.clocks[key] = Clock()
                 tx.execute(update(lane).where(lane.c.id == one.id).values(_clock_values(key, Clock())))
-                _set_keys(tx, one, key, _members(tx, group.c.lane == one.id))
+                _set_keys(tx, one, key, tx.fetch(_OF_LANE, one.id))
 
 
 def enter_races(tx: Transaction, home: Lane, uids: Sequence[int]) -> None:
     """Give groups that came into a lane, or whose priority changed, keys in the lane's races."""
     if home.clocks and uids:
-        members = _members(tx, uid_in(tx, uids))
+        members = tx.fetch(_OF_UIDS, tx.dialect.listed(uids))
         for key in home.clocks:
             _set_keys(tx, home, key, members)
 
 
-def _members(tx: Transaction, condition: ColumnElement[bool]) -> list[Member]:
-    query = select(group.c.uid, func.coalesce(group.c.ticket, group.c.uid), group.c.priority).where(condition)
-    return [(uid, ticket, priority) for uid, ticket, priority in tx.execute(query)]
+_MEMBERS = select(group.c.uid, func.coalesce(group.c.ticket, group.c.uid), group.c.priority)
+_OF_LANE = Prepared(lambda _: _MEMBERS.where(group.c.lane == bindparam("lane")), "lane")
+_OF_UIDS = Prepared(lambda dialect: _MEMBERS.where(dialect.one_of(group.c.uid, "uids")), "uids")
 
 
 def new_keys(rules: Rules, home: Lane, members: Sequence[Member]) -> dict[int, dict[str, float]]:
@@ -83,9 +83,9 @@ def advance(tx: Transaction, home: Lane, race: str, keys: Sequence[float], prior
     clock.advance(keys)
     if clock.is_worn(weight_of(race, priority) for priority in priorities):
         del home.clocks[race]
-        tx.execute(update(lane).where(lane.c.id == home.id).values({CLOCKS[race]: None}))
-        return
-    tx.execute(update(lane).where(lane.c.id == home.id).values(_later(race, clock)))
+        tx.fetch(_END[race], home.id)
+    else:
+        _go_on(tx, home, race)
 
 
 def skip_arrived(tx: Transaction, home: Lane, race: str) -> None:
@@ -108,8 +108,10 @@ def pass_time(
         clock.time += elapsed
         clock.idle_time += idle
         worn = clock.is_worn(weight_of(race, priority) for priority in priorities)
-        values = {CLOCKS[race]: None} if worn else _later(race, clock)
-        tx.execute(update(lane).where(lane.c.id == home.id).values(values))
+        if worn:
+            tx.fetch(_END[race], home.id)
+        else:
+            _go_on(tx, home, race)
 
 
 def _clock_values(race: str, clock: Clock) -> dict[Any, float]:
@@ -119,19 +121,36 @@ def _clock_values(race: str, clock: Clock) -> dict[Any, float]:
     return values
 
 
-def _later(race: str, clock: Clock) -> dict[Any, Any]:
-    """Return the clock as columns, unless another draw is further, or has ended the race, which leaves NULL."""
-    later: dict[Any, Any] = {CLOCKS[race]: case((CLOCKS[race] < clock.time, clock.time), else_=CLOCKS[race])}
+def _go_on(tx: Transaction, home: Lane, race: str) -> None:
+    """Write the lane's clock, unless another draw is further, or has ended the race, which leaves NULL."""
+    clock = home.clocks[race]
+    times = (clock.time, clock.idle_time) if race == PRIORITIZED else (clock.time,)
+    tx.fetch(_LATER[race], *times, home.id)
+
+
+def _later(race: str) -> Prepared:
+    time, idle_time = (bindparam(name, type_=lane.c.idle_clock.type) for name in ("time", "idle_time"))
+    values: dict[Any, Any] = {CLOCKS[race]: case((CLOCKS[race] < time, time), else_=CLOCKS[race])}
     if race == PRIORITIZED:
         idle = func.coalesce(lane.c.idle_clock, 0.0)
-        later[lane.c.idle_clock] = case((idle < clock.idle_time, clock.idle_time), else_=idle)
-    return later
+        values[lane.c.idle_clock] = case((idle < idle_time, idle_time), else_=idle)
+    names = ("time", "idle_time") if race == PRIORITIZED else ("time",)
+    return Prepared(lambda _: update(lane).where(lane.c.id == bindparam("of_lane")).values(values), *names, "of_lane")
 
 
-def _set_keys(tx: Transaction, home: Lane, race: str, members: Sequence[Member]) -> None:
+def _end(race: str) -> Prepared:
+    ended = update(lane).where(lane.c.id == bindparam("of_lane")).values({CLOCKS[race]: None})
+    return Prepared(lambda _: ended, "of_lane")
+
+
+_LATER = {race: _later(race) for race in KEYS}
+_END = {race: _end(race) for race in KEYS}
+
+
+def _set_keys(tx: Transaction, home: Lane, race: str, members: Sequence[Sequence[Any]]) -> None:
     seed, clock = tx.scope.rules.seed_of(race), home.clocks[race]
     for start in range(0, len(members), _CHUNK):
         chunk = members[start : start + _CHUNK]
         uids = [uid for uid, _, _ in chunk]
         keys = draw_keys(seed, clock, [(ticket, weight_of(race, priority)) for _, ticket, priority in chunk])
-        tx.dialect.set_keys(tx.connection, race, uids, keys)
+        tx.dialect.set_keys(tx, race, uids, keys)

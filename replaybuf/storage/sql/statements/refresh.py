@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import and_, bindparam, case, or_, select, update
+from pydantic_core import from_json
+from sqlalchemy import Text, and_, case, cast, or_, select, update
 
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
@@ -19,17 +21,18 @@ from replaybuf.rules.tallies import Tally
 from replaybuf.rules.transitions import Place
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, unsettled
-from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.leaving import Leaving, note
 from replaybuf.storage.sql.statements.race_keys import enter_races
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.rows import GroupRow, dump_json
 from replaybuf.storage.sql.statements.steps import apply
 from replaybuf.storage.values import Refresh
 
 _CHUNK = 5_000
-_FEW = 8
+
+#: Marks after a refresh, and the uids of the groups that have them.
+Alike = tuple[Marks, list[int]]
 
 
 def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int], list[GroupRow]]:
@@ -79,35 +82,45 @@ def _expire(tx: Transaction, home: Lane, refresh: Refresh, leaving: Leaving) -> 
         return 0
     # A rollout's newest trainable token isn't older than its oldest token, so this range has all candidates.
     newest_expired = step - 1 - min(thresholds)
-    candidates = select(group.c.uid, group.c.marks).where(
+    candidates = select(group.c.uid, cast(group.c.marks, Text)).where(
         group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired
     )
-    expired: list[tuple[int, Marks]] = []
-    masked: list[dict[str, Any]] = []
-    for uid, data in tx.execute(candidates):
-        marks = Marks.from_json(data)
+    alike: dict[str, list[int]] = {}  # many groups of a step have the same marks, and change in the same way
+    for uid, text in tx.execute(candidates):
+        alike.setdefault(text, []).append(uid)
+    expired: list[Alike] = []
+    masked: list[tuple[Any, ...]] = []
+    for text, uids in alike.items():
+        marks = Marks.from_json(from_json(text))
         has_expired, has_masked = marks.expire(rule, step), marks.mask(rule, step)
         if has_expired:
-            expired.append((uid, marks))
+            expired.append((marks, uids))
         elif has_masked:
-            masked.append({"masked_uid": uid, "new_marks": marks.to_json()})
-    if masked:
-        tx.execute(_MASK, masked)
+            new_text = dump_json(marks.to_json())
+            masked += [(uid, new_text) for uid in uids]
+    tx.dialect.set_columns(tx, _MASKED, sorted(masked))
     if expired and rule.retryable:
         _keep_expired(tx, home, expired)
     else:
-        _drop(tx, home, [uid for uid, _ in expired], leaving)
-    return len(expired)
+        _drop(tx, home, _uids(expired), leaving)
+    return len(_uids(expired))
 
 
-def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[tuple[int, Marks]]) -> None:
+def _uids(expired: Sequence[Alike]) -> list[int]:
+    return sorted(uid for _, uids in expired for uid in uids)
+
+
+def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[Alike]) -> None:
     step, name = transitions.expired(home.status), (home.task_name, Status.EXPIRED)
     lanes = {home.name: home, **need_lanes(tx, [name])}
-    _rewrite(tx, lanes[name], expired)
+    # In the order of the table, of which no page is then written twice.
+    alike = [(_expired_values(marks, lanes[name]), uids) for marks, uids in expired]
+    rows = sorted(((uid, *values) for values, uids in alike for uid in uids), key=itemgetter(0))
+    tx.dialect.set_columns(tx, _EXPIRED, rows)
     if step.enters_races:
-        enter_races(tx, lanes[name], [uid for uid, _ in expired])
+        enter_races(tx, lanes[name], _uids(expired))
     counts: Counts = Counter()
-    add_step(counts, lanes, home.task_name, step, len(expired))
+    add_step(counts, lanes, home.task_name, step, len(rows))
     add_counts(tx, counts)
 
 
@@ -119,44 +132,11 @@ def _drop(tx: Transaction, home: Lane, expired: Sequence[int], leaving: Leaving)
         apply(tx, [(home.task_name, step, uids)], [home])
 
 
-def _rewrite(tx: Transaction, target: Lane, expired: Sequence[tuple[int, Marks]]) -> None:
-    # Groups whose rollouts all expired are alike afterwards, and are written by one statement.
-    alike: dict[str, tuple[dict[str, Any], list[int]]] = {}
-    for uid, marks in expired:
-        values = _expired_values(marks, target)
-        alike.setdefault(repr(values), (values, []))[1].append(uid)
-    few: list[dict[str, Any]] = []
-    for values, uids in alike.values():
-        if len(uids) < _FEW:
-            few += [{"expired_uid": uid, **{f"new_{name}": value for name, value in values.items()}} for uid in uids]
-            continue
-        for start in range(0, len(uids), _CHUNK):
-            chosen = uid_in(tx, uids[start : start + _CHUNK])
-            tx.execute(update(group).where(chosen).values(values))
-    if few:
-        tx.execute(_EXPIRE, few)
+def _expired_values(marks: Marks, target: Lane) -> tuple[Any, ...]:
+    """Return the columns `_EXPIRED` of expired groups that come into a lane."""
+    staleness = max(marks.staleness or [0])
+    return target.id, marks.oldest_step, staleness, None, marks.mixed, marks.mean_reward, dump_json(marks.to_json())
 
 
-_MASK = update(group).where(group.c.uid == bindparam("masked_uid")).values(marks=bindparam("new_marks"))
-_EXPIRE = (
-    update(group)
-    .where(group.c.uid == bindparam("expired_uid"))
-    .values(
-        {
-            name: bindparam(f"new_{name}")
-            for name in ("lane", "oldest_step", "pinned_staleness", "pinned_step", "mixed", "reward", "marks")
-        }
-    )
-)
-
-
-def _expired_values(marks: Marks, target: Lane) -> dict[str, Any]:
-    return {
-        "lane": target.id,
-        "oldest_step": marks.oldest_step,
-        "pinned_staleness": max(marks.staleness or [0]),
-        "pinned_step": None,
-        "mixed": marks.mixed,
-        "reward": marks.mean_reward,
-        "marks": marks.to_json(),
-    }
+_MASKED = ("marks",)
+_EXPIRED = ("lane", "oldest_step", "pinned_staleness", "pinned_step", "mixed", "reward", "marks")

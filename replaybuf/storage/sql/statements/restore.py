@@ -16,12 +16,13 @@ from replaybuf.rules import transitions
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, cursor, garbage, group, lane, tally
-from replaybuf.storage.sql.statements.checkpoints import find_checkpoint, keep_sweeps_away
+from replaybuf.storage.sql.statements.checkpoints import find_checkpoint, forget
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.fence import begin_epoch, join
 from replaybuf.storage.sql.statements.lanes import Lane, all_lanes, need_lanes, new_clocks
 from replaybuf.storage.sql.statements.leases import read_rows, return_all
+from replaybuf.storage.sql.statements.making import marks_of_buffer
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.replacing import replace_groups
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -33,7 +34,7 @@ from replaybuf.storage.values import Checkpoint
 def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkpoint:
     """Restore the buffer to its checkpoint of a step, in a new epoch, which the transaction joins."""
     join(tx)
-    keep_sweeps_away(tx)
+    forget(tx, marks_of_buffer(tx))  # who makes one is about to be fenced off
     kept = find_checkpoint(tx, step)
     shift = tx.scope.ticket_shift if keep_new else shift_to(tx, kept.next_ticket)
     new = _set_new_apart(tx, kept.id) if keep_new else []
@@ -129,8 +130,8 @@ def _set_new_apart(tx: Transaction, checkpoint_id: int) -> list[GroupRow]:
 
 def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
     """Move groups that were put since into their lanes, replacing groups with their keys and those they replaced."""
-    keys = {row.uid: row.columns["scoped_key"] for row in new if row.columns["scoped_key"] is not None}
-    origins = [uid for row in new for uid in row.columns["made_from"] or ()]
+    keys = {row.uid: row.column("scoped_key") for row in new if row.column("scoped_key") is not None}
+    origins = [uid for row in new for uid in row.parsed("made_from") or ()]
     for condition in (group.c.scoped_key.in_(list(keys.values())), uid_in(tx, origins)):
         replace_groups(tx, condition)
     counts: Counts = Counter()

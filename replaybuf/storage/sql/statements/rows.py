@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
+from typing import Any, Final
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
@@ -17,8 +17,12 @@ from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.columns import NEEDED, PLACES
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup, StorageItem
+
+#: What damaged metadata of a group raises.
+_DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(slots=True)
@@ -74,16 +78,30 @@ def dump_json(value: Any) -> str:
     return to_json(value).decode()
 
 
+def _columns(*names: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    return itemgetter(*(PLACES[name] for name in names))
+
+
+_STALENESS = _columns("pinned_staleness", "pinned_step", "oldest_step")
+_ITEM = _columns("priority", "times_sampled", "created_at", "reward", "tags", "scoped_key", "error", "deliveries")
+_NEEDED = _columns(*NEEDED)
+_WIDTH = len(PLACES)
+
+
 @dataclass(slots=True)
 class GroupRow:
-    """A row of `rb_group` with the lane's names and step, and the payload where it was read."""
+    """A row of `rb_group` with the lane's names and step, and the payload where it was read.
+
+    `values` are those of all columns, in the order of the table, as the driver gives them: JSON as text, which may be
+    damaged.
+    """
 
     uid: int
     lane: int
     task_name: str
     status: Status
     step: int | None
-    columns: dict[str, Any]
+    values: Sequence[Any]
     payload: bytes | None = None
     verified: bool = False
     found_in: Lane | None = None
@@ -91,17 +109,27 @@ class GroupRow:
     weight: float | None = None
 
     @classmethod
-    def of(cls, row: Mapping[Any, Any]) -> GroupRow:
-        columns = dict(row)
-        return cls(
-            uid=columns["uid"],
-            lane=columns["lane"],
-            task_name=columns.pop("task_name"),
-            status=Status(columns.pop("status")),
-            step=columns.pop("step"),
-            payload=columns.pop("data", None),
-            columns=columns,
-        )
+    def of(cls, row: Sequence[Any]) -> GroupRow:
+        """Return a row of the columns STORED, the lane's task, status and step, and perhaps the payload."""
+        task_name, status, step, *data = row[_WIDTH:]
+        return cls(row[0], row[1], task_name, Status(status), step, row[:_WIDTH], *data)
+
+    @classmethod
+    def drawn(cls, row: Sequence[Any], home: Lane) -> GroupRow:
+        """Return a row of the columns STORED and the payload, in a lane that is known."""
+        uid, lane_id = row[0], row[1]
+        return cls(uid, lane_id, home.task_name, home.status, home.step, row[:_WIDTH], row[_WIDTH], found_in=home)
+
+    def column(self, name: str) -> Any:
+        """Return the value of a column; JSON as text."""
+        return self.values[PLACES[name]]
+
+    def parsed(self, name: str) -> Any:
+        """Return the value of a column with JSON. Raises DecodeError."""
+        try:
+            return _parsed(self.column(name))
+        except _DAMAGE as error:
+            raise self._damaged(error) from error
 
     @property
     def home(self) -> Lane:
@@ -110,68 +138,88 @@ class GroupRow:
         return self.found_in
 
     @property
+    def missing(self) -> list[str]:
+        """The columns without a value that need one: then the metadata is damaged."""
+        if None not in _NEEDED(self.values):
+            return []
+        return [name for name in NEEDED if self.column(name) is None]
+
+    @property
+    def priority(self) -> float:
+        return float(self.values[PLACES["priority"]])
+
+    @property
     def times_sampled(self) -> int:
-        return int(self.columns["times_sampled"])
+        return int(self.values[PLACES["times_sampled"]])
 
     @property
     def deliveries(self) -> int:
-        return int(self.columns["deliveries"])
+        return int(self.values[PLACES["deliveries"]])
 
     @property
     def ticket(self) -> int:
         """The number by which random draws know the group."""
-        ticket = self.columns["ticket"]
+        ticket = self.column("ticket")
         return self.uid if ticket is None else int(ticket)
 
     @property
     def staleness(self) -> int:
-        pinned = self.columns["pinned_staleness"]
-        if pinned is not None:
-            return int(pinned)
-        return (self.step or 0) - int(self.columns["oldest_step"]) - 1
+        pinned, _, oldest = _STALENESS(self.values)
+        return int(pinned) if pinned is not None else (self.step or 0) - int(oldest) - 1
 
     @property
     def refreshed_to(self) -> int | None:
         """The train step to which the rollouts' staleness was last refreshed; None: never since put or expiry."""
-        if self.columns["pinned_staleness"] is None:
-            return self.step
-        return self.columns["pinned_step"]  # type: ignore[no-any-return]
+        pinned, pinned_step, _ = _STALENESS(self.values)
+        return self.step if pinned is None else pinned_step
 
     def decode(self, codec: Codec) -> StorageItem:
-        """Return the stored group with its rollouts. Raises DecodeError."""
+        """Return the stored group with its rollouts, whose arrays live in the row's payload: ask once.
+
+        As long as nobody writes to them, the payload is what was stored. Raises DecodeError.
+        """
         if self.payload is None:
             raise DecodeError(f"group {self.uid}: its payload is missing")
-        rollouts = codec.decode(self.payload, verified=self.verified)
-        with _metadata_of(self.uid):
-            marks = Marks.from_json(self.columns["marks"])
+        rollouts = codec.decode(self.payload, verified=self.verified, owned=True)
+        try:
+            marks = Marks.from_json(_parsed(self.column("marks")))
             if len(rollouts) != len(marks.oldest):
                 raise DecodeError(
                     f"group {self.uid}: {len(rollouts)} rollouts in the payload, {len(marks.oldest)} expected"
                 )
             marks.apply(rollouts, self.refreshed_to, codec.rollout_type)
-            return self.item(rollouts)
+            return self._item(rollouts)
+        except DecodeError:
+            raise
+        except _DAMAGE as error:
+            raise self._damaged(error) from error
 
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         """Return the group with these rollouts. Raises DecodeError."""
-        with _metadata_of(self.uid):
+        try:
             return self._item(rollouts, error)
+        except _DAMAGE as problem:
+            raise self._damaged(problem) from problem
 
-    def _item(self, rollouts: list[Any], error: str | None) -> StorageItem:
-        columns = self.columns
+    def _damaged(self, error: Exception) -> DecodeError:
+        return DecodeError(f"group {self.uid}: its metadata is damaged ({type(error).__name__}: {error})")
+
+    def _item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
+        priority, times_sampled, created_at, reward, tags, scoped, failure, deliveries = _ITEM(self.values)
         return StorageItem(
             uid=self.uid,
             timestamp_id=self.uid,
             task_name=self.task_name,
             status=self.status,
             staleness=self.staleness,
-            priority=columns["priority"],
-            times_sampled=columns["times_sampled"],
-            created_at=columns["created_at"],
-            reward=columns["reward"],
-            tags=columns["tags"],
-            key=key_of(columns["scoped_key"]),
-            error=error or columns["error"],
-            deliveries=columns["deliveries"],
+            priority=priority,
+            times_sampled=times_sampled,
+            created_at=created_at,
+            reward=reward,
+            tags=_parsed(tags),
+            key=key_of(scoped),
+            error=error or failure,
+            deliveries=deliveries,
             item=rollouts,
             probability=self.probability,
             weight=self.weight,
@@ -189,15 +237,9 @@ def decode_leniently(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem
     return items
 
 
-@contextlib.contextmanager
-def _metadata_of(uid: int) -> Iterator[None]:
-    """Raise DecodeError when the metadata of a group is damaged."""
-    try:
-        yield
-    except DecodeError:
-        raise
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise DecodeError(f"group {uid}: its metadata is damaged ({type(error).__name__}: {error})") from error
+def _parsed(text: str | None) -> Any:
+    """Return the value of a JSON column. Raises ValueError."""
+    return None if text is None else from_json(text)
 
 
 def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:

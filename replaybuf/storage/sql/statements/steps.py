@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import case, literal, update
+from sqlalchemy import ColumnElement, bindparam, case, literal, update
 
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rules import transitions
 from replaybuf.rules.tallies import LaneName
 from replaybuf.rules.transitions import Transition
+from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
-from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes
 from replaybuf.storage.sql.statements.race_keys import enter_races
@@ -56,8 +57,7 @@ def apply(tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), **
         if step.after is None:
             gone += uids
             continue
-        changed = _changed(task, step, lanes) | values
-        tx.execute(update(group).where(uid_in(tx, uids)).values(changed))
+        change(tx, uids, _changed(task, step, lanes) | values, _added(step), _pinned_at(task, step, lanes))
         if step.enters_races:
             entering.setdefault((task, step.after.status), []).extend(uids)
     remove(tx, gone)
@@ -67,14 +67,10 @@ def apply(tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), **
 
 
 def _changed(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName, Lane]]) -> dict[str, Any]:
-    """Return the columns that a step changes, for groups of a task that stay."""
-    before, after = step.before, step.after
+    """Return the columns that a step sets, for groups of a task that stay."""
+    after = step.after
     assert after is not None
     values: dict[str, Any] = {}
-    if step.draws:
-        values["times_sampled"] = group.c.times_sampled + step.draws
-    if step.deliveries:
-        values["deliveries"] = group.c.deliveries + step.deliveries
     if step.afresh:
         values |= {"deliveries": 0, "error": None}
     if step.error is not None:
@@ -83,15 +79,57 @@ def _changed(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName,
         values |= FREE
         values["lane"] = lanes[after.leased][(task, after.status)].id
         values["archived_at"] = time.time() if after.status in ASIDE and not after.leased else None
-    if step.pins_staleness and before is not None:
-        values |= pinned(lanes[False][(task, before.status)])
     return values
+
+
+def _added(step: Transition) -> dict[str, int]:
+    """Return what a step adds to columns."""
+    added = {"times_sampled": step.draws, "deliveries": step.deliveries}
+    return {name: n for name, n in added.items() if n}
+
+
+def _pinned_at(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName, Lane]]) -> int | None:
+    """Return the train step for which groups that leave their lane keep their staleness, or None if they don't."""
+    if step.pins_staleness and step.before is not None:
+        return lanes[False][(task, step.before.status)].step or 0
+    return None
+
+
+def change(
+    tx: Transaction,
+    uids: Iterable[int],
+    values: Mapping[str, Any],
+    added: Mapping[str, int] | None = None,
+    pinned_at: int | None = None,
+) -> None:
+    """Set columns of groups (not those with JSON), and add to others; pin the staleness at a train step, if given."""
+    adding = {name: n for name, n in (added or {}).items() if name not in values}
+    pin = () if pinned_at is None else (pinned_at,)
+    statement = _changing(tuple(values), tuple(adding), bool(pin))
+    tx.fetch(statement, *values.values(), *adding.values(), *pin, tx.dialect.listed(uids))
+
+
+@lru_cache(maxsize=256)
+def _changing(names: tuple[str, ...], adding: tuple[str, ...], pins: bool) -> Prepared:
+    new = {name: bindparam(f"new_{name}", type_=group.c[name].type) for name in names}
+    more = {name: group.c[name] + bindparam(f"more_{name}", type_=group.c[name].type) for name in adding}
+    pin = _pinned(bindparam("pinned_at", type_=group.c.oldest_step.type)) if pins else {}
+    return Prepared(
+        lambda dialect: update(group).where(dialect.one_of(group.c.uid, "uids")).values(new | more | pin),
+        *(f"new_{name}" for name in names),
+        *(f"more_{name}" for name in adding),
+        *(("pinned_at",) if pins else ()),
+        "uids",
+    )
 
 
 def pinned(home: Lane) -> dict[str, Any]:
     """Return the columns that pin the staleness of groups that leave this lane."""
+    return _pinned(literal(home.step or 0, group.c.oldest_step.type))
+
+
+def _pinned(step: ColumnElement[int]) -> dict[str, Any]:
     follows = group.c.pinned_staleness.is_(None)
-    step = literal(home.step or 0, group.c.oldest_step.type)
     return {
         "pinned_staleness": case((follows, step - group.c.oldest_step - 1), else_=group.c.pinned_staleness),
         "pinned_step": case((follows, step), else_=group.c.pinned_step),

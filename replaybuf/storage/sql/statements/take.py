@@ -15,8 +15,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.race import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group, payload
-from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import lock_tasks, read_levels
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import end_leases
@@ -25,9 +24,6 @@ from replaybuf.storage.sql.statements.race_keys import advance, check_races, ski
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.steps import move, set_aside
 from replaybuf.storage.values import Draw
-
-# Without these, a taken group could not be given back.
-_NEEDED = [column.name for column in group.columns if not column.nullable]
 
 
 def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tuple[list[GroupRow] | None, bool]:
@@ -48,8 +44,8 @@ def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tu
         if draw.probabilities:
             _add_probabilities(tx, home, members)
         if policy.race is not None:
-            keys = [row.columns[policy.race] for row in members]
-            advance(tx, home, policy.race, keys, [row.columns["priority"] for row in members])
+            keys = [row.column(policy.race) for row in members]
+            advance(tx, home, policy.race, keys, [row.priority for row in members])
             if draw.where is not None and policy.race in home.clocks:
                 skip_arrived(tx, home, policy.race)
     return rows, ended
@@ -73,38 +69,29 @@ def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> lis
 
 
 def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw, skip: set[int]) -> list[GroupRow]:
-    good: dict[int, GroupRow] = {}
     while True:
         source = Source(home, draw.where, skip if home.status == Status.FAILED else ())
-        uids = [one.uid for one in source.first(tx, size, tx.scope.rules.sampler.order)]
+        rows = source.read(tx, size, tx.scope.rules.sampler.order)
         damaged: dict[int, str] = {}
-        for row in _read(tx, home, [uid for uid in uids if uid not in good]):
+        for row in rows:
             try:
-                if missing := [name for name in _NEEDED if row.columns[name] is None]:
-                    raise DecodeError(f"group {row.uid}: its metadata is damaged ({', '.join(missing)} missing)")
-                if row.payload is None:
-                    raise DecodeError(f"the payload of group {row.uid} is missing")
-                codec.verify(row.payload)
-                row.verified = True
-                good[row.uid] = row
+                _verify(row, codec)
             except DecodeError as error:
                 damaged[row.uid] = str(error)
         if not damaged:
-            return [good[uid] for uid in uids if uid in good]
+            return rows
         set_aside(tx, home, damaged)
         skip.update(damaged)
 
 
-def _read(tx: Transaction, home: Lane, uids: Sequence[int]) -> list[GroupRow]:
-    """Return these groups of a lane as rows with their payloads."""
-    if not uids:
-        return []
-    statement = select(group, payload.c.data).outerjoin(payload, payload.c.uid == group.c.uid).where(uid_in(tx, uids))
-    names = {"task_name": home.task_name, "status": home.status, "step": home.step}
-    rows = [GroupRow.of({**row, **names}) for row in tx.execute(statement).mappings()]
-    for row in rows:
-        row.found_in = home
-    return rows
+def _verify(row: GroupRow, codec: Codec) -> None:
+    """Raise DecodeError if the group could not be given to anyone, or not be given back."""
+    if missing := row.missing:
+        raise DecodeError(f"group {row.uid}: its metadata is damaged ({', '.join(missing)} missing)")
+    if row.payload is None:
+        raise DecodeError(f"the payload of group {row.uid} is missing")
+    codec.verify(row.payload)
+    row.verified = True
 
 
 def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
@@ -130,7 +117,7 @@ def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) ->
         members, total = tx.execute(in_lane).scalar_one(), 0.0
         idle = members
     for row in rows:
-        weight = share(row.columns["priority"])
+        weight = share(row.priority)
         row.probability = weight / total if prioritized and weight else 1 / idle
         row.weight = members * row.probability
 

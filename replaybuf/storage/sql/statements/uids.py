@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import delete, exists, func, or_, select
+from sqlalchemy import delete, exists, func, or_, select, union
 
 from replaybuf.storage.portable import check_empty
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -18,22 +18,29 @@ from replaybuf.storage.sql.schema.tables import (
     payload,
     tally,
 )
+from replaybuf.storage.sql.statements.checkpoints import forget
+from replaybuf.storage.sql.statements.making import marks_of_buffer
 
 
 def uids_in_checkpoints(tx: Transaction, uids: Iterable[int]) -> list[int]:
-    """Return those of these groups that a checkpoint of the buffer has."""
+    """Return those of these groups that a checkpoint of the buffer has, or may have once it is made."""
     chosen = list(uids)
     if not tx.scope.checkpoint or not chosen:
         return []
-    ids = select(checkpoint.c.id).where(checkpoint.c.buffer == tx.scope.buffer)
-    kept = checkpoint_group.c.checkpoint.in_(ids), checkpoint_group.c.uid.in_(chosen)
-    return sorted(set(tx.execute(select(checkpoint_group.c.uid).where(*kept)).scalars()))
+    ours = checkpoint.c.buffer == tx.scope.buffer
+    copied = select(checkpoint_group.c.uid).where(
+        checkpoint_group.c.checkpoint.in_(select(checkpoint.c.id).where(ours)), checkpoint_group.c.uid.in_(chosen)
+    )
+    being_made = exists().where(ours, group.c.uid > checkpoint.c.copied_to)
+    to_be_copied = select(group.c.uid).where(group.c.uid.in_(chosen), being_made)
+    return sorted(tx.execute(union(copied, to_be_copied)).scalars())
 
 
 def make_room(tx: Transaction) -> None:
     """Remove the remains of an empty buffer. Raises NotEmptyError when it isn't empty."""
     ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
     count = int(tx.execute(select(func.count()).where(group.c.lane.in_(ours))).scalar_one())
+    forget(tx, marks_of_buffer(tx))
     steps = select(checkpoint.c.step).where(checkpoint.c.buffer == tx.scope.buffer).order_by(checkpoint.c.id)
     check_empty(count, list(tx.execute(steps).scalars()))
     tx.execute(delete(cursor).where(cursor.c.buffer == tx.scope.buffer))

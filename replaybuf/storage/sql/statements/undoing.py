@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import bindparam, delete, insert, select, update
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.race import KEYS
 from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.rules.transitions import Place
+from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import garbage, group, payload
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
@@ -48,7 +49,7 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> Counts:
             if not _restore(tx, row):
                 add_step(counts, homes, row.task_name, transitions.removed(Place(row.status), Tally.REPLACED))
         add_step(counts, homes, row.task_name, draw.undone)
-        if any(row.columns[race] is None for race in homes[row.home.name].clocks):
+        if any(row.column(race) is None for race in homes[row.home.name].clocks):
             keyless.setdefault(row.home.name, []).append(row.uid)
     add_counts(tx, counts)
     for name, uids in keyless.items():  # races that began in their lane since the draw
@@ -58,20 +59,19 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> Counts:
 
 def _unsample(tx: Transaction, row: GroupRow) -> bool:
     """Undo the draw of a group that has stayed; return False when it is gone."""
-    keys = {race: row.columns[race] for race in KEYS if row.columns[race] is not None}
+    keys = {race: row.column(race) for race in KEYS if row.column(race) is not None}
     back = update(group).where(group.c.uid == row.uid, group.c.times_sampled > row.times_sampled)
     return tx.execute(back.values(times_sampled=group.c.times_sampled - 1, **keys)).rowcount > 0
 
 
 def _unarchive(tx: Transaction, row: GroupRow, archive: Lane) -> bool:
     """Put back a group that was archived; return False when it is no longer in the archive."""
-    archived = update(group).where(group.c.uid == row.uid, group.c.lane == archive.id)
-    return tx.execute(archived.values(row.columns)).rowcount > 0
+    return bool(tx.fetch(_UNARCHIVE, *row.values, row.uid, archive.id))
 
 
 def _restore(tx: Transaction, row: GroupRow) -> bool:
     """Put back a group that had left; return False when there is a newer one of its key."""
-    if not tx.execute(tx.dialect.insert(group).on_conflict_do_nothing(), row.columns).rowcount:
+    if not tx.fetch(_RESTORE, *row.values):
         return False
     tx.execute(delete(garbage).where(garbage.c.uid == row.uid))
     here = select(payload.c.uid).where(payload.c.uid == row.uid)
@@ -80,3 +80,19 @@ def _restore(tx: Transaction, row: GroupRow) -> bool:
         kept = {"uid": row.uid, "outline": [], "prompt": None, "data": row.payload}
         tx.execute(insert(payload), kept)
     return True
+
+
+_RESTORE = Prepared(
+    lambda dialect: dialect.insert(group).on_conflict_do_nothing().returning(group.c.uid), *group.columns.keys()
+)
+_UNARCHIVE = Prepared(
+    lambda _: (
+        update(group)
+        .where(group.c.uid == bindparam("of_uid"), group.c.lane == bindparam("of_lane"))
+        .values({column.name: bindparam(f"new_{column.name}", type_=column.type) for column in group.columns})
+        .returning(group.c.uid)
+    ),
+    *(f"new_{column.name}" for column in group.columns),
+    "of_uid",
+    "of_lane",
+)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +14,7 @@ from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, FencedError, StorageError
 from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, undo_draw
+from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unhold
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.steps import set_aside
@@ -20,6 +22,14 @@ from replaybuf.storage.sql.statements.take import by_home, consume, draw_groups
 from replaybuf.storage.sql.statements.undoing import unconsume
 from replaybuf.storage.sql.tasks.port import OpenStore
 from replaybuf.storage.values import Draw, Leased, StorageItem
+
+_LOOK_AGAIN_SECONDS = 0.1
+
+#: Up to this size and number, groups are read and checked in milliseconds.
+BRIEF_BYTES = 1024 * 1024
+BRIEF_GROUPS = 256
+#: Decoding takes hardly longer than handing it to another thread and back.
+LIGHT_SECONDS = 0.001
 
 
 @dataclass(slots=True)
@@ -45,6 +55,7 @@ class Drawing:
 
     def __init__(self, store: OpenStore, codec: Codec, draw: Draw, seconds: float | None = None) -> None:
         self._store = store
+        self._pace = store.pace
         self._codec = codec
         self._draw = replace(draw, sizes={task: size for task, size in draw.sizes.items() if size > 0})
         self._tasks = list(draw.sizes)
@@ -59,7 +70,7 @@ class Drawing:
             if taken is None:
                 return None
             try:
-                items, failed = await self._store.compute(self._decode, taken.rows)
+                items, failed = await self._decoded(taken.rows)
             except BaseException:
                 await self._give_back(taken, {})
                 raise
@@ -72,11 +83,19 @@ class Drawing:
 
     async def _take(self) -> Taken | None:
         try:
-            taken: Taken | None = await self._store.write(self._transact, announce=lambda: self._news)
+            taken: Taken | None = await self._store.write(
+                self._transact, brief=self._brief(), announce=lambda: self._news
+            )
         except OutcomeUnknownError as error:
             self._store.thread.keep_trying(partial(self._give_back_if_taken, error))
             raise
         return taken
+
+    def _brief(self) -> bool:
+        """Return whether the draw takes milliseconds at most, if its groups are as large as the last ones."""
+        groups = sum(self._draw.sizes.values())
+        looks_at_others = self._draw.where is not None or self._draw.probabilities
+        return groups <= BRIEF_GROUPS and groups * self._pace.bytes <= BRIEF_BYTES and not looks_at_others
 
     async def _give_back_if_taken(self, doubt: OutcomeUnknownError) -> None:
         """Give back groups that may have been taken although the caller was told otherwise."""
@@ -91,8 +110,8 @@ class Drawing:
 
     def _transact(self, tx: Transaction) -> Taken | None:
         rows, ended = draw_groups(tx, self._codec, self._draw, self._set_aside)
-        # When groups leave, only puts that wait for room need to know.
-        self._news = ended or tx.scope.rules.limits.slows_puts
+        # When groups leave, only puts that wait for room need to know; groups set aside have come to FAILED.
+        self._news = ended or bool(self._set_aside) or tx.scope.rules.limits.slows_puts
         if rows is None:
             return None
         taken = Taken(rows, {}, epoch=tx.scope.epoch, checkpoint=tx.scope.checkpoint)
@@ -104,17 +123,26 @@ class Drawing:
         return taken
 
     async def _give_back(self, taken: Taken, failed: dict[int, str]) -> None:
+        left: Undone | None = None
+
         def put_back(tx: Transaction) -> None:
+            nonlocal left
+            left = None
             if tx.scope.epoch != taken.epoch:  # a restore has decided what became of them
                 return
             if self._seconds is None:
-                _unconsume(tx, taken)
+                left = _unconsume(tx, taken)
             else:
                 unhold(tx, taken.lease(), [row.uid for row in taken.rows])
             if failed:
                 _fail(tx, failed)
 
-        work = Insistent(lambda: self._store.write(put_back))
+        async def write() -> None:
+            await self._store.write(put_back)
+            if left is not None:  # without waiting for the checkpoint that is being made
+                self._store.thread.keep_trying(partial(self._correct, left, taken.epoch))
+
+        work = Insistent(write)
         try:
             await work()
         except FencedError:  # as above
@@ -124,7 +152,24 @@ class Drawing:
             self._store.thread.keep_trying(work)
             raise
 
+    async def _correct(self, undone: Undone, epoch: int) -> None:
+        """Undo a draw in the checkpoint that was being made when it was undone, once that is there."""
+
+        def undo(tx: Transaction) -> Undone | None:
+            return undo_draw(tx, undone) if tx.scope.epoch == epoch else None
+
+        while (left := await self._store.write(undo, announce=lambda: False)) is not None:
+            undone = left
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+
+    async def _decoded(self, rows: Sequence[GroupRow]) -> tuple[list[StorageItem], dict[int, str]]:
+        """Return the groups, and why those failed that can't be decoded; in this thread if that takes no longer."""
+        if not self._codec.converts and len(rows) * self._pace.seconds <= LIGHT_SECONDS:
+            return self._decode(rows)
+        return await self._store.compute(self._decode, rows)
+
     def _decode(self, rows: Sequence[GroupRow]) -> tuple[list[StorageItem], dict[int, str]]:
+        began = time.perf_counter()
         items: list[StorageItem] = []
         failed: dict[int, str] = {}
         for row in rows:
@@ -136,14 +181,16 @@ class Drawing:
             item.times_sampled += 1
             item.deliveries += self._seconds is not None
             items.append(item)
+        if items:
+            self._pace.bytes = sum(len(row.payload or b"") for row in rows) / len(rows)
+            self._pace.seconds = (time.perf_counter() - began) / len(rows)
         return items, failed
 
 
-def _unconsume(tx: Transaction, taken: Taken) -> None:
-    keep_sweeps_away(tx)  # and waits for a checkpoint that is being made, to correct it
+def _unconsume(tx: Transaction, taken: Taken) -> Undone | None:
     counts = unconsume(tx, taken.rows)
     drawn = {row.uid: row.times_sampled for row in taken.rows}
-    undo_draw(tx, taken.checkpoint, drawn, counts)
+    return undo_draw(tx, Undone.now(tx, taken.checkpoint, drawn, counts))
 
 
 def _fail(tx: Transaction, reasons: dict[int, str]) -> None:

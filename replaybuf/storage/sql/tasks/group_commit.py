@@ -12,13 +12,15 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError
 from replaybuf.storage.sql.engine.errors import is_refusal
 from replaybuf.storage.sql.statements.leaving import told
-from replaybuf.storage.sql.statements.put import Stored, put_groups
+from replaybuf.storage.sql.statements.put import Stored
+from replaybuf.storage.sql.statements.put_at_once import KnownLanes, put_behind_fence
 from replaybuf.storage.sql.statements.rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.tasks.port import OpenStore
 from replaybuf.storage.values import NewGroup, StorageItem
@@ -57,6 +59,7 @@ class GroupCommit:
         self._flushing: asyncio.Task[None] | None = None
         self._scheduled = False
         self._closed = False
+        self._lanes: KnownLanes = {}
         self._seconds = 1.0  # that encoding a group took the last time
 
     async def put(self, group: NewGroup) -> int:
@@ -111,7 +114,7 @@ class GroupCommit:
         committing: asyncio.Task[None] | None = None
         while True:
             batch = self._next_batch()
-            light = committing is None and len(batch) * self._seconds < LIGHT_SECONDS
+            light = committing is None and not self._codec.converts and len(batch) * self._seconds < LIGHT_SECONDS
             encoded = await self._encode_batch(batch, here=light) if batch else []
             if committing is not None:
                 try:
@@ -183,7 +186,8 @@ class GroupCommit:
         try:
             try:
                 brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
-                outcomes = await self._store.write(lambda tx: put_groups(tx, groups), brief=brief) if groups else []
+                put = partial(put_behind_fence, groups=groups, known=self._lanes)
+                outcomes = await self._store.write(put, brief=brief, fenced=False) if groups else []
             except Exception as error:
                 if len(wanted) == 1 or not is_refusal(error):
                     raise

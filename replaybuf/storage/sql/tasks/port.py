@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from replaybuf.storage.sql.engine.port import Engine
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Transaction
 
@@ -12,17 +15,36 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
+class Pace:
+    """The bytes of a group in the last draw of a store, and the seconds that decoding one took."""
+
+    bytes: float = math.inf
+    seconds: float = math.inf
+
+
 class OpenStore(Protocol):
     """An open store (`storage.sql.store`)."""
 
     thread: DatabaseThread
+    pace: Pace
+    engine: Engine
+
+    async def read(self, function: Callable[[Transaction], T]) -> T:
+        """Run `function(tx)` in a read transaction."""
+        ...
 
     async def write(
-        self, function: Callable[[Transaction], T], *, brief: bool = ..., announce: Callable[[], bool] = ...
+        self,
+        function: Callable[[Transaction], T],
+        *,
+        fenced: bool = ...,
+        brief: bool = ...,
+        announce: Callable[[], bool] = ...,
     ) -> T:
         """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers if `announce()`.
 
-        `brief` as in `Engine.write`.
+        `brief` as in `Engine.write`. With `fenced=False` the function checks the fence itself.
         """
         ...
 

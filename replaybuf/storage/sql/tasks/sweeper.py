@@ -92,7 +92,7 @@ class Sweeper:
         """Run one small sweep; return whether more is waiting."""
         now = time.time()
         cutoff = now - self._grace
-        due, left = await self._engine.read(lambda tx: (any_due(tx, cutoff), bool(forgotten(tx))))
+        due, left = await self._engine.read(lambda tx: (any_due(tx, cutoff), bool(forgotten(tx, now))))
         full = False
         if due:
             full = await self._sweep(lambda tx, limit: sweep(tx, cutoff, limit))

@@ -1,0 +1,26 @@
+"""Checkpoints are made in pieces: one that isn't whole says how far it is, and leaves others of its step alone."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("rb_checkpoint", table_kwargs={"sqlite_autoincrement": True}) as checkpoint:
+        checkpoint.add_column(sa.Column("copied_to", sa.BigInteger))
+        checkpoint.drop_constraint("rb_checkpoint_of_step", type_="unique")
+    whole = sa.text("copied_to IS NULL")
+    columns = ["buffer", "step"]
+    op.create_index(
+        "rb_checkpoint_of_step", "rb_checkpoint", columns, unique=True, sqlite_where=whole, postgresql_where=whole
+    )
+
+
+def downgrade() -> None:
+    raise RuntimeError("a checkpoint that is being made has no place in the older schema")

@@ -1,0 +1,113 @@
+"""One checkpoint that is made in pieces, so that no write waits longer for it than one piece takes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from replaybuf.errors import LockedError, ReplayBufError
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.checkpoints import forget, make_beginning, publish_alone
+from replaybuf.storage.sql.statements.making import DroppedError, Mark, copy_groups, is_any_made, next_bound
+from replaybuf.storage.sql.tasks.port import OpenStore
+from replaybuf.storage.values import Checkpoint
+
+T = TypeVar("T")
+
+#: How many groups are copied in one piece: at first, and at the least and the most.
+FIRST, FEWEST, MOST = 1_000, 250, 16_000
+#: The time for which a piece should hold the write lock, in seconds.
+_PIECE_SECONDS = 0.005
+#: The time after a piece for which others can have the lock, in times of the piece. Other processes look for it in
+#: intervals, and have to find it free.
+_PAUSE = 1.0
+_TURN_SECONDS = 0.02
+
+
+class _StoppedError(Exception):
+    """Nobody waits for the checkpoint any more."""
+
+
+class Making:
+    """Makes a checkpoint in pieces: the mark, then groups, and at last all of it is published."""
+
+    def __init__(self, store: OpenStore, step: int, keep: int | None) -> None:
+        self._store = store
+        self.step = step
+        self.keep = keep
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Give it up at the end of the present piece (any thread)."""
+        self._stopped = True
+
+    async def run(self) -> Checkpoint:
+        """Make it (database's thread)."""
+        while True:
+            made = await self._begin()
+            if isinstance(made, Checkpoint):
+                return made
+            try:
+                return await self._go_on(made)
+            except DroppedError:  # restored by this process, or it was silent for so long that others took over
+                continue
+            except Exception:
+                # If that fails, too, others drop it when nothing is heard of it.
+                with contextlib.suppress(ReplayBufError):
+                    await self._write(partial(_drop, mark=made))
+                raise
+
+    async def _begin(self) -> Mark | Checkpoint:
+        """Wait until nobody else makes a checkpoint, and begin."""
+        engine = self._store.engine
+        deadline = time.monotonic() + engine.lock_timeout
+        while True:
+            self._check()
+            if not await self._store.read(lambda tx: is_any_made(tx, time.time())):
+                begun = await self._write(lambda tx: make_beginning(tx, self.step, self.keep, time.time(), FIRST))
+                if begun is not None:
+                    return begun
+            if time.monotonic() > deadline:
+                raise LockedError(
+                    f"{engine.where}: somebody else has been making checkpoints for more than {engine.lock_timeout:g} "
+                    "s; make this one later, or raise lock_timeout"
+                )
+            await asyncio.sleep(_TURN_SECONDS)
+
+    async def _go_on(self, mark: Mark) -> Checkpoint:
+        groups = FIRST
+        while mark.copied_to < mark.last:
+            self._check()
+            bound = await self._store.read(partial(next_bound, mark=mark, groups=groups))
+            mark, seconds = await self._write(partial(_copy, mark=mark, up_to=bound))
+            if seconds > _PIECE_SECONDS:
+                groups = max(FEWEST, groups // 2)
+            elif seconds < _PIECE_SECONDS / 2:
+                groups = min(MOST, groups * 2)
+            await self._pause(_PAUSE * seconds)
+        return await self._write(partial(publish_alone, mark=mark, keep=self.keep))
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise _StoppedError
+
+    async def _write(self, function: Callable[[Transaction], T]) -> T:
+        return await self._store.write(function, announce=lambda: False)
+
+
+def _copy(tx: Transaction, mark: Mark, up_to: int) -> tuple[Mark, float]:
+    """Copy groups; return how far it is now, and how many seconds that took."""
+    started = time.monotonic()
+    mark = copy_groups(tx, mark, up_to, time.time())
+    return mark, time.monotonic() - started
+
+
+def _drop(tx: Transaction, mark: Mark) -> None:
+    forget(tx, [mark.id])
