@@ -159,7 +159,7 @@ async def test_long_groups_are_prepared_one_at_a_time(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(normalise, "_normalise", counted)
     async with build("memory://") as buffer:
-        long = [RolloutState(response_ids=[1] * 20_000, status=Status.COMPLETED) for _ in range(4)]
+        long = [RolloutState(message=[], response_ids=[1] * 20_000, status=Status.COMPLETED) for _ in range(4)]
         await asyncio.gather(*(buffer.put([rollout], TASK) for rollout in long))
         assert len(buffer) == 4
     assert most == 1
