@@ -223,6 +223,23 @@ async def test_an_upgrade_keeps_the_data(two_urls: tuple[str, str]) -> None:
     assert seen == 10
 
 
+async def test_an_upgrade_keeps_checkpoints(two_urls: tuple[str, str]) -> None:
+    """Those of before can be listed, and replaced by one of the same step."""
+    url, _ = two_urls
+    await run(url, lambda connection: upgrade(connection, "0005"))
+    row = "INSERT INTO rb_checkpoint (buffer, step, created_at, groups, bytes, next_ticket, lanes, tallies)"
+    await run(
+        url, lambda connection: connection.execute(text(f"{row} VALUES ('default', 7, 1.5, 0, 0, 1, '[]', '[]')"))
+    )
+    await run(url, upgrade)
+    async with build(url) as buffer:
+        [made] = await buffer.checkpoints()
+        assert (made.step, made.created_at) == (7, 1.5)
+        assert await buffer.restore(7) == made
+        again = await buffer.checkpoint(7)
+        assert await buffer.checkpoints() == [again]
+
+
 @pytest.mark.parametrize("revision", REVISIONS[:-1])
 async def test_an_older_schema_is_refused(two_urls: tuple[str, str], revision: str) -> None:
     """The message says how to upgrade, without the password."""

@@ -164,7 +164,6 @@ _SQL = [
     ("checkpoint-keeps-one-less", f"{_STATEMENTS}/checkpoints.py", "forget(tx, ids[:-keep])", "forget(tx, ids[: 1 - keep])", "the last n checkpoints stay"),
     ("checkpoint-not-kept", f"{_STATEMENTS}/checkpoints.py", "    keep_changing(tx, mark)\n", "", "what changes while a checkpoint is made is in it as it was"),
     ("checkpoint-half-made", f"{_STATEMENTS}/checkpoints.py", "checkpoint.c.buffer == tx.scope.buffer, whole).order_by", "checkpoint.c.buffer == tx.scope.buffer).order_by", "a checkpoint that is being made can't be restored"),
-    ("checkpoint-given-up-too-soon", f"{_STATEMENTS}/making.py", '"copied_to": up_to, "created_at": now', '"copied_to": up_to', "a maker that goes on is not given up"),
     ("checkpoint-next-ticket", f"{_STATEMENTS}/tickets.py", "last_uid(tx.connection) + 1)", "last_uid(tx.connection) + 2)", "random draws go on as they would have"),
     ("sweep-what-checkpoints-need", f"{_STATEMENTS}/sweep.py", "needed.update(tx.execute(in_checkpoints).scalars())", "pass", "payloads of checkpoints are not swept"),
     ("sweep-no-grace", f"{_STATEMENTS}/sweep.py", "garbage.c.removed_at <= removed_before).order_by", "garbage.c.removed_at <= removed_before + 3600).order_by", "payloads stay for a while after a take"),
