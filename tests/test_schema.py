@@ -240,6 +240,24 @@ async def test_an_upgrade_keeps_checkpoints(two_urls: tuple[str, str]) -> None:
         assert await buffer.checkpoints() == [again]
 
 
+async def test_an_upgrade_forgets_no_number_of_a_checkpoint(two_urls: tuple[str, str]) -> None:
+    """A checkpoint doesn't get the groups of one that was dropped before the upgrade, and isn't swept yet."""
+    url, _ = two_urls
+    made = "INSERT INTO rb_checkpoint (buffer, step, created_at, groups, bytes, next_ticket, lanes, tallies)"
+
+    def make_one_and_drop_it(connection: Connection) -> None:
+        connection.execute(text(f"{made} VALUES ('default', 7, 1.5, 0, 0, 1, '[]', '[]')"))
+        connection.execute(text("DELETE FROM rb_checkpoint"))
+
+    await run(url, lambda connection: upgrade(connection, "0005"))
+    await run(url, make_one_and_drop_it)
+    await run(url, upgrade)
+    async with build(url) as buffer:
+        await buffer.checkpoint(8)
+    number = await run(url, lambda connection: connection.execute(text("SELECT id FROM rb_checkpoint")).scalar())
+    assert number == 2
+
+
 @pytest.mark.parametrize("revision", REVISIONS[:-1])
 async def test_an_older_schema_is_refused(two_urls: tuple[str, str], revision: str) -> None:
     """The message says how to upgrade, without the password."""

@@ -12,6 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
+    last = _last_number()
     with op.batch_alter_table("rb_checkpoint", table_kwargs={"sqlite_autoincrement": True}) as checkpoint:
         checkpoint.add_column(sa.Column("copied_to", sa.BigInteger))
         checkpoint.drop_constraint("rb_checkpoint_of_step", type_="unique")
@@ -20,6 +21,18 @@ def upgrade() -> None:
     op.create_index(
         "rb_checkpoint_of_step", "rb_checkpoint", columns, unique=True, sqlite_where=whole, postgresql_where=whole
     )
+    if last is not None:
+        op.execute(sa.text("UPDATE sqlite_sequence SET seq = :last WHERE name = 'rb_checkpoint'").bindparams(last=last))
+
+
+def _last_number() -> int | None:
+    """Return the number of the last checkpoint on SQLite, which a table that is made anew forgets.
+
+    The groups of one that was dropped may not have been swept yet: another of its number would have them, too.
+    """
+    if op.get_bind().dialect.name != "sqlite":
+        return None
+    return op.get_bind().execute(sa.text("SELECT seq FROM sqlite_sequence WHERE name = 'rb_checkpoint'")).scalar()
 
 
 def downgrade() -> None:

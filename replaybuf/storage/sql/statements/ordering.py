@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, String, bindparam, func, select
+from sqlalchemy import ColumnElement, Select, String, and_, bindparam, func, select
 
 from replaybuf.query import Node, compile_sql
 from replaybuf.rules.policies import Order, OrderTerm, in_order
@@ -129,8 +129,8 @@ class _Query(NamedTuple):
             "lane": True,
             "size": True,
             "step": "staleness" in fields and computed,
-            "task_name": "task_name" in fields,
-            "status": "status" in fields,
+            "task_name": "task_name" in fields or self.checked,
+            "status": "status" in fields or self.checked,
             "skip": self.skipping,
             "buffer": self.checked,
             "known_step": self.checked,
@@ -177,12 +177,20 @@ def _select(dialect: Dialect, query: _Query) -> Select[Any]:
 
 # What a transaction has to know before it uses the rows: the epoch, the newest checkpoint, and if the lane is as known.
 _LANE = bindparam("lane", type_=group.c.lane.type)
+_TASK, _STATUS = bindparam("task_name", type_=String()), bindparam("status", type_=String())
 _BUFFER = bindparam("buffer", type_=buffer.c.name.type)
-_known = lane.c.step.is_not_distinct_from(bindparam("known_step", type_=lane.c.step.type))
+# A server that took over may have lost the lane, and have given its id to another.
+_known = and_(
+    lane.c.id == _LANE,
+    lane.c.buffer == _BUFFER,
+    lane.c.task_name == _TASK,
+    lane.c.status == _STATUS,
+    lane.c.step.is_not_distinct_from(bindparam("known_step", type_=lane.c.step.type)),
+)
 _CHECKS = (
     select(func.coalesce(func.max(buffer.c.epoch), 0)).where(buffer.c.name == _BUFFER).scalar_subquery(),
     select(func.coalesce(func.max(checkpoint.c.id), 0)).where(checkpoint.c.buffer == _BUFFER).scalar_subquery(),
-    select(lane.c.id).where(lane.c.id == _LANE, _known).exists(),
+    select(lane.c.id).where(_known).exists(),
 )
 _other = group.alias("other")
 _ANY_PINNED = select(_other.c.uid).where(_other.c.lane == _LANE, _other.c.pinned_staleness.is_not(None)).exists()
@@ -198,8 +206,8 @@ def _fields(query: _Query) -> dict[str, ColumnElement[Any]]:
     return {
         "uid": group.c.uid,
         "timestamp_id": group.c.uid,
-        "task_name": bindparam("task_name", type_=String()),
-        "status": bindparam("status", type_=String()),
+        "task_name": _TASK,
+        "status": _STATUS,
         "staleness": staleness,
         "priority": group.c.priority,
         "times_sampled": group.c.times_sampled,

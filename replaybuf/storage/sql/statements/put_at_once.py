@@ -94,6 +94,8 @@ def _store(tx: Transaction, batch: Batch, lanes: KnownLanes) -> list[Outcome]:
         tx.scope.buffer,
         tx.scope.epoch,
         [home.id for home in lanes.values()],
+        [home.task_name for home in lanes.values()],
+        [home.status.value for home in lanes.values()],
         [home.step for home in lanes.values()],
         len(groups),
         batch.uids,
@@ -159,8 +161,11 @@ WITH fence AS (
     FROM rb_buffer WHERE name = CAST(:buffer AS varchar)
 ), unchanged AS (
     SELECT count(*) AS lanes
-    FROM unnest(CAST(:lanes AS int[]), CAST(:steps AS bigint[])) AS known (id, step) JOIN rb_lane USING (id)
-    WHERE rb_lane.step IS NOT DISTINCT FROM known.step AND uniform_clock IS NULL AND prioritized_clock IS NULL
+    FROM unnest(
+        CAST(:lanes AS int[]), CAST(:tasks AS varchar[]), CAST(:statuses AS varchar[]), CAST(:steps AS bigint[])
+    ) AS known (id, task_name, status, step) JOIN rb_lane USING (id, task_name, status)
+    WHERE buffer = CAST(:buffer AS varchar) AND rb_lane.step IS NOT DISTINCT FROM known.step
+        AND uniform_clock IS NULL AND prioritized_clock IS NULL
 ), new AS (
     SELECT shift, coalesce(
         CAST(:uids AS bigint[]),
@@ -183,6 +188,7 @@ SELECT uids FROM new
 
 _GROUP = [f"group_{column.name}" for column in group.columns if column.name not in _MADE]
 _PAYLOAD = ("outlines", "prompts", "payloads")
-_NAMES = ("buffer", "epoch", "lanes", "steps", "count", "uids", *_GROUP, "counted", "tallies", "amounts")
+_KNOWN = ("buffer", "epoch", "lanes", "tasks", "statuses", "steps")
+_NAMES = (*_KNOWN, "count", "uids", *_GROUP, "counted", "tallies", "amounts")
 _PUT = Prepared(lambda _: text(_put(f", payloads AS ({_INSERT_PAYLOADS})")), *_NAMES, *_PAYLOAD, *MARK)
 _PUT_APART = Prepared(lambda _: text(_put()), *_NAMES, *MARK)
