@@ -75,7 +75,7 @@ def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw,
         damaged: dict[int, str] = {}
         for row in rows:
             try:
-                _verify(row, codec)
+                verify(row, codec)
             except DecodeError as error:
                 damaged[row.uid] = str(error)
         if not damaged:
@@ -84,7 +84,7 @@ def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw,
         skip.update(damaged)
 
 
-def _verify(row: GroupRow, codec: Codec) -> None:
+def verify(row: GroupRow, codec: Codec) -> None:
     """Raise DecodeError if the group could not be given to anyone, or not be given back."""
     if missing := row.missing:
         raise DecodeError(f"group {row.uid}: its metadata is damaged ({', '.join(missing)} missing)")
