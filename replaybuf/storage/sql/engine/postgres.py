@@ -112,15 +112,17 @@ class PostgresEngine(Engine):
         try:
             await send(raw, self._begin + locks.first(None if identity is None else identity.lock, alone=alone))
             yield raw
-        except OSError:
+        except OSError:  # the connection can't be used any more
             raise
         except Exception:
             with contextlib.suppress(Exception):
                 await send(raw, "ROLLBACK;")
-            raise
-        finally:
             if raw.is_in_transaction():
                 await connection.invalidate()
+            raise
+        except BaseException:  # it isn't known what the server has made of it
+            await connection.invalidate()
+            raise
 
     async def write_beside(
         self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT
