@@ -27,7 +27,7 @@ from replaybuf.storage.sql.statements import leases as leasing
 from replaybuf.storage.sql.statements import matching as selecting
 from replaybuf.storage.sql.statements import put, refresh
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, read_checkpoints
-from replaybuf.storage.sql.statements.counts import read_tallies
+from replaybuf.storage.sql.statements.counts import read_fenced_tallies, read_tallies
 from replaybuf.storage.sql.statements.cursors import move_cursor, read_cursor
 from replaybuf.storage.sql.statements.leaving import told
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
@@ -236,7 +236,7 @@ class SQLStorage(StorageBackend):
 
     async def fenced_tallies(self) -> dict[tuple[str, Status, Tally], int]:
         store = await self._ready()
-        return await store.thread.run(lambda: store.read_fenced(read_tallies))
+        return await store.thread.run(lambda: store.read_fenced(read_fenced_tallies))
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
         store = await self._ready()
