@@ -108,9 +108,9 @@ class Store:
 
     # Transactions of the buffer (database's thread)
 
-    async def read(self, function: Callable[[Transaction], T], *, brief: bool = False) -> T:
-        """Run `function(tx)` in a read transaction; `brief` as in `Engine.read`."""
-        return await self.engine.read(function, self.scope, brief=brief)
+    async def read(self, function: Callable[[Transaction], T], *, brief: bool = False, single: bool = False) -> T:
+        """Run `function(tx)` in a read transaction; `brief` and `single` as in `Engine.read`."""
+        return await self.engine.read(function, self.scope, brief=brief, single=single)
 
     async def write(
         self,
