@@ -21,6 +21,7 @@ NAMES = (
     "consumers",
     "waking",
     "scale",
+    "large",
     "opening",
     "checkpoints",
     "production",

@@ -13,7 +13,7 @@ from benchmarks.databases import TASK, fill, new_database, open_buffer, put_all
 from benchmarks.table import Row, Settings, spread
 
 BATCH = 64
-_LONGEST = 0.050
+_LONGEST = 0.020
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
@@ -36,7 +36,7 @@ async def run(settings: Settings) -> AsyncIterator[Row]:
                     f"{kind}: longest gap of the event loop in {what}",
                     spread(measured),
                     f"another thread busy in Python: {spread(idle)}",
-                    aim="<= 50 ms",
+                    aim="<= 20 ms",
                     met=max(measured) <= _LONGEST,
                 )
 

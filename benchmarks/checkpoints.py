@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import statistics
 import subprocess
 import sys
 import time
@@ -22,6 +23,8 @@ from replaybuf import ReplayBuffer
 
 SEED = 1_000
 _PUTS = 16_384
+_PAUSE_SECONDS = 0.003
+_LONGEST_SECONDS = 0.05
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
@@ -37,6 +40,7 @@ async def run(settings: Settings) -> AsyncIterator[Row]:
                     yield row
             yield await _reopening(settings, kind, url, count)
         yield await _puts_beside(settings, kind, settings.size(100_000, 10_000))
+        yield await _waits_beside(settings, kind, settings.size(1_500_000, 30_000))
 
 
 async def _pickling() -> tuple[float, float]:
@@ -105,6 +109,45 @@ async def _puts_beside(settings: Settings, kind: str, count: int) -> Row:
         shown,
         "<= 1.1",
         middle <= 1.1,
+    )
+
+
+async def _waits_beside(settings: Settings, kind: str, count: int) -> Row:
+    """Measure puts, one every few milliseconds through connections of their own, while checkpoints are made."""
+    async with new_database(kind) as url, open_buffer(url) as buffer, open_buffer(url) as other:
+        await fill(buffer, groups.small, SEED)
+        await multiply(buffer, SEED, count)
+        beside: list[float] = []
+        alone: list[float] = []
+        making, ended = asyncio.Event(), asyncio.Event()
+
+        async def put() -> None:
+            while not ended.is_set():
+                began = making.is_set()
+                group, start = groups.small(), time.perf_counter()
+                await other.put(group, TASK)
+                (beside if began or making.is_set() else alone).append(time.perf_counter() - start)
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+        putting = asyncio.create_task(put())
+        made = []
+        for step in range(settings.rounds):
+            await asyncio.sleep(1)
+            making.set()
+            made.append(await seconds(lambda step=step: buffer.checkpoint(step)))
+            making.clear()
+        ended.set()
+        await putting
+    longest = max(beside)
+    return Row(
+        "checkpoints",
+        f"{kind}: the longest of {len(beside):,} lone puts of 1 KB, one every {milliseconds(_PAUSE_SECONDS)}, while a "
+        f"checkpoint of {count:,} groups is made ({milliseconds(sorted(made)[len(made) // 2])})",
+        f"{milliseconds(longest)} (p50 {milliseconds(statistics.median(beside))})",
+        f"without one: {milliseconds(max(alone))} (p50 {milliseconds(statistics.median(alone))})",
+        number(longest / max(alone)),
+        f"<= {number(_LONGEST_SECONDS * 1000)} ms",
+        longest <= _LONGEST_SECONDS,
     )
 
 

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgpack
+
 from benchmarks import groups
 from benchmarks.databases import TASK, new_database, open_buffer, put_all, sqlite_path, stop_sweeping
 from benchmarks.floor import PostgresFloor, SqliteFloor, TunedSqliteFloor, copy_log_back
@@ -22,6 +24,7 @@ SIZES: dict[str, tuple[Callable[[], Any], int]] = {
     "1 KB": (groups.small, 4096),
     "100 KB": (groups.arrays, 512),
     "2 MB": (lambda: groups.arrays(2000), 64),
+    "100 KB of lists": (groups.lists, 256),
 }
 #: Microseconds of CPU a group, and the rate beside the yardstick that is named.
 CPU_AIMS = {
@@ -30,6 +33,8 @@ CPU_AIMS = {
     ("sqlite", "100 KB", "takes"): 220,
 }
 RATE_AIMS = {
+    ("sqlite", "100 KB of lists", "puts", "msgpack and sqlite3"): 0.9,
+    ("sqlite", "100 KB of lists", "takes", "msgpack and sqlite3"): 0.9,
     ("sqlite", "1 KB", "puts", "sqlite3"): 0.9,
     ("sqlite", "100 KB", "puts", "sqlite3"): 1.3,
     ("sqlite", "100 KB", "puts", "sqlite3 tuned"): 0.6,
@@ -57,12 +62,13 @@ async def _measure(settings: Settings, kind: str, make: Callable[[], Any], count
         url = await stack.enter_async_context(new_database(kind))
         buffer = await stack.enter_async_context(open_buffer(url))
         await stop_sweeping(buffer)
-        payloads = [groups.payload(make()) for _ in range(count)]
-        rivals = [("replaybuf", _Ours(buffer, url, make, count)), *await _floors(stack, kind, payloads)]
+        floors = await _floors(stack, kind, [make() for _ in range(count)], lists=make is groups.lists)
+        rivals = [("replaybuf", _Ours(buffer, url, make, count)), *floors]
         for turn in range(settings.rounds + 1):
             for what, taken in costs.items():
                 for name, rival in rivals if turn % 2 else rivals[::-1]:
-                    rival.prepare()
+                    if what == "puts":
+                        rival.prepare()
                     found = await cost(getattr(rival, what))
                     taken.setdefault(name, []).extend([found] if turn else [])
     return costs
@@ -109,6 +115,24 @@ class _Sqlite:
         copy_log_back(self._path)
 
 
+class _Packed(_Sqlite):
+    """Groups as plain values, which are packed and unpacked, too."""
+
+    def __init__(self, floor: SqliteFloor, path: str, plain: list[Any]) -> None:
+        super().__init__(floor, path, [])
+        self._plain = plain
+
+    def puts(self) -> None:
+        self._payloads = list(map(msgpack.packb, self._plain))
+        super().puts()
+
+    def takes(self) -> None:
+        while taken := self._floor.take(BATCH):
+            for data in taken:
+                msgpack.unpackb(data)
+        copy_log_back(self._path)
+
+
 class _Postgres:
     def __init__(self, floor: PostgresFloor, payloads: list[bytes]) -> None:
         self._floor, self._payloads = floor, payloads
@@ -123,17 +147,25 @@ class _Postgres:
             pass
 
 
-async def _floors(stack: AsyncExitStack, kind: str, payloads: list[bytes]) -> list[tuple[str, Any]]:
+async def _floors(stack: AsyncExitStack, kind: str, made: list[Any], *, lists: bool) -> list[tuple[str, Any]]:
     if kind == "postgresql":
         url = await stack.enter_async_context(new_database(kind))
-        return [("asyncpg", _Postgres(await stack.enter_async_context(PostgresFloor(url)), payloads))]
-    found = []
-    for name, floor_class in (("sqlite3", SqliteFloor), ("sqlite3 tuned", TunedSqliteFloor)):
+        floor = await stack.enter_async_context(PostgresFloor(url))
+        return [("asyncpg", _Postgres(floor, list(map(groups.payload, made))))]
+
+    async def opened(floor_class: type[SqliteFloor], rival: type[_Sqlite], values: list[Any]) -> _Sqlite:
         path = sqlite_path(await stack.enter_async_context(new_database(kind)))
         floor = floor_class(path)
         stack.callback(floor.close)
-        found.append((name, _Sqlite(floor, path, payloads)))
-    return found
+        return rival(floor, path, values)
+
+    if lists:
+        return [("msgpack and sqlite3", await opened(SqliteFloor, _Packed, list(map(groups.plain, made))))]
+    payloads = list(map(groups.payload, made))
+    return [
+        ("sqlite3", await opened(SqliteFloor, _Sqlite, payloads)),
+        ("sqlite3 tuned", await opened(TunedSqliteFloor, _Sqlite, payloads)),
+    ]
 
 
 def _rows(kind: str, size: str, what: str, count: int, taken: dict[str, list[Cost]]) -> Iterator[Row]:
@@ -150,10 +182,11 @@ def _rows(kind: str, size: str, what: str, count: int, taken: dict[str, list[Cos
     )
     for name, theirs in taken.items():
         ratios = sorted(bare.seconds / ours.seconds for ours, bare in zip(mine, theirs, strict=True))
+        bytes_only = ", not decoded" if what == "takes" and "msgpack" not in name else ""
         least = RATE_AIMS.get((kind, size, what, name))
         yield Row(
             "costs",
-            f"{kind}: {what} of {size} groups beside {name}{', not decoded' if what == 'takes' else ''}",
+            f"{kind}: {what} of {size} beside {name}{bytes_only}",
             f"{number(count / statistics.median(one.seconds for one in mine))}/s",
             f"{number(count / statistics.median(one.seconds for one in theirs))}/s",
             f"{number(statistics.median(ratios))} ({number(ratios[0])}..{number(ratios[-1])})",

@@ -32,19 +32,18 @@ def lists(kilobytes: int = 100) -> list[RolloutState]:
     return rollouts(fields.lists(kilobytes))
 
 
-def lists_as_stored(kilobytes: int = 100) -> list[RolloutState]:
-    """Return a group as `lists` does, with the model steps that put fills in."""
-    group = lists(kilobytes)
-    for rollout in group:
-        fill_model_steps(rollout, MODEL_STEP, CODEC.rollout_type)
-    return group
-
-
 def payload(group: list[RolloutState], model_step: int = MODEL_STEP) -> bytes:
     """Return the bytes that the store keeps for a group."""
     for rollout in group:
         fill_model_steps(rollout, model_step, CODEC.rollout_type)
     return CODEC.encode(group)
+
+
+def plain(group: list[RolloutState]) -> list[dict[str, Any]]:
+    """Return a group as msgpack takes it, with the model steps that put fills in."""
+    for rollout in group:
+        fill_model_steps(rollout, MODEL_STEP, CODEC.rollout_type)
+    return [{**CODEC.rollout_type.to_fields(rollout), "status": "completed"} for rollout in group]
 
 
 def rollouts(group: list[dict[str, Any]]) -> list[RolloutState]:

@@ -107,6 +107,6 @@ async def _with_latency(settings: Settings, kind: str) -> Row:
         milliseconds(mine),
         f"the engine alone {milliseconds(plain)}",
         shown,
-        "<= 1.5",
-        middle <= 1.5,
+        "<= 1.2",
+        middle <= 1.2,
     )

@@ -10,7 +10,7 @@ from benchmarks.databases import new_database, open_buffer, put_all, sqlite_path
 from benchmarks.floor import PostgresFloor, SqliteFloor
 from benchmarks.table import Row, Settings, in_turn, number
 
-AIMS = {("sqlite", "1 KB"): 0.6, ("sqlite", "100 KB"): 1.5, ("postgresql", "1 KB"): 0.7, ("postgresql", "100 KB"): 0.7}
+AIMS = {("sqlite", "1 KB"): 0.9, ("sqlite", "100 KB"): 1.3, ("postgresql", "1 KB"): 0.9, ("postgresql", "100 KB"): 0.95}
 SIZES: dict[str, Callable[[], Any]] = {"1 KB": groups.small, "100 KB": groups.arrays}
 COUNTS = {
     ("sqlite", "1 KB"): 8192,

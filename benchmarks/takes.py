@@ -130,11 +130,7 @@ async def _lists(settings: Settings, kind: str, url: str) -> Row:
     async with open_buffer(url) as buffer:
         await fill(buffer, groups.lists, (turns + 2) * BATCH)
         await stop_sweeping(buffer)
-        packed = [
-            msgpack.packb({**groups.CODEC.rollout_type.to_fields(rollout), "status": "completed"})
-            for _ in range(BATCH)
-            for rollout in groups.lists_as_stored()
-        ]
+        packed = [msgpack.packb(rollout) for _ in range(BATCH) for rollout in groups.plain(groups.lists())]
         pairs = await in_turn(_getter(buffer), lambda: [msgpack.unpackb(one) for one in packed], turns)
     middle, shown = pairs.ratio(faster=False)
     mine, bare = pairs.median

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -204,36 +205,61 @@ async def test_a_draw_that_is_undone_is_undone_in_checkpoints_too(sql_url: str) 
                 assert state_of(buffer) == before
 
 
-async def test_nobody_waits_for_a_checkpoint_that_is_being_made(
-    shared_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not those who write alone, nor who undoes a draw, which is undone in it once it is there."""
-    if not shared_url.startswith("postgresql"):
-        return  # in pieces: tests/test_checkpoints_in_pieces.py
-    copied, let_go = threading.Event(), threading.Event()
+class Copied:
+    """A checkpoint on PostgreSQL that is copied, and not committed before it is let go."""
 
-    def make_slowly(tx: Transaction, *args: Any) -> Any:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._copied, self._let_go = threading.Event(), threading.Event()
+        monkeypatch.setattr(store, "make_checkpoint", self._make)
+
+    def _make(self, tx: Transaction, *args: Any) -> Any:
         made = make_checkpoint(tx, *args)
-        copied.set()
-        assert let_go.wait(10)
+        self._copied.set()
+        assert self._let_go.wait(10)
         return made
 
-    monkeypatch.setattr(store, "make_checkpoint", make_slowly)
-    async with build(shared_url) as buffer, build(shared_url) as other:
+    @asynccontextmanager
+    async def being_made(self, buffer: ReplayBuffer) -> AsyncIterator[None]:
+        """Step 1, by another buffer than those in the block: its thread waits."""
+        task = asyncio.create_task(buffer.checkpoint(1))
+        assert await asyncio.to_thread(self._copied.wait, 10)
+        try:
+            async with asyncio.timeout(5):
+                yield
+        finally:
+            self._let_go.set()
+            await task
+
+
+async def test_nobody_waits_for_a_checkpoint_that_is_being_made(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those who write alone, nor who undoes a draw, which is undone in it once it is there."""
+    copied = Copied(monkeypatch)
+    async with build(postgres_database) as buffer, build(postgres_database) as other:
         await fill(buffer, 4)
         before = state_of(buffer)
         undo = await take(buffer, 2)
-        task = asyncio.create_task(other.checkpoint(1))
-        assert await asyncio.to_thread(copied.wait, 10)
-        async with asyncio.timeout(5):
+        async with copied.being_made(other):
             await undo()
             assert state_of(buffer) == before
             await buffer.refresh_staleness(task_stale_thresholds={TASK: 3}, current_train_step=4)
             await buffer.put(group(9), TASK)
-        let_go.set()
-        await task
         assert (await buffer.restore(1)).groups == 4
         assert state_of(buffer) == before
+
+
+async def test_what_is_replaced_while_a_checkpoint_is_made_does_not_come_back_beside_it(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a restore that keeps new groups. On SQLite: tests/test_checkpoints_in_pieces.py."""
+    copied = Copied(monkeypatch)
+    async with build(postgres_database) as buffer, build(postgres_database) as other:
+        uid = await buffer.put(group(1), TASK)
+        async with copied.being_made(other):
+            await buffer.put(group(2), TASK, replaces=[uid])
+        await buffer.restore(1, keep_new=True)
+        assert await take_all(buffer) == [2]
 
 
 async def test_a_draw_of_before_a_restore_is_not_undone(sql_url: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.guard import KEPT, TOLERANCE, regressions
 
-CPU = {"sqlite: CPU": {"puts of 1 KB": 10.0}}
+CPU = {"sqlite: CPU on Python 3.11": {"puts of 1 KB": 10.0}}
 STATEMENTS = {"sqlite: statements": {"put": 7}, "postgresql: round trips": {"put": 9}}
 
 
@@ -27,12 +27,12 @@ def test_one_more_is_a_regression(section: str) -> None:
 
 
 def test_noise_of_cpu_passes() -> None:
-    assert regressions({"sqlite: CPU": {"puts of 1 KB": 10 * TOLERANCE}}, CPU) == []
+    assert regressions({"sqlite: CPU on Python 3.11": {"puts of 1 KB": 10 * TOLERANCE}}, CPU) == []
 
 
 def test_half_as_much_cpu_again_is_a_regression() -> None:
-    [line] = regressions({"sqlite: CPU": {"puts of 1 KB": 15.0}}, CPU)
-    assert line.startswith("REGRESSION: sqlite: CPU, puts of 1 KB: 15 where 10 is kept")
+    [line] = regressions({"sqlite: CPU on Python 3.11": {"puts of 1 KB": 15.0}}, CPU)
+    assert line.startswith("REGRESSION: sqlite: CPU on Python 3.11, puts of 1 KB: 15 where 10 is kept")
 
 
 def test_a_call_of_which_nothing_is_kept_does_not_pass_in_silence() -> None:
@@ -40,9 +40,13 @@ def test_a_call_of_which_nothing_is_kept_does_not_pass_in_silence() -> None:
     assert "--update" in line
 
 
+def test_cpu_is_not_compared_with_that_of_another_python() -> None:
+    assert regressions({"sqlite: CPU on Python 3.99": {"puts of 1 KB": 99.0}}, CPU) == []
+
+
 def test_figures_of_both_databases_are_kept() -> None:
     kept = json.loads(KEPT.read_text())
     assert set(kept) == {
-        *("sqlite: statements", "sqlite: CPU"),
-        *("postgresql: statements", "postgresql: round trips", "postgresql: CPU"),
+        *("sqlite: statements", "sqlite: CPU on Python 3.11"),
+        *("postgresql: statements", "postgresql: round trips", "postgresql: CPU on Python 3.11"),
     }

@@ -23,10 +23,13 @@ from replaybuf import (
     FIFOPolicy,
     ReplayBufError,
     ReplayBufferConfig,
+    RolloutState,
+    Status,
     StorageError,
     SyncReplayBufferConfig,
 )
 from replaybuf.buffer.heartbeat import Heart
+from replaybuf.rollouts import normalise
 from replaybuf.storage.values import Leased
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, take_all, until
 
@@ -139,6 +142,27 @@ async def test_no_change_is_missed_between_looking_and_waiting(shared_url: str) 
         started = time.monotonic()
         await buffer.wait_ready({TASK: 1}, timeout=20)
         assert time.monotonic() - started < 5
+
+
+async def test_long_groups_are_prepared_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another thread: several would hold up the event loop together, each for its turn with the interpreter."""
+    prepare, at_once, most = normalise._normalise, 0, 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal at_once, most
+        assert threading.current_thread() is not threading.main_thread()
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.01)
+        at_once -= 1
+        return prepare(*arguments)
+
+    monkeypatch.setattr(normalise, "_normalise", counted)
+    async with build("memory://") as buffer:
+        long = [RolloutState(message=[], response_ids=[1] * 20_000, status=Status.COMPLETED) for _ in range(4)]
+        await asyncio.gather(*(buffer.put([rollout], TASK) for rollout in long))
+        assert len(buffer) == 4
+    assert most == 1
 
 
 # Processes

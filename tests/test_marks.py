@@ -94,6 +94,20 @@ def test_the_range_of_steps_is_that_of_all_tokens_and_of_the_trainable_ones(
     assert Marks.of([rollouts[0] | {"labels": [1]}], RolloutType(dict)).newest == [None]
 
 
+def test_one_token_of_other_weights_is_found_in_a_long_response() -> None:
+    for place in (0, 5000, 9999):
+        steps = np.full(10_000, 5, "i4")
+        assert marks_of(steps) == (5, 5)
+        steps[place] = 3
+        assert marks_of(steps) == (3, 5)
+        assert marks_of(steps.reshape(2, -1)) == (3, 5)
+
+
+def marks_of(steps: Any) -> tuple[int | None, int | None]:
+    marks = Marks.of([{"response_model_steps": steps, "response_ids": [1]}], RolloutType(dict))
+    return marks.oldest[0], marks.newest[0]
+
+
 def test_a_field_that_was_never_set_is_none_of_the_marks() -> None:
     one = rollout(5)
     del one.response_mask

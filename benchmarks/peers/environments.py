@@ -78,8 +78,8 @@ def _run(command: list[str]) -> None:
     except subprocess.TimeoutExpired:
         raise CannotInstallError(f"pip needed more than {TIMEOUT_SECONDS // 60} minutes") from None
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        raise CannotInstallError(lines[-1].removeprefix("ERROR: ")[:200] if lines else "pip failed without a word")
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[-1:]
+        raise CannotInstallError(lines[0].removeprefix("ERROR: ")[:200] if lines else "pip failed without a word")
 
 
 def _existing(folder: Path) -> Path:

@@ -12,14 +12,15 @@ import msgpack  # type: ignore[import-untyped]
 
 TUPLE, SET, FROZENSET, BYTEARRAY, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIME, TIMEDELTA = range(1, 13)
 RANGE, DEQUE, PATH, MEMORYVIEW, ORDERED_DICT, DEFAULT_DICT, COUNTER = range(13, 20)
-ENUM, ARRAY, SCALAR, NUMPY_STR, NUMPY_BYTES, PLAIN_ARRAY, ARRAY_BEHIND = range(20, 27)
+ENUM, ARRAY, SCALAR, NUMPY_STR, NUMPY_BYTES, PLAIN_ARRAY, ARRAY_BEHIND, STATUS = range(20, 28)
 OBJECT, NAMEDTUPLE = range(30, 32)
 OBJECT_ARRAY, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(40, 45)
 
 #: Those whose contents hold users' values as they are.
 HOLDERS = frozenset({OBJECT, NAMEDTUPLE})
 
-#: How a value is stored: its mark, and the function that returns the content behind it.
+#: How a value is stored: its mark, and the function that returns the content behind it. Without a mark, the content
+#: stands for the value by itself.
 Form = tuple[Any, Callable[[Any], Any]]
 #: The reverse: the function that returns the value for a content, which may be damaged or hostile.
 Restore = Callable[[Any], Any]

@@ -2,9 +2,9 @@
 
 Tuples, sets, enums, datetimes, arrays and the like are stored as a map of one entry whose key is a *mark*, an empty
 msgpack extension object whose type says what the value is: `{mark: content}`. msgpack itself packs and unpacks the
-content, so nesting costs no Python recursion, and a mark can't be mistaken for a user's key. Only plain arrays are
-extension objects that hold something: their bytes, or what says how to read those behind the msgpack (`codec.behind`).
-`codec.unpack` reverses it.
+content, so nesting costs no Python recursion, and a mark can't be mistaken for a user's key. Only plain arrays and our
+statuses are extension objects that hold something: their bytes, or what says how to read those behind the msgpack
+(`codec.behind`); and the status. `codec.unpack` reverses it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from replaybuf.codec.marks import (
     OBJECT_ARRAY,
     SCALAR,
     SET,
+    STATUS,
     TIME,
     TIMEDELTA,
     TUPLE,
@@ -52,6 +53,7 @@ from replaybuf.codec.marks import (
 )
 from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.errors import EncodeError
+from replaybuf.rollouts.rollout import Status
 
 
 def _pack_int(value: int) -> bytes:
@@ -93,6 +95,8 @@ _FORMS: Final[dict[type, Form]] = {
         (timedelta, TIMEDELTA, lambda value: [value.days, value.seconds, value.microseconds]),
     )
 } | containers.FORMS
+_STATUSES: Final = {status.value: msgpack.ExtType(STATUS, status.value.encode()) for status in Status}
+_FORMS[Status] = (None, lambda status: _STATUSES[status._value_])
 _ARRAY: Final[Form] = _FORMS[np.ndarray]
 _DICTS: Final = frozenset({dict, OrderedDict, defaultdict, Counter})
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset, deque})
@@ -202,6 +206,8 @@ class Packing:
         if form is _ARRAY and value.dtype.char == "O":
             form = _OBJECTS
         content = form[1](value)
+        if form[0] is None:
+            return content
         if form[0] in _HOLDERS:
             held.append(content[1])
         return {form[0]: content}

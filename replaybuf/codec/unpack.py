@@ -19,6 +19,7 @@ import numpy as np
 from replaybuf.codec import arrays, containers, marks
 from replaybuf.codec.behind import Behind
 from replaybuf.codec.marks import Family, Restore
+from replaybuf.rollouts.rollout import Status
 
 
 class _Mark:
@@ -83,6 +84,8 @@ _CONTENTS: tuple[tuple[int, type, Restore], ...] = (
 _RESTORE: Final[dict[int, Restore]] = {number: _typed(kind, restore) for number, kind, restore in _CONTENTS}
 _PLAIN_ARRAY: Final = marks.PLAIN_ARRAY
 _ARRAY_BEHIND: Final = marks.ARRAY_BEHIND
+_STATUS: Final = marks.STATUS
+_STATUSES: Final = {status.value.encode(): status for status in Status}
 
 
 def restores(families: Iterable[Family]) -> Mapping[int, _Mark]:
@@ -124,6 +127,8 @@ class Unpacking:
             return self._behind.restore(content)
         if number == _PLAIN_ARRAY:
             return arrays.unflatten(content)
+        if number == _STATUS:
+            return _STATUSES[content]
         mark = self._marks.get(number)
         if mark is None or content:
             raise ValueError(f"unknown kind of value ({number}); was it written by a newer replaybuf?")

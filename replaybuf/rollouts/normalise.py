@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +28,7 @@ from replaybuf.rollouts.staleness import (
 
 # Longer lists of tokens are processed in another thread, to keep the event loop free.
 _MANY_TOKENS = 10_000
+_turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
 
 
 def as_group(items: Any) -> list[Any]:
@@ -65,7 +67,9 @@ async def normalise(
     _require_fields(rollout_type, rollouts, model_step, train_step, rule)
     if _count_tokens(rollouts, rollout_type) < _MANY_TOKENS:
         return _normalise(rollouts, rollout_type, model_step, train_step, rule, said)
-    return await asyncio.to_thread(_normalise, rollouts, rollout_type, model_step, train_step, rule, said)
+    # One at a time: each thread that computes holds up the event loop for some milliseconds, in turn with the others.
+    async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+        return await asyncio.to_thread(_normalise, rollouts, rollout_type, model_step, train_step, rule, said)
 
 
 def _require_fields(

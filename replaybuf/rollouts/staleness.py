@@ -126,10 +126,10 @@ def _are_same(steps: Any) -> bool:
     Most responses are written by the same weights from beginning to end.
     """
     if type(steps) is np.ndarray:
-        if steps.nbytes > _LARGE:
-            return bool((steps == steps[0]).all())
+        if steps.ndim != 1 or steps.nbytes > _LARGE:
+            return steps.ndim == 1 and bool((steps == steps[0]).all())
         raw, size = steps.tobytes(), steps.itemsize
-        return steps.ndim == 1 and raw[size:] == raw[:-size]
+        return raw[size:] == raw[:-size]
     return type(steps) is list and steps.count(steps[0]) == len(steps)
 
 

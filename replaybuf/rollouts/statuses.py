@@ -67,6 +67,8 @@ class Statuses:
         Where none means `status`, it is one from which the prompt is generated again, if that is what `status` is for,
         or else `now`.
         """
+        if now is status and self.get(now) is status:
+            return now
         if isinstance(now, Enum):
             choices = list(type(now))
         elif type(now) is str:

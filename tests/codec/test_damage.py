@@ -80,7 +80,7 @@ wire = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=10)
         | st.dictionaries(st.text(), inner, max_size=3)
-        | st.tuples(st.sampled_from([*range(1, 27), *range(30, 45)]), inner).map(lambda p: {MARK[p[0]]: p[1]})
+        | st.tuples(st.sampled_from([*range(1, 28), *range(30, 45)]), inner).map(lambda p: {MARK[p[0]]: p[1]})
     ),
     max_leaves=12,
 )
@@ -128,6 +128,7 @@ ODD_ARRAYS: list[tuple[bytes, list[int], bytes]] = [
         *(make(*content) for make in (plain_array_field, array_behind_field) for content in ODD_ARRAYS),
         hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, b"")),
         hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, b"\xff\x01<i8")),
+        hostile_field(msgpack.ExtType(marks.STATUS, b"eaten")),
         hostile_field(msgpack.ExtType(marks.ARRAY_BEHIND, b"")),
         hostile_field(msgpack.ExtType(marks.ARRAY_BEHIND, b"\xff\x01<i8")),
         hostile_field(msgpack.ExtType(marks.ARRAY_BEHIND, head(b"<i8", [1])[:-1]), bytes(8)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,9 +41,9 @@ class FailPoints:
         DefaultDialect.do_commit = do_commit  # type: ignore[method-assign]
         commit_postgres = postgres.commit
 
-        async def commit_and_reach(connection: Any) -> None:
+        async def commit_and_reach(connection: Any, last: Sequence[str] = ()) -> None:
             self.reach("before commit")
-            await commit_postgres(connection)
+            await commit_postgres(connection, last)
             self.reach("after commit")
 
         postgres.commit = commit_and_reach  # type: ignore[assignment]

@@ -25,6 +25,7 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
 from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, make_checkpoint
 from replaybuf.storage.sql.statements.fence import check_fence, joined
+from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.race_keys import RaceNotRunError, begin_races
 from replaybuf.storage.sql.statements.restore import restore
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
@@ -74,6 +75,7 @@ class Store:
         self.watch = Watch(self.thread, self.engine)
         self.sweeper = Sweeper(self.engine, self.scope, self.watch.committed)
         self.commits = GroupCommit(self, options.codec)
+        self.lanes: KnownLanes = {}
         self.pace = Pace()
 
     async def prepare(self) -> None:

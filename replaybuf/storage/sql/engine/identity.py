@@ -15,10 +15,9 @@ import time
 import uuid
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, bindparam, literal_column, select, text
+from sqlalchemy import Connection, Select, bindparam, select, text
 from sqlalchemy.dialects.postgresql import insert
 
-from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.schema.tables import counter
 
 #: The prefix of the names of connections' rows in `rb_counter`.
@@ -65,8 +64,12 @@ def marking(query: Select[Any]) -> Select[Any]:
     return query.add_cte(mark.cte("mark"))
 
 
-#: Writes the mark of a transaction none of whose statements did.
-WRITE_MARK = Prepared(lambda _: marking(select(literal_column("1"))), *MARK)
+def mark_statement(mark: tuple[str, int]) -> str:
+    """Return the statement that writes a mark, with its values."""
+    row, number = mark
+    values = f"('{row}', {number:d}) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+    return f"INSERT INTO rb_counter (name, value) VALUES {values}"  # noqa: S608
+
 
 # As `pg_locks` shows an advisory lock of 64 bits.
 _END = text("""

@@ -30,6 +30,9 @@ class Engine(ABC):
     engine is set to; until then an unreachable server is an error at once.
     """
 
+    #: How many commits of one store gain from being under way at the same time.
+    writers = 1
+
     def __init__(self, url: URL, lock_timeout: float) -> None:
         self.url = url
         self.where = public_url(url)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -48,11 +48,14 @@ class _Attempt(Generic[T]):
     connected: bool = False
     identity: Identity | None = None
     committing: bool = False
+    last: Sequence[str] = ()
     result: Any = None
 
 
 class PostgresEngine(Engine):
     """A PostgreSQL database. Lost connections are replaced for up to `reconnect_timeout` seconds."""
+
+    writers = 4
 
     def __init__(
         self, url: URL, *, lock_timeout: float, reconnect_timeout: float = 60.0, read_only: bool = False
@@ -83,7 +86,8 @@ class PostgresEngine(Engine):
                 forget_writing(inner)
                 attempt.result = function(tx)
                 if has_written(inner) and tx.mark is not None:
-                    tx.fetch_marking(identities.WRITE_MARK)
+                    tx.finish(identities.mark_statement(tx.mark))
+                attempt.last = tx.last
                 return has_written(inner)
 
             async with self._connected(attempt) as connection:
@@ -92,7 +96,7 @@ class PostgresEngine(Engine):
                 async with self._begun(connection, attempt.identity, alone=alone) as raw:
                     attempt.committing = await connection.run_sync(transact)
                     # A take that found nothing needn't wait for the disk.
-                    await (commit(raw) if attempt.committing else send(raw, "ROLLBACK;"))
+                    await (commit(raw, attempt.last) if attempt.committing else send(raw, "ROLLBACK;"))
             result: T = attempt.result
             return result
 
@@ -253,9 +257,9 @@ class PostgresEngine(Engine):
         await self.pool.dispose()
 
 
-async def commit(raw: asyncpg.Connection[Any]) -> None:
-    """Commit the transaction of a connection."""
-    await send(raw, "COMMIT;")
+async def commit(raw: asyncpg.Connection[Any], last: Sequence[str] = ()) -> None:
+    """Commit the transaction of a connection, after its last statements, in one message."""
+    await send(raw, "".join(f"{statement};" for statement in (*last, "COMMIT")))
 
 
 async def send(raw: asyncpg.Connection[Any], message: str) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, CursorResult, and_, false, tru
 
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.sql.engine.dialects import DIALECTS, Dialect
-from replaybuf.storage.sql.engine.prepared import Driver, Prepared
+from replaybuf.storage.sql.engine.prepared import Driver, Prepared, announce
 from replaybuf.storage.sql.schema.tables import lane
 
 
@@ -42,7 +42,8 @@ DEFAULT = Scope()
 class Transaction:
     """A running transaction. `scope` is the buffer as the transaction knows it (`statements.fence`).
 
-    `mark` has the values of `engine.identity.MARK` until they are written; None where no commit can be in doubt.
+    `mark` has the values of `engine.identity.MARK` until they are written; None where no commit can be in doubt. `last`
+    are statements to be sent in one message with COMMIT.
     """
 
     connection: Connection
@@ -50,6 +51,7 @@ class Transaction:
     scope: Scope = DEFAULT
     driver: Driver | None = None
     mark: tuple[str, int] | None = None
+    last: tuple[str, ...] = ()
 
     @classmethod
     def over(cls, connection: Connection, scope: Scope = DEFAULT) -> Transaction:
@@ -71,6 +73,11 @@ class Transaction:
         rows = self.fetch(statement, *values, *self.mark)
         self.mark = None
         return rows
+
+    def finish(self, statement: str) -> None:
+        """Have a statement sent together with COMMIT; nothing of the transaction may follow it."""
+        announce(self.connection, statement, ())
+        self.last = (*self.last, statement)
 
     def run_many(self, statement: Prepared, rows: Sequence[Sequence[Any]]) -> None:
         """Run a prepared statement once for each row of values."""

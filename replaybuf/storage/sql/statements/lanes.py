@@ -59,6 +59,10 @@ class Lane:
         return cls(lane_id, task_name, Status(status), step, clocks)
 
 
+#: Lanes as a store read them last: they may have changed.
+KnownLanes = dict[LaneName, Lane]
+
+
 def all_lanes(tx: Transaction) -> list[Any]:
     """Return the rows of all lanes of the buffer, including those of leased groups."""
     return list(tx.execute(select(lane).where(lane.c.buffer == tx.scope.buffer).order_by(lane.c.id)))

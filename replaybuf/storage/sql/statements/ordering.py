@@ -7,6 +7,7 @@ wait for each other; on SQLite the transaction holds the write lock.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from replaybuf.rules.race import KEYS
 from replaybuf.storage.sql.engine.dialects import Dialect
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group
+from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane
 from replaybuf.storage.sql.statements.columns import STORED
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -63,6 +64,20 @@ class Source:
                 row.payload = tx.dialect.read_payload(tx, row.uid)
         return drawn
 
+    def read_checked(self, tx: Transaction, size: int, order: Order) -> list[GroupRow] | None:
+        """Return the first groups as `read` does, in one statement; None if the lane or the buffer's epoch changed.
+
+        None of an order by staleness while any group there is pinned. Notes the newest checkpoint in the scope.
+        """
+        query = _Query(order, _FOLLOWING if _merges(order) else None, whole=True, checked=True)
+        rows = self._read(tx, query, size)
+        for row in rows[:1]:
+            *_, epoch, newest, unchanged = row
+            if epoch != tx.scope.epoch or not unchanged:
+                return None
+            tx.scope = replace(tx.scope, checkpoint=newest)
+        return [GroupRow.drawn(row, self.lane) for row in rows]
+
     def _merged(self, tx: Transaction, size: int, order: Order, pinned: Sequence[Sequence[Any]]) -> list[Ordered]:
         """Return the first groups by staleness, given the first of those that are pinned.
 
@@ -85,6 +100,8 @@ class Source:
             "task_name": self.lane.task_name,
             "status": str(self.lane.status),
             "skip": tx.dialect.listed(self._skip) if self._skip else None,
+            "buffer": tx.scope.buffer,
+            "known_step": self.lane.step,
         }
         if self._where is None:
             statement, names = _prepared(query)
@@ -101,6 +118,7 @@ class _Query(NamedTuple):
     pinned: bool | None = None
     skipping: bool = False
     whole: bool = False
+    checked: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,6 +132,8 @@ class _Query(NamedTuple):
             "task_name": "task_name" in fields,
             "status": "status" in fields,
             "skip": self.skipping,
+            "buffer": self.checked,
+            "known_step": self.checked,
         }
         return tuple(name for name, is_there in there.items() if is_there)
 
@@ -141,6 +161,10 @@ def _select(dialect: Dialect, query: _Query) -> Select[Any]:
     if query.pinned is not None:
         missing = group.c.pinned_staleness.is_(None)
         statement = statement.where(~missing if query.pinned else missing)
+    if query.checked:
+        statement = statement.add_columns(*_CHECKS)
+        if query.pinned is not None:
+            statement = statement.where(~_ANY_PINNED)
     for term in order:
         if term.field in KEYS:  # true for every group of the lane; it selects the index with this order
             statement = statement.where(fields[term.field].is_not(None))
@@ -151,6 +175,17 @@ def _select(dialect: Dialect, query: _Query) -> Select[Any]:
     return dialect.first_of_lane(statement, keys, backwards=newest_first)
 
 
+# What a transaction has to know before it uses the rows: the epoch, the newest checkpoint, and if the lane is as known.
+_LANE = bindparam("lane", type_=group.c.lane.type)
+_BUFFER = bindparam("buffer", type_=buffer.c.name.type)
+_known = lane.c.step.is_not_distinct_from(bindparam("known_step", type_=lane.c.step.type))
+_CHECKS = (
+    select(func.coalesce(func.max(buffer.c.epoch), 0)).where(buffer.c.name == _BUFFER).scalar_subquery(),
+    select(func.coalesce(func.max(checkpoint.c.id), 0)).where(checkpoint.c.buffer == _BUFFER).scalar_subquery(),
+    select(lane.c.id).where(lane.c.id == _LANE, _known).exists(),
+)
+_other = group.alias("other")
+_ANY_PINNED = select(_other.c.uid).where(_other.c.lane == _LANE, _other.c.pinned_staleness.is_not(None)).exists()
 _WHOLE = Prepared(lambda dialect: dialect.with_payload(STORED).where(dialect.one_of(group.c.uid, "uids")), "uids")
 
 

@@ -293,6 +293,11 @@ def group_row(
 def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row]) -> None:
     """Insert rows of `rb_group`, as by `group_row`, and of `rb_payload`, as by `payload_row`."""
     tx.run_many(_GROUPS, groups)
+    insert_payloads(tx, payloads)
+
+
+def insert_payloads(tx: Transaction, payloads: Sequence[Row]) -> None:
+    """Insert rows of `rb_payload`, as by `payload_row`."""
     tx.run_many(_PAYLOADS, payloads)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, exists, insert, literal, select, update
+from sqlalchemy import ColumnElement, delete, exists, insert, literal, or_, select, update
 
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
@@ -59,10 +59,10 @@ def _kept(checkpoint_id: int, *as_it_is: ColumnElement[bool]) -> ColumnElement[b
     return exists().where(checkpoint_group.c.checkpoint == checkpoint_id, same_group, *as_it_is)
 
 
-def _unchanged(checkpoint_id: int) -> ColumnElement[bool]:
-    """Return the condition for a group that is unchanged since the checkpoint."""
+def _changed(checkpoint_id: int) -> ColumnElement[bool]:
+    """Return the condition for a group of the checkpoint that has changed since."""
     others = [column for column in group.c if column is not group.c.uid]
-    return _kept(checkpoint_id, *(column.is_not_distinct_from(checkpoint_group.c[column.name]) for column in others))
+    return _kept(checkpoint_id, or_(*(column.is_distinct_from(checkpoint_group.c[column.name]) for column in others)))
 
 
 def _in(lanes: Sequence[Any]) -> ColumnElement[bool]:
@@ -71,15 +71,13 @@ def _in(lanes: Sequence[Any]) -> ColumnElement[bool]:
 
 def _remove_changed(tx: Transaction, lanes: Sequence[Any], checkpoint_id: int) -> None:
     """Delete the groups of the checkpoint that have changed since."""
-    tx.execute(delete(group).where(_in(lanes), _kept(checkpoint_id), ~_unchanged(checkpoint_id)))
+    tx.execute(delete(group).where(_in(lanes), _changed(checkpoint_id)))
 
 
 def _remove_new(tx: Transaction, lanes: Sequence[Any], checkpoint_id: int, now: float) -> None:
     """Delete the groups that were put since the checkpoint."""
-    put_since = [_in(lanes), ~_kept(checkpoint_id)]
-    gone = select(group.c.uid, literal(now, garbage.c.removed_at.type)).where(*put_since)
-    tx.execute(insert(garbage).from_select(["uid", "removed_at"], gone))
-    tx.execute(delete(group).where(*put_since))
+    put_since = select(group.c.uid).where(_in(lanes), ~_kept(checkpoint_id))
+    tx.dialect.remove_groups(tx, list(tx.execute(put_since).scalars()), now)
 
 
 def _bring_back(tx: Transaction, checkpoint_id: int) -> None:
@@ -89,7 +87,7 @@ def _bring_back(tx: Transaction, checkpoint_id: int) -> None:
     back = select(*(checkpoint_group.c[column.name] for column in group.c)).where(*missing)
     names = [column.name for column in group.c]
     tx.execute(insert(group).from_select(names, back.order_by(checkpoint_group.c.uid)))
-    tx.execute(delete(garbage).where(garbage.c.uid.in_(select(checkpoint_group.c.uid).where(ours))))
+    tx.execute(delete(garbage).where(exists().where(ours, checkpoint_group.c.uid == garbage.c.uid)))
 
 
 def _set_lanes(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:

@@ -18,14 +18,18 @@ from replaybuf.storage.sql.schema.tables import (
     payload,
     tally,
 )
-from replaybuf.storage.sql.statements.checkpoints import forget
+from replaybuf.storage.sql.statements.checkpoints import forget, may_sweep
 from replaybuf.storage.sql.statements.making import marks_of_buffer
 
 
 def uids_in_checkpoints(tx: Transaction, uids: Iterable[int]) -> list[int]:
     """Return those of these groups that a checkpoint of the buffer has, or may have once it is made."""
     chosen = list(uids)
-    if not tx.scope.checkpoint or not chosen:
+    if not chosen:
+        return []
+    if not may_sweep(tx):  # one that is being made in a transaction of its own; none will be before the end of this
+        return sorted(chosen)
+    if not tx.scope.checkpoint:
         return []
     ours = checkpoint.c.buffer == tx.scope.buffer
     copied = select(checkpoint_group.c.uid).where(

@@ -18,7 +18,8 @@ from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unhold
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.steps import set_aside
-from replaybuf.storage.sql.statements.take import by_home, consume, draw_groups
+from replaybuf.storage.sql.statements.take import by_home
+from replaybuf.storage.sql.statements.take_at_once import consume_at_end, draw_behind_fence
 from replaybuf.storage.sql.statements.undoing import unconsume
 from replaybuf.storage.sql.tasks.port import OpenStore
 from replaybuf.storage.values import Draw, Leased, StorageItem
@@ -84,7 +85,7 @@ class Drawing:
     async def _take(self) -> Taken | None:
         try:
             taken: Taken | None = await self._store.write(
-                self._transact, brief=self._brief(), announce=lambda: self._news
+                self._transact, brief=self._brief(), fenced=False, announce=lambda: self._news
             )
         except OutcomeUnknownError as error:
             self._store.thread.keep_trying(partial(self._give_back_if_taken, error))
@@ -109,14 +110,14 @@ class Drawing:
             await self._give_back(taken, {})
 
     def _transact(self, tx: Transaction) -> Taken | None:
-        rows, ended = draw_groups(tx, self._codec, self._draw, self._set_aside)
+        rows, ended = draw_behind_fence(tx, self._codec, self._draw, self._set_aside, self._store.lanes)
         # When groups leave, only puts that wait for room need to know; groups set aside have come to FAILED.
         self._news = ended or bool(self._set_aside) or tx.scope.rules.limits.slows_puts
         if rows is None:
             return None
         taken = Taken(rows, {}, epoch=tx.scope.epoch, checkpoint=tx.scope.checkpoint)
         if self._seconds is None:
-            consume(tx, rows)
+            consume_at_end(tx, rows)
         else:
             taken.token, taken.until = begin_lease(tx, self._seconds)
             hold(tx, rows, taken.token, taken.until)

@@ -20,13 +20,16 @@ from replaybuf.errors import ClosedError
 from replaybuf.storage.sql.engine.errors import is_refusal
 from replaybuf.storage.sql.statements.leaving import told
 from replaybuf.storage.sql.statements.put import Stored
-from replaybuf.storage.sql.statements.put_at_once import KnownLanes, put_behind_fence
+from replaybuf.storage.sql.statements.put_at_once import Batch, put_behind_fence
 from replaybuf.storage.sql.statements.rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.tasks.port import OpenStore
+from replaybuf.storage.sql.tasks.under_way import Passed, UnderWay
 from replaybuf.storage.values import NewGroup, StorageItem
 
 MAX_GROUPS = 512
 MAX_BYTES = 16 * 1024 * 1024
+#: What is worth a transaction beside others, and how much such a one holds.
+ENOUGH_BYTES, SHARE_BYTES = 256 * 1024, 4 * 1024 * 1024
 #: Up to this size, a batch is written in milliseconds.
 BRIEF_BYTES = 4 * 1024 * 1024
 #: Encoding takes less than handing it to another thread and back.
@@ -59,8 +62,10 @@ class GroupCommit:
         self._flushing: asyncio.Task[None] | None = None
         self._scheduled = False
         self._closed = False
-        self._lanes: KnownLanes = {}
+        self._under_way: UnderWay | None = None
+        self._listening = False  # for enough puts
         self._seconds = 1.0  # that encoding a group took the last time
+        self._bytes = 0.0  # of its payload
 
     async def put(self, group: NewGroup) -> int:
         """Commit a group with other waiting puts; return its uid. Cancelled, it is committed wholly or not at all."""
@@ -71,6 +76,8 @@ class GroupCommit:
                 raise ClosedError
             self._queue.append(waiting)
             wake, self._scheduled = not self._scheduled, True
+            if self._listening and self._is_enough():
+                wake, self._listening = True, False
         try:
             if wake:
                 self._thread.post(self._start)
@@ -99,6 +106,8 @@ class GroupCommit:
     def _start(self) -> None:
         if self._flushing is None:
             self._flushing = self._thread.loop.create_task(self._flush())
+        elif self._under_way is not None:
+            self._under_way.news.set()
 
     def _hold(self, waiting: _Waiting) -> None:
         """Make later operations wait until the put of a caller that has gone is committed or dropped."""
@@ -107,28 +116,40 @@ class GroupCommit:
             self._thread.hold(waiting.settled)
 
     async def _flush(self) -> None:
-        """Commit batches until the queue is empty, encoding the next while one is being committed.
+        """Commit batches until the queue is empty, encoding the next while others are being committed.
 
         A light batch, such as a lone small group, is encoded in this thread: passing it on would take longer.
         """
-        committing: asyncio.Task[None] | None = None
+        most = self._store.engine.writers
+        under_way = self._under_way = UnderWay(most)
         while True:
-            batch = self._next_batch()
-            light = committing is None and not self._codec.converts and len(batch) * self._seconds < LIGHT_SECONDS
+            batch = self._next_batch() if not under_way or most == 1 or self._is_enough() else []
+            light = not under_way and not self._codec.converts and len(batch) * self._seconds < LIGHT_SECONDS
             encoded = await self._encode_batch(batch, here=light) if batch else []
-            if committing is not None:
-                try:
-                    await committing
-                except BaseException as error:
-                    self._fail(encoded, error)
-                    raise
-                committing = None
             if encoded and light:
                 await self._commit_batch(encoded)
             elif encoded:
-                committing = self._thread.loop.create_task(self._commit_batch(encoded))
+                try:
+                    await under_way.begin(partial(self._commit_batch, encoded))
+                except BaseException as error:
+                    self._fail(encoded, error)
+                    raise
+            elif under_way:
+                await self._wait(under_way)
             elif not batch and self._stop_if_empty():
                 return
+
+    async def _wait(self, under_way: UnderWay) -> None:
+        """Wait until a commit has ended, or enough puts wait for another one beside it."""
+        under_way.news.clear()
+        with self._lock:
+            self._listening = not self._is_enough()
+        if self._listening:
+            await under_way.news.wait()
+
+    def _is_enough(self) -> bool:
+        """Return whether what waits is worth a transaction beside others."""
+        return self._store.engine.writers > 1 and len(self._queue) * self._bytes >= ENOUGH_BYTES
 
     def _stop_if_empty(self) -> bool:
         with self._lock:
@@ -163,7 +184,7 @@ class GroupCommit:
         failed: list[tuple[_Waiting, Outcome]] = []
         size, count, began = 0, 0, time.perf_counter()
         for place, waiting in enumerate(batch):
-            if size > MAX_BYTES:
+            if size > (MAX_BYTES if self._store.engine.writers == 1 else SHARE_BYTES):
                 # The rest goes back to the head of the queue, for the next transaction.
                 with self._lock:
                     self._queue.extendleft(reversed(batch[place:]))
@@ -176,17 +197,17 @@ class GroupCommit:
                 failed.append((waiting, error.with_traceback(None)))
             except Exception as error:
                 failed.append((waiting, error))
-        self._seconds = (time.perf_counter() - began) / count
+        self._seconds, self._bytes = (time.perf_counter() - began) / count, size / count
         return failed
 
-    async def _commit_batch(self, batch: list[_Waiting]) -> None:
+    async def _commit_batch(self, batch: list[_Waiting], passed: Passed = lambda: None) -> None:
         """Commit a batch. When the database refuses it, try its groups one by one, so that only the bad ones fail."""
         wanted = self._still_wanted(batch)
         groups = [waiting.encoded for waiting in wanted if waiting.encoded is not None]
         try:
             try:
                 brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
-                put = partial(put_behind_fence, groups=groups, known=self._lanes)
+                put = partial(put_behind_fence, batch=Batch(groups, passed), known=self._store.lanes)
                 outcomes = await self._store.write(put, brief=brief, fenced=False) if groups else []
             except Exception as error:
                 if len(wanted) == 1 or not is_refusal(error):

@@ -19,12 +19,12 @@ from replaybuf.storage.values import Checkpoint
 T = TypeVar("T")
 
 #: How many groups are copied in one piece: at first, and at the least and the most.
-FIRST, FEWEST, MOST = 1_000, 250, 16_000
+FIRST, FEWEST, MOST = 2_000, 500, 16_000
 #: The time for which a piece should hold the write lock, in seconds.
-_PIECE_SECONDS = 0.005
+_PIECE_SECONDS = 0.01
 #: The time after a piece for which others can have the lock, in times of the piece. Other processes look for it in
 #: intervals, and have to find it free.
-_PAUSE = 1.0
+_PAUSE = 0.5
 _TURN_SECONDS = 0.02
 
 

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from replaybuf.storage.sql.engine.port import Engine
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.lanes import KnownLanes
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -29,6 +30,7 @@ class OpenStore(Protocol):
     thread: DatabaseThread
     pace: Pace
     engine: Engine
+    lanes: KnownLanes
 
     async def read(self, function: Callable[[Transaction], T]) -> T:
         """Run `function(tx)` in a read transaction."""
