@@ -16,7 +16,6 @@ from replaybuf.rules import transitions
 from replaybuf.rules.race import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
-from replaybuf.storage.sql.statements.columns import JSON_COLUMNS
 from replaybuf.storage.sql.statements.counts import lock_tasks, read_levels
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import end_leases
@@ -89,8 +88,7 @@ def verify(row: GroupRow, codec: Codec) -> None:
     """Raise DecodeError if the group could not be given to anyone, or not be given back with its metadata."""
     if missing := row.missing:
         raise DecodeError(f"group {row.uid}: its metadata is damaged ({', '.join(missing)} missing)")
-    for name in JSON_COLUMNS:
-        row.parsed(name)
+    row.check_json()
     if row.payload is None:
         raise DecodeError(f"the payload of group {row.uid} is missing")
     codec.verify(row.payload)
