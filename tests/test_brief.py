@@ -82,7 +82,7 @@ async def test_listeners_of_statements_hear_of_prepared_ones(sql_url: str) -> No
             await buffer.put(group(1), TASK)
         finally:
             event.remove(Engine, "before_cursor_execute", listen)
-        assert any(statement.startswith("INSERT INTO rb_payload") for statement in heard)
+        assert any("INSERT INTO rb_payload" in statement for statement in heard)
 
 
 async def test_a_prepared_statement_gives_each_place_its_value(sql_url: str) -> None:

@@ -25,11 +25,11 @@ def by(field: str, *, descending: bool) -> ReplayPolicy:
 
 
 async def draws(url: str, field: str, *, descending: bool) -> list[list[int]]:
-    """The numbers of some draws in this order, from six groups: three with a reward each, some of them pinned."""
+    """The numbers of some draws in this order, from six groups, one of them large."""
     policy, name = by(field, descending=descending), f"{field} {descending}"
     async with build(url, name=name, policy=policy, max_times_sampled=0) as buffer:
         for number in range(6):
-            rollouts = group(number)
+            rollouts = group(number, text=LONG if number == 2 else "4")
             rollouts[0].reward = None if number % 2 else float(number % 3)
             steps = {"model_step": number % 4, "current_train_step": 5} if number % 3 else {}
             await buffer.put(rollouts, TASK, priority=number % 2, tags={"low": number < 3}, **steps)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.round_trips import counting_round_trips
 from replaybuf import ReplayBuffer
 from replaybuf.storage.sql.engine import sqlite_changes
 from replaybuf.storage.sql.engine.inotify import Inotify
@@ -106,6 +107,17 @@ async def test_a_lost_announcement_is_made_up_for(monkeypatch: pytest.MonkeyPatc
         await other.count_where({})
         for _ in range(2):
             assert await woken(waiting, other) < 5
+
+
+async def test_who_is_woken_asks_once(postgres_database: str) -> None:
+    """Whether the buffer was restored and what is in it: one round trip."""
+    async with counting_round_trips(postgres_database) as (url, count), build(url) as buffer:
+        taken = []
+        for _ in range(10):
+            before = count.value
+            await buffer.storage.fenced_tallies()  # type: ignore[attr-defined]
+            taken.append(count.value - before)
+        assert min(taken) == 1  # for a moment the sweep may ask, too
 
 
 async def test_an_announcement_is_enough(monkeypatch: pytest.MonkeyPatch, postgres_database: str) -> None:

@@ -10,7 +10,7 @@ from benchmarks.peers.adapter import Adapter, Group, Place
 
 
 class Trinity(Adapter):
-    """`SQLExperienceStorage`: a write for each group, of its rollouts as experiences; batches of 64 groups are read.
+    """`SQLExperienceStorage`: 64 groups of experiences are written in one call, and read in one.
 
     Readers look once a second. Reading marks rows as consumed and removes nothing.
     """
@@ -41,8 +41,9 @@ class Trinity(Adapter):
         return group if self._as_lists else [_experience(rollout) for rollout in group]
 
     async def put(self, prepared: Sequence[Any]) -> None:
-        for group in prepared:
-            await self._storage.write([_experience(one) for one in group] if self._as_lists else group)
+        for start in range(0, len(prepared), self.batch):
+            rollouts = [one for group in prepared[start : start + self.batch] for one in group]
+            await self._storage.write([_experience(one) for one in rollouts] if self._as_lists else rollouts)
 
     async def ready(self, count: int) -> bool:
         return await self._storage.count() - self._taken >= count * self._rollouts

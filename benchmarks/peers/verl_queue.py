@@ -12,10 +12,10 @@ FIELDS = ["prompt_ids", "tokens", "response_ids", "logprobs", "response_mask", "
 
 
 class TransferQueue(Adapter):
-    """A group is a row, put by 16 tasks at once. A consumer fetches metadata of 64 rows, then these, and clears them.
+    """A group is a row. 64 are put in one call, as verl does; as many are fetched, first their metadata, and cleared.
 
-    It polls, because a request for more rows than there are keeps all other clients waiting. The actors need a Ray
-    of at least 8 CPUs, whatever the machine has: with fewer, `init` waits forever.
+    A consumer polls, because a request for more rows than there are keeps all other clients waiting. The actors need
+    a Ray of at least 8 CPUs, whatever the machine has: with fewer, `init` waits forever.
     """
 
     def __init__(self, place: Place) -> None:
@@ -46,16 +46,12 @@ class TransferQueue(Adapter):
         return group if self._as_lists else _row(group)
 
     async def put(self, prepared: Sequence[Any]) -> None:
-        waiting = iter(prepared)
+        import torch
 
-        async def worker() -> None:
-            for one in waiting:
-                await self._put(one)
-
-        await asyncio.gather(*(worker() for _ in range(min(16, len(prepared)))))
-
-    async def _put(self, one: Any) -> None:
-        await self._client.async_put(_row(one) if isinstance(one, list) else one, partition_id="groups")
+        for start in range(0, len(prepared), self.batch):
+            some = prepared[start : start + self.batch]
+            rows = torch.cat([_row(one) if self._as_lists else one for one in some])
+            await self._client.async_put(rows, partition_id="groups")
 
     async def ready(self, count: int) -> bool:
         return "groups" in (await self._client.async_get_partition_list() or ())

@@ -131,7 +131,7 @@ async def test_a_put_is_stored_once_wherever_its_connection_is_lost(
         uids[number] = await buffer.put(group(number), TASK)
 
     places = await at_every_message(proxy, way, put)
-    assert places > 4  # BEGIN, the lock, at least one INSERT, COMMIT
+    assert places >= 3  # BEGIN, the statement, COMMIT
     assert {number_of(item.item): item.uid async for item in buffer.find({})} == uids
     assert (await tallies(buffer))[Tally.PUT] == len(uids) == places + 1
     delivered = await take_all(buffer)
@@ -150,7 +150,7 @@ async def test_a_take_hands_out_once_wherever_its_connection_is_lost(
         taken.extend(numbers_of(await buffer.get(1, TASK)))
 
     places = await at_every_message(proxy, way, take)
-    assert places > 4
+    assert places >= 3
     left = await take_all(buffer)
     figures.compare(places, range(GROUPS), taken + left)
     assert taken == list(range(places + 1))

@@ -27,7 +27,7 @@ from replaybuf.storage.sql.statements import leases as leasing
 from replaybuf.storage.sql.statements import matching as selecting
 from replaybuf.storage.sql.statements import put, refresh
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, read_checkpoints
-from replaybuf.storage.sql.statements.counts import read_tallies
+from replaybuf.storage.sql.statements.counts import read_fenced_tallies, read_tallies
 from replaybuf.storage.sql.statements.cursors import move_cursor, read_cursor
 from replaybuf.storage.sql.statements.leaving import told
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
@@ -121,9 +121,9 @@ class SQLStorage(StorageBackend):
                 weakref.finalize(self, self._open.abandon).atexit = False
             return self._open
 
-    async def _read(self, function: Callable[[Transaction], T], *, brief: bool = False) -> T:
+    async def _read(self, function: Callable[[Transaction], T], *, brief: bool = False, single: bool = False) -> T:
         store = await self._ready()
-        return await store.thread.run(lambda: store.read(function, brief=brief))
+        return await store.thread.run(lambda: store.read(function, brief=brief, single=single))
 
     async def _write(self, function: Callable[[Transaction], T], *, alone: bool = False, brief: bool = False) -> T:
         store = await self._ready()
@@ -203,7 +203,7 @@ class SQLStorage(StorageBackend):
         return await self._read(lambda tx: selecting.count_groups(tx, query, at_most))
 
     async def tallies(self) -> dict[tuple[str, Status, Tally], int]:
-        return await self._read(read_tallies, brief=True)
+        return await self._read(read_tallies, brief=True, single=True)
 
     async def histogram(self, field: str) -> dict[LaneName, dict[int, int]]:
         return await self._read(lambda tx: selecting.read_histogram(tx, field))
@@ -236,7 +236,7 @@ class SQLStorage(StorageBackend):
 
     async def fenced_tallies(self) -> dict[tuple[str, Status, Tally], int]:
         store = await self._ready()
-        return await store.thread.run(lambda: store.read_fenced(read_tallies))
+        return await store.thread.run(lambda: store.read_fenced(read_fenced_tallies))
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
         store = await self._ready()

@@ -110,9 +110,9 @@ class Store:
 
     # Transactions of the buffer (database's thread)
 
-    async def read(self, function: Callable[[Transaction], T], *, brief: bool = False) -> T:
-        """Run `function(tx)` in a read transaction; `brief` as in `Engine.read`."""
-        return await self.engine.read(function, self.scope, brief=brief)
+    async def read(self, function: Callable[[Transaction], T], *, brief: bool = False, single: bool = False) -> T:
+        """Run `function(tx)` in a read transaction; `brief` and `single` as in `Engine.read`."""
+        return await self.engine.read(function, self.scope, brief=brief, single=single)
 
     async def write(
         self,
@@ -144,15 +144,14 @@ class Store:
 
     async def check_fence(self) -> None:
         """Raise FencedError when another store has restored the buffer since this one joined it."""
-        await self.read_fenced(lambda tx: None)
+        await self.read_fenced(check_fence)
 
     async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
-        """Run `function(tx)`, which is brief, in a read transaction behind the fence. Raises as `check_fence` does."""
-        fenced = partial(_fenced, function)
+        """Run `function(tx)`, one brief statement that checks the fence. Raises what `check_fence` raises."""
         while True:
             scope = self.scope
             try:
-                return await self.engine.read(fenced, scope, brief=True)
+                return await self.engine.read(function, scope, brief=True, single=True)
             except FencedError as error:
                 await self._rejoin(scope, error)
 

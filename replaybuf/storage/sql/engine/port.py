@@ -43,10 +43,13 @@ class Engine(ABC):
         self.path: str | None = None
 
     @abstractmethod
-    async def read(self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False) -> T:
+    async def read(
+        self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False, single: bool = False
+    ) -> T:
         """Run `function(tx)` in a read transaction, which sees one state of the database.
 
-        `brief` says that it takes milliseconds at most: it may then run in this thread.
+        `brief` says that it takes milliseconds at most: it may then run in this thread. `single` says that it is one
+        statement: on a server, that is one round trip.
         """
 
     @abstractmethod

@@ -67,10 +67,13 @@ class PostgresEngine(Engine):
         self._pairing = asyncio.Lock()
         self._outage = Outage(self.where, reconnect_timeout)
 
-    async def read(self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False) -> T:
+    async def read(
+        self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False, single: bool = False
+    ) -> T:
         async def once(attempt: _Attempt[T]) -> T:
             async with self._connected(attempt) as connection:
-                await connection.execution_options(isolation_level="REPEATABLE READ")
+                # A statement of its own sees one state, too.
+                await connection.execution_options(isolation_level="AUTOCOMMIT" if single else "REPEATABLE READ")
                 async with connection.begin():
                     return await connection.run_sync(lambda inner: function(self._tx(inner, scope)))
 
@@ -112,15 +115,17 @@ class PostgresEngine(Engine):
         try:
             await send(raw, self._begin + locks.first(None if identity is None else identity.lock, alone=alone))
             yield raw
-        except OSError:
+        except OSError:  # the connection can't be used any more
             raise
         except Exception:
             with contextlib.suppress(Exception):
                 await send(raw, "ROLLBACK;")
-            raise
-        finally:
             if raw.is_in_transaction():
                 await connection.invalidate()
+            raise
+        except BaseException:  # it isn't known what the server has made of it
+            await connection.invalidate()
+            raise
 
     async def write_beside(
         self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT

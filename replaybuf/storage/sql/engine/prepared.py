@@ -23,7 +23,8 @@ class Prepared:
     """A statement with the parameters `names`: a `bindparam` each, or the columns of an INSERT.
 
     `build(dialect)` returns the statement. Values are given in the order of the names, as the driver takes them: JSON
-    as text, lists as `Dialect.listed` returns them. Rows are the driver's: JSON as text, booleans perhaps as integers.
+    as text, lists as `Dialect.listed` returns them. Rows are the driver's: JSON as
+    text or parsed, booleans perhaps as integers.
     """
 
     __slots__ = ("_build", "_forms", "_names")

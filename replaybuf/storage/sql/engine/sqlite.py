@@ -44,7 +44,9 @@ class SqliteEngine(Engine):
         self._writing: AsyncConnection | None = None
         self._session: tuple[ThreadedConnection, Session] | None = None
 
-    async def read(self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False) -> T:
+    async def read(
+        self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False, single: bool = False
+    ) -> T:
         with translated(self.url, self.lock_timeout):
             if self.memory or (brief and not self._turn.locked()):
                 try:

@@ -29,6 +29,7 @@ FIELDS: dict[str, ColumnElement[Any]] = {
 STORED: tuple[ColumnElement[Any], ...] = tuple(
     cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column for column in group.columns
 )
+JSON_COLUMNS = tuple(column.name for column in group.columns if isinstance(column.type, JSON))
 #: The place of each of these columns, and the names of those that always have a value.
 PLACES = {column.name: place for place, column in enumerate(group.columns)}
 NEEDED = tuple(column.name for column in group.columns if not column.nullable)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, delete, func, literal, select
+from sqlalchemy import ColumnElement, bindparam, delete, func, literal, select, true
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Level
@@ -21,6 +21,7 @@ from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import lane, tally
+from replaybuf.storage.sql.statements.fence import FENCE, Row, compare
 from replaybuf.storage.sql.statements.lanes import Lane
 
 #: The amounts that a transaction adds, by lane and name.
@@ -63,13 +64,26 @@ def read_tallies(tx: Transaction, tasks: Iterable[str] | None = None) -> dict[tu
     return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in rows}
 
 
+def read_fenced_tallies(tx: Transaction) -> dict[tuple[str, Status, Tally], int]:
+    """Return all tallies, read in the statement that checks the fence. Raises FencedError."""
+    rows = tx.fetch(_ALL_FENCED, tx.scope.buffer, tx.scope.buffer)
+    width = len(Row._fields)
+    compare(tx, Row(*rows[0][:width]))
+    found = (row[width:] for row in rows)  # without any tally, one row of NULLs
+    return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in found if task is not None}
+
+
 _SUMS = (
-    select(lane.c.task_name, lane.c.status, tally.c.name, func.sum(tally.c.amount))
+    select(lane.c.task_name, lane.c.status, tally.c.name, func.sum(tally.c.amount).label("amount"))
     .select_from(lane.join(tally, tally.c.lane == lane.c.id))
     .where(lane.c.buffer == bindparam("buffer"))
     .group_by(lane.c.task_name, lane.c.status, tally.c.name)
 )
 _ALL = Prepared(lambda _: _SUMS, "buffer")
+_FENCE, _ALL_SUMS = FENCE.subquery("fence"), _SUMS.subquery("sums")
+_ALL_FENCED = Prepared(
+    lambda _: select(_FENCE, _ALL_SUMS).select_from(_FENCE.outerjoin(_ALL_SUMS, true())), "name", "buffer"
+)
 _OF_TASKS = Prepared(lambda dialect: _SUMS.where(dialect.one_of(lane.c.task_name, "tasks")), "buffer", "tasks")
 
 

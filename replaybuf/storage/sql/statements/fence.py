@@ -38,7 +38,11 @@ def check_fence(tx: Transaction) -> None:
 
     It is the first statement of every transaction that writes for a buffer.
     """
-    row = _row(tx)
+    compare(tx, _row(tx))
+
+
+def compare(tx: Transaction, row: Row) -> None:
+    """Do as `check_fence` does, given the row that `FENCE` reads."""
     if (row.epoch or 0) != tx.scope.epoch:
         raise _fenced_off(tx.scope.buffer, row)
     shift, newest = row.ticket_shift or 0, row.checkpoint or 0
@@ -46,7 +50,7 @@ def check_fence(tx: Transaction) -> None:
         tx.scope = replace(tx.scope, ticket_shift=shift, checkpoint=newest)
 
 
-def _fenced_off(name: str | None, row: _Row) -> FencedError:
+def _fenced_off(name: str | None, row: Row) -> FencedError:
     restored = "restored"
     if row.restored_step is not None:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(row.restored_at))
@@ -69,7 +73,7 @@ def epoch_of(tx: Transaction) -> int | None:
     return _row(tx).epoch
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """A buffer's newest checkpoint, and its row in `rb_buffer`, all None when it has none."""
 
     checkpoint: int | None
@@ -79,21 +83,22 @@ class _Row(NamedTuple):
     restored_at: float | None
 
 
-def _row(tx: Transaction) -> _Row:
+def _row(tx: Transaction) -> Row:
     [row] = tx.fetch(_READ, tx.scope.buffer) if tx.mark is None else tx.fetch_marking(_READ_MARKING, tx.scope.buffer)
-    return _Row(*row)
+    return Row(*row)
 
 
 def _of_buffer(column: Column[Any]) -> ColumnElement[Any]:
-    return select(column).where(buffer.c.name == bindparam("name")).scalar_subquery()
+    return select(column).where(buffer.c.name == bindparam("name")).scalar_subquery().label(column.name)
 
 
-# Always one row, even for a buffer without one in `rb_buffer`.
-_query = select(
-    func.max(checkpoint.c.id), *(_of_buffer(buffer.c[name]) for name in _Row._fields if name != "checkpoint")
+#: Reads a `Row` for the parameter `name`; always one, even for a buffer without one in `rb_buffer`.
+FENCE = select(
+    func.max(checkpoint.c.id).label("checkpoint"),
+    *(_of_buffer(buffer.c[name]) for name in Row._fields if name != "checkpoint"),
 ).where(checkpoint.c.buffer == bindparam("name"))
-_READ = Prepared(lambda _: _query, "name")
-_READ_MARKING = Prepared(lambda _: marking(_query), "name", *MARK)
+_READ = Prepared(lambda _: FENCE, "name")
+_READ_MARKING = Prepared(lambda _: marking(FENCE), "name", *MARK)
 
 
 def write_buffer(tx: Transaction, **values: Any) -> None:

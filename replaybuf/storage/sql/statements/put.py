@@ -298,7 +298,14 @@ def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row
 
 def insert_payloads(tx: Transaction, payloads: Sequence[Row]) -> None:
     """Insert rows of `rb_payload`, as by `payload_row`."""
-    tx.run_many(_PAYLOADS, payloads)
+    tx.run_many(_PAYLOADS, [row for row in payloads if len(row[-1]) <= _LARGE])
+    for row in payloads:
+        if len(row[-1]) > _LARGE:
+            tx.fetch(_PAYLOADS, *row)
+
+
+#: Larger payloads are sent one by one: asyncpg copies what it sends for many rows once more.
+_LARGE = 1 << 20
 
 
 _GROUPS, _PAYLOADS = insertion(group), insertion(payload)

@@ -76,7 +76,8 @@ def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool
     if any(new.key or new.replaces or new.stays_leased or new.dropped is not None for new in news):
         return False
     tags = sum(len(str(new.tags)) for new in news if new.tags)
-    return sum(map(most_bytes, groups)) + 4 * tags <= MOST_BYTES
+    most = min(MOST_BYTES, tx.dialect.row_limit(tx.connection).nbytes)
+    return sum(map(most_bytes, groups)) + 4 * tags <= most
 
 
 def _is_settled(home: Lane | None, encoded: EncodedGroup) -> bool:

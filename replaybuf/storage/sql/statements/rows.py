@@ -17,7 +17,7 @@ from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.columns import NEEDED, PLACES
+from replaybuf.storage.sql.statements.columns import JSON_COLUMNS, NEEDED, PLACES
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup, StorageItem
 
@@ -85,6 +85,7 @@ def _columns(*names: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 _STALENESS = _columns("pinned_staleness", "pinned_step", "oldest_step")
 _ITEM = _columns("priority", "times_sampled", "created_at", "reward", "tags", "scoped_key", "error", "deliveries")
 _NEEDED = _columns(*NEEDED)
+_JSON = _columns(*JSON_COLUMNS)
 _WIDTH = len(PLACES)
 
 
@@ -128,6 +129,14 @@ class GroupRow:
         """Return the value of a column with JSON. Raises DecodeError."""
         try:
             return _parsed(self.column(name))
+        except _DAMAGE as error:
+            raise self._damaged(error) from error
+
+    def check_json(self) -> None:
+        """Raise DecodeError if a column with JSON is damaged."""
+        try:
+            for text in _JSON(self.values):
+                _parsed(text)
         except _DAMAGE as error:
             raise self._damaged(error) from error
 

@@ -85,9 +85,10 @@ def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw,
 
 
 def verify(row: GroupRow, codec: Codec) -> None:
-    """Raise DecodeError if the group could not be given to anyone, or not be given back."""
+    """Raise DecodeError if the group could not be given to anyone, or not be given back with its metadata."""
     if missing := row.missing:
         raise DecodeError(f"group {row.uid}: its metadata is damaged ({', '.join(missing)} missing)")
+    row.check_json()
     if row.payload is None:
         raise DecodeError(f"the payload of group {row.uid} is missing")
     codec.verify(row.payload)

@@ -1,0 +1,107 @@
+"""What a put and a take send to PostgreSQL, and what becomes of them when what a store knows is no longer true."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from replaybuf import FencedError, ReplayBuffer
+from replaybuf.storage.sql.tasks.under_way import UnderWay
+from tests.faults.proxy import Link, Proxy, proxied
+from tests.faults.test_postgres_connections import all_told, end_background_work
+from tests.stores import TASK, build, fill, group, numbers_of, take_all
+
+
+@pytest.fixture
+async def proxy(lent_database: str) -> AsyncIterator[Proxy]:
+    async with proxied(lent_database) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("policy", ["fifo", "staleness"])
+@pytest.mark.parametrize("operation", ["put", "take"])
+async def test_a_put_and_a_take_are_three_round_trips(proxy: Proxy, policy: str, operation: str) -> None:
+    """Of a store whose connections have prepared the statements."""
+    async with build(proxy.url, policy=policy) as buffer:
+        await end_background_work(buffer)
+        trips = [await messages(proxy, buffer, operation) for _ in range(8)]
+    assert trips[-1] == 3
+
+
+async def messages(proxy: Proxy, buffer: ReplayBuffer, operation: str) -> int:
+    """How many messages the transaction of an operation sends; each is answered before the next."""
+    sent: dict[Link, list[bytes]] = {}
+
+    async def note(link: Link, data: bytes) -> bool:
+        sent.setdefault(link, []).append(data)
+        return True
+
+    if operation == "take":
+        await put(buffer, 1)
+    await all_told(buffer)
+    proxy.fault = note
+    await (put(buffer, 1) if operation == "put" else buffer.get(1, TASK))
+    proxy.fault = None
+    return max(len(of_link) for of_link in sent.values() if b"BEGIN" in of_link[0])
+
+
+async def put(buffer: ReplayBuffer, number: int, step: int = 5) -> int:
+    return await buffer.put(group(number), TASK, model_step=4, current_train_step=step)
+
+
+async def test_large_puts_are_under_way_together_in_the_order_of_their_calls(
+    lent_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together: list[int] = []
+    begin = UnderWay.begin
+
+    async def begin_and_count(under_way: UnderWay, *arguments: object) -> None:
+        await begin(under_way, *arguments)  # type: ignore[arg-type]
+        together.append(len(under_way._tasks))
+
+    monkeypatch.setattr(UnderWay, "begin", begin_and_count)
+    async with build(lent_database) as buffer:
+        await fill(buffer, 1)
+        large = [group(number, text="x" * 200_000) for number in range(1, 61)]
+        uids = await asyncio.gather(*(buffer.put(one, TASK) for one in large))
+        assert uids == sorted(uids)
+        assert await take_all(buffer) == list(range(61))
+    assert max(together) > 1
+
+
+@pytest.mark.parametrize("policy", ["fifo", "staleness"])
+async def test_what_another_process_changed_is_noticed(lent_database: str, policy: str) -> None:
+    """A refresh, a new lane, pinned groups, a restore: the statement for what was known does nothing."""
+    async with build(lent_database, policy=policy) as buffer, build(lent_database, policy=policy) as other:
+        for number in range(3):
+            await put(buffer, number)
+        assert numbers_of(await buffer.get(1, TASK)) == [0]
+        await other.refresh_staleness(task_stale_thresholds={TASK: 100}, current_train_step=8)
+        await put(buffer, 3, step=8)
+        await other.put(group(4), TASK)  # of no step: pinned
+        found = {item.uid: item.staleness async for item in buffer.find({})}
+        assert sorted(found.values()) == [0, 3, 3, 3]
+        assert numbers_of(await buffer.get(4, TASK)) == [1, 2, 3, 4]
+        await put(other, 5, step=8)
+        await other.checkpoint(8)
+        await put(other, 6, step=8)
+        await other.restore(8)
+        for late in (put(buffer, 7), buffer.get(1, TASK)):
+            with pytest.raises(FencedError):
+                await late
+        uid = await put(other, 8, step=8)
+        assert await shifted(lent_database) == [uid]
+        assert numbers_of(await other.get(2, TASK)) == [5, 8]
+
+
+async def shifted(url: str) -> list[int]:
+    """The groups that have the ticket that they would have had without the restore."""
+    connection = await asyncpg.connect(url)
+    try:
+        query = "SELECT uid FROM rb_group, rb_buffer WHERE ticket_shift > 0 AND ticket = uid - ticket_shift"
+        return [row[0] for row in await connection.fetch(query)]
+    finally:
+        await connection.close()
