@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from replaybuf.errors import DecodeError
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import StorageItem
 from replaybuf.testing.tallying import conserved
@@ -39,3 +41,17 @@ async def test_a_group_that_is_replaced_before_it_can_be_set_aside_is_counted_on
         await conserved(buffer.storage)
         totals = (await buffer.metrics())["tasks"][TASK]
     assert (totals["replaced"], totals["set_aside"], totals["put"]) == (1, 0, 2)
+
+
+async def test_a_draw_of_very_many_groups_is_undone_in_a_checkpoint(sql_url: str) -> None:
+    """More than a statement may have parameters."""
+    async with build(sql_url) as buffer:
+        uid = await buffer.put(group(1), TASK)
+        await buffer.checkpoint(1)
+        drawn = dict.fromkeys(range(uid, uid + 300_000), 7)
+        [made] = await buffer.checkpoints()
+        assert isinstance(buffer.storage, SQLStorage)
+        await buffer.storage._write(lambda tx: undo_draw(tx, Undone.now(tx, 0, drawn, {})))
+        assert await buffer.checkpoints() == [made]
+        await buffer.restore(1)
+        assert numbers_of(await buffer.get(1, TASK)) == [1]

@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from sqlalchemy import and_, delete, exists, func, insert, literal, select, update
+from sqlalchemy import and_, delete, exists, func, literal, select, update
 
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.engine.locks import Lock
+from replaybuf.storage.sql.engine.prepared import Prepared, Row, insertion
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, cursor, garbage, group
+from replaybuf.storage.sql.statements.columns import STORED, uid_in
 from replaybuf.storage.sql.statements.making import (
     Mark,
     begin,
@@ -89,15 +91,19 @@ class Undone:
     since: int
     drawn: Mapping[int, int]
     counts: Mapping[tuple[int, Tally], int]
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
 
     @classmethod
     def now(
         cls, tx: Transaction, since: int, drawn: Mapping[int, int], counts: Mapping[tuple[int, Tally], int]
     ) -> Self:
         """Return a draw that was undone in this transaction."""
-        found = tx.execute(select(group).where(group.c.uid.in_(list(drawn))).order_by(group.c.uid))
-        return cls(since, drawn, counts, [dict(row) for row in found.mappings()])
+        return cls(since, drawn, counts, tx.fetch(_STORED, tx.dialect.listed(drawn)))
+
+
+# With JSON as text, which may be damaged.
+_STORED = Prepared(lambda dialect: select(*STORED).where(dialect.one_of(group.c.uid, "uids")), "uids")
+_COPIES = insertion(checkpoint_group)
 
 
 def undo_draw(tx: Transaction, undone: Undone) -> Undone | None:
@@ -110,7 +116,7 @@ def undo_draw(tx: Transaction, undone: Undone) -> Undone | None:
     later = select(checkpoint).where(checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.id > undone.since)
     for made in tx.execute(later.order_by(checkpoint.c.id)).all():
         newest = made.id
-        ours = checkpoint_group.c.uid.in_(list(drawn))
+        ours = uid_in(tx, drawn, checkpoint_group.c.uid)
         copied = checkpoint_group.c.checkpoint == made.id, ours
         there = tx.execute(select(checkpoint_group.c.uid, checkpoint_group.c.times_sampled).where(*copied))
         if {row.uid: row.times_sampled for row in there} == drawn:
@@ -118,8 +124,7 @@ def undo_draw(tx: Transaction, undone: Undone) -> Undone | None:
         counted = ours if made.copied_to is None else and_(ours, checkpoint_group.c.uid <= made.copied_to)
         before, bytes_before = size_of(tx, made.id, counted)
         tx.execute(delete(checkpoint_group).where(*copied))
-        if undone.rows:
-            tx.execute(insert(checkpoint_group), [{"checkpoint": made.id, **row} for row in undone.rows])
+        tx.run_many(_COPIES, [(made.id, *row) for row in undone.rows])
         after, bytes_after = size_of(tx, made.id, counted)
         tallies = Counter({(row["lane"], row["name"]): row["amount"] for row in made.tallies})
         tallies.update({(lane_id, str(name)): n for (lane_id, name), n in undone.counts.items()})

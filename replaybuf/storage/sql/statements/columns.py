@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import JSON, ColumnElement, Text, cast
@@ -35,6 +35,6 @@ PLACES = {column.name: place for place, column in enumerate(group.columns)}
 NEEDED = tuple(column.name for column in group.columns if not column.nullable)
 
 
-def uid_in(tx: Transaction, uids: Sequence[int]) -> ColumnElement[bool]:
+def uid_in(tx: Transaction, uids: Iterable[int], column: ColumnElement[int] = group.c.uid) -> ColumnElement[bool]:
     """Return `uid IN (...)`, for any number of uids."""
-    return compile_sql(SetNode("uid", "$in", tuple(uids)), FIELDS, tx.dialect.name)
+    return compile_sql(SetNode("uid", "$in", tuple(uids)), {"uid": column}, tx.dialect.name)

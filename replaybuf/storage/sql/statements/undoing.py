@@ -16,6 +16,7 @@ from replaybuf.rules.transitions import Place
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import garbage, group, payload
+from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes
 from replaybuf.storage.sql.statements.race_keys import enter_races
@@ -31,7 +32,7 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> Counts:
     counts: Counts = Counter()
     if tx.dialect.locks_rows and rows:
         # If a sweep holds some of these rows, it has deleted their payloads by the time that this lock is taken.
-        ours = garbage.c.uid.in_(sorted(row.uid for row in rows))
+        ours = uid_in(tx, sorted(row.uid for row in rows), garbage.c.uid)
         tx.execute(tx.dialect.for_update(select(garbage.c.uid).where(ours)))
     limits = tx.scope.rules.limits
     unarchived = replace(limits, archive_groups=None, archive_seconds=None)
