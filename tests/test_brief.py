@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from sqlalchemy import Engine, bindparam, event, select
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig
@@ -125,3 +126,25 @@ async def test_a_converter_may_ask_the_buffer(tmp_path: Path) -> None:
             asking.set()
             await buffer.put([{"tool": Tool()}], TASK)
         assert asked == [3]
+
+
+async def test_what_runs_when_an_instance_is_built_may_ask_the_buffer(tmp_path: Path) -> None:
+    """Also after takes that took no time, so that a take would be decoded in the store's thread."""
+    asking, asked = threading.Event(), list[int]()
+
+    class Asking(msgspec.Struct):
+        number: int
+
+        def __post_init__(self) -> None:
+            if asking.is_set():
+                asked.append(len(buffer))
+
+    async with build(f"sqlite:///{tmp_path}/buffer.db", rollout_type=Asking) as buffer:
+        async with asyncio.timeout(10):
+            for number in range(4):
+                await buffer.put([Asking(number)], TASK)
+            for _ in range(3):
+                await buffer.get(1, TASK)
+            asking.set()
+            await buffer.get(1, TASK)
+        assert asked == [0]

@@ -56,16 +56,15 @@ def holds_foreign(values: Iterable[Any]) -> bool:
 
 
 def _holds_numbers(items: list[Any]) -> bool:
-    """Return whether a list is taken for one of numbers. Nothing else that msgpack knows can be added to them."""
+    """Return whether a list is taken for one of numbers. Nothing else adds up to one, even where it can be added."""
     if not items or type(items[0]) not in _NUMBERS or type(items[-1]) not in _NUMBERS:
         return False
     if len(items) > _LONG:
         return True
     try:
-        sum(items)
+        return type(sum(items)) in _NUMBERS
     except Exception:
         return False
-    return True
 
 
 def wrapped(value: Any) -> Any:

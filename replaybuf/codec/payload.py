@@ -93,8 +93,8 @@ class Codec:
         self.rollout_type = rollout_type
         self.compression = compression
         self._converters = Converters(converters or {}, as_plain=as_plain)
-        # Users' code that runs while a group is rebuilt may change arrays in place; the payload may be needed again.
-        self._lends = not converters and not any(shape.runs_code for shape in rollout_type.classes.shapes.values())
+        #: Whether encoding or decoding runs users' code, which may take its time, and may change arrays in place.
+        self.runs_code = bool(converters) or any(shape.runs_code for shape in rollout_type.classes.shapes.values())
         self._others: tuple[Family, ...] = (
             Images(as_plain=as_plain),
             Instances(rollout_type.classes, as_plain=as_plain),  # the last, since it refuses unknown classes
@@ -106,11 +106,6 @@ class Codec:
         self._refs = refs
         self._packing = Packing(families, self._converters)
         self._marks = restores((self._converters, *families))
-
-    @property
-    def converts(self) -> bool:
-        """Whether there are converters: encoding then runs users' code, which may take its time."""
-        return bool(self._converters.forms)
 
     def as_stored(self) -> Codec:
         """Return a codec for payloads that are written anew: it needs neither torch nor Ray.
@@ -158,7 +153,8 @@ class Codec:
         when it is compressed with zstd and zstd is not installed. Takes memory in proportion to the payload.
         """
         flags, count, size, stored = _open(payload, verified)
-        own = payload if owned and self._lends and type(payload) is bytes and not flags & _ZSTD else None
+        lends = owned and not self.runs_code and not flags & _ZSTD  # the payload may be needed again
+        own = payload if lends and type(payload) is bytes else None
         try:
             body = memoryview(_decompress(stored, size)) if flags & _ZSTD else stored
             if len(body) != size:

@@ -63,7 +63,10 @@ def test_a_structured_array_keeps_its_fields_and_padding() -> None:
     assert (back["b"] == 7).all()
 
 
-@pytest.mark.parametrize("value", [bytearray(b"x"), {"a": [1, (bytearray(b"x"),)]}, [{1: bytearray(b"x")}, "s"]])
+@pytest.mark.parametrize(
+    "value",
+    [bytearray(b"x"), {"a": [1, (bytearray(b"x"),)]}, [{1: bytearray(b"x")}, "s"], [1, np.int8(1), bytearray(b"x"), 1]],
+)
 def test_a_bytearray_comes_back_as_bytearray(value: Any) -> None:
     assert same(round_trip(value), value)
 

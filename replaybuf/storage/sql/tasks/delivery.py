@@ -165,7 +165,7 @@ class Drawing:
 
     async def _decoded(self, rows: Sequence[GroupRow]) -> tuple[list[StorageItem], dict[int, str]]:
         """Return the groups, and why those failed that can't be decoded; in this thread if that takes no longer."""
-        if not self._codec.converts and len(rows) * self._pace.seconds <= LIGHT_SECONDS:
+        if not self._codec.runs_code and len(rows) * self._pace.seconds <= LIGHT_SECONDS:
             return self._decode(rows)
         return await self._store.compute(self._decode, rows)
 

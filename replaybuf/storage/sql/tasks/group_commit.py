@@ -124,7 +124,7 @@ class GroupCommit:
         under_way = self._under_way = UnderWay(most)
         while True:
             batch = self._next_batch() if not under_way or most == 1 or self._is_enough() else []
-            light = not under_way and not self._codec.converts and len(batch) * self._seconds < LIGHT_SECONDS
+            light = not under_way and not self._codec.runs_code and len(batch) * self._seconds < LIGHT_SECONDS
             encoded = await self._encode_batch(batch, here=light) if batch else []
             if encoded and light:
                 await self._commit_batch(encoded)
