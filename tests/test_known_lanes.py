@@ -1,7 +1,10 @@
-"""What a process remembers of lanes holds for nothing that it doesn't find again (PostgreSQL)."""
+"""Draws and puts that take one statement from what a process remembers of lanes (PostgreSQL)."""
 
 from __future__ import annotations
 
+import pytest
+
+from replaybuf.errors import FencedError
 from tests.postgres import execute
 from tests.stores import TASK, build, group, take_all
 
@@ -17,3 +20,13 @@ async def test_the_id_of_a_lane_that_is_gone_is_of_no_use(postgres_database: str
         await buffer.put(group(4), TASK)
         assert await take_all(buffer) == [4]
         assert await take_all(other, "code") == [10]
+
+
+async def test_a_draw_of_nothing_is_fenced_off_as_any_other(shared_url: str) -> None:
+    async with build(shared_url) as buffer, build(shared_url) as other:
+        await buffer.put(group(1), TASK)
+        await buffer.checkpoint(1)
+        assert await other.get(0, TASK) == []
+        await buffer.restore(1)
+        with pytest.raises(FencedError):
+            await other.get(0, TASK)

@@ -32,7 +32,7 @@ def draw_behind_fence(
     `known` are lanes as they were read last, and is updated. Checks the fence.
     """
     names = [(task, draw.status) for task in draw.sizes]
-    at_once = tx.dialect.is_remote and not skip and _is_plain(tx, draw)
+    at_once = tx.dialect.is_remote and names and not skip and _is_plain(tx, draw)
     if at_once and all(name in known for name in names):
         rows = _draw(tx, codec, draw, known)
         if rows is not None:
