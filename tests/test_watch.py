@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from benchmarks.round_trips import counting_round_trips
 from replaybuf import ReplayBuffer
 from replaybuf.storage.sql.engine import sqlite_changes
 from replaybuf.storage.sql.engine.inotify import Inotify
+from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.pace import Pace
 from replaybuf.storage.sql.engine.postgres_changes import Notifications
+from replaybuf.storage.sql.engine.urls import parse_url
 from tests.stores import TASK, build, group
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="inotify is of Linux")
@@ -83,6 +87,40 @@ async def test_a_write_to_the_log_is_enough(monkeypatch: pytest.MonkeyPatch, tmp
             engine = other.storage._state().engine  # type: ignore[attr-defined]
             async with engine.pool.connect() as connection:
                 await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+async def test_a_commit_is_awaited_although_callers_were_woken_since_its_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is seen some time after its pages were written to the log."""
+
+    class Silent:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def switch(self, on: bool = False) -> None:
+            pass
+
+        close = switch
+
+    monkeypatch.setattr(sqlite_changes, "Inotify", Silent)
+    monkeypatch.setattr(sqlite_changes, "_LAST_LOOK_SECONDS", 1.0)
+    async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
+        await buffer.put(group(0), TASK)
+    engine, heard = open_engine(parse_url(f"sqlite:///{tmp_path}/buffer.db")), asyncio.Event()
+    changes = sqlite_changes.DataVersion(f"{tmp_path}/buffer.db", engine.connect, heard.set)
+    with closing(sqlite3.connect(tmp_path / "buffer.db", isolation_level=None)) as other:
+        await changes.look()
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("UPDATE rb_lane SET step = 1")
+        changes._written()
+        changes.switch(False)
+        other.execute("COMMIT")
+        changes.switch(True)
+        async with asyncio.timeout(5):
+            await heard.wait()
+    await changes.close()
+    await engine.dispose()
 
 
 async def test_polling_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -75,14 +75,14 @@ class DataVersion(Changes):
 
     def switch(self, on: bool) -> None:
         self._on = on
-        if self._next_look is None:
+        if self._next_look is None:  # what was written before is looked for even when nobody waits for a moment
             self._listen()
-        elif not on:
-            self._next_look.cancel()
-            self._next_look = None
 
     async def close(self) -> None:
         self.switch(False)
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
         connection, writes = self._connection, self._writes
         self._connection = self._raw = self._version = self._writes = None
         if writes is not None:
