@@ -151,7 +151,7 @@ async def test_who_is_woken_asks_once(postgres_database: str) -> None:
     """Whether the buffer was restored and what is in it: one round trip."""
     async with counting_round_trips(postgres_database) as (url, count), build(url) as buffer:
         taken = []
-        for _ in range(10):
+        for _ in range(50):
             before = count.value
             await buffer.storage.fenced_tallies()  # type: ignore[attr-defined]
             taken.append(count.value - before)
