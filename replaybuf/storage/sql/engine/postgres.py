@@ -8,7 +8,6 @@ groups reach their taker.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -118,9 +117,9 @@ class PostgresEngine(Engine):
         except OSError:  # the connection can't be used any more
             raise
         except Exception:
-            with contextlib.suppress(Exception):
+            try:
                 await send(raw, "ROLLBACK;")
-            if raw.is_in_transaction():
+            except Exception:  # it was lost, perhaps in the middle of an operation
                 await connection.invalidate()
             raise
         except BaseException:  # it isn't known what the server has made of it

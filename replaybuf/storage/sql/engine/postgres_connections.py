@@ -77,7 +77,14 @@ def _keepalive() -> tuple[int, int, int]:
     return max(1, SILENCE_SECONDS // 2), max(1, SILENCE_SECONDS // 4), 2
 
 
+def _go_on(connection: Any) -> None:
+    # An executemany that waits until it may send more would go on waiting when the connection is lost.
+    if (protocol := getattr(connection, "_protocol", None)) is not None:
+        protocol.resume_writing()
+
+
 def _watch_socket(connection: Any, _record: Any) -> None:
+    connection.driver_connection.add_termination_listener(_go_on)
     transport = getattr(connection.driver_connection, "_transport", None)
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None or sock.family == getattr(socket, "AF_UNIX", None):

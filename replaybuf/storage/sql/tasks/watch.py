@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.pace import Pace
 from replaybuf.storage.sql.engine.port import Engine
 from replaybuf.storage.sql.engine.thread import DatabaseThread
@@ -111,7 +110,7 @@ class Watch:
                 self._due = False
                 await self._changes.announce()
                 await asyncio.sleep(_ANNOUNCE_SECONDS)
-        except (ReplayBufError, TimeoutError) as error:
+        except Exception as error:  # only a hint
             _logger.debug("can't announce a commit: %s", error)
         finally:
             self._announcing = None
