@@ -123,7 +123,7 @@ folder = sys.argv[1]
 
 def check(result):
     if result != 0:
-        print("not permitted:", os.strerror(ctypes.get_errno()))
+        print("not permitted:", os.strerror(ctypes.get_errno()), flush=True)
         os._exit(3)
 
 check(libc.unshare(0x20000))  # CLONE_NEWNS: nobody else sees the mount
@@ -131,7 +131,7 @@ check(libc.mount(b"none", b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
 try:
     device = os.open("/dev/fuse", os.O_RDWR)
 except OSError as error:
-    print("not permitted:", error)
+    print("not permitted:", error, flush=True)
     os._exit(3)
 options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
 check(libc.mount(b"sshfs", folder.encode(), b"fuse.sshfs", 0, options))
@@ -157,7 +157,7 @@ async def main():
     try:
         await buffer.put(group(1), TASK)
     except NetworkFilesystemError as error:
-        print(error)
+        print(error, flush=True)
     await buffer.close()
 
 asyncio.run(main())
