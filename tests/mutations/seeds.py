@@ -143,7 +143,7 @@ _SQL = [
     ("take-ignores-limits", f"{_STATEMENTS}/take.py", "if draw.status == Status.COMPLETED and limits.slows_draws:", "if False:", "draws keep to the rate"),
     ("take-partly", f"{_STATEMENTS}/take.py", "if draw.whole and len(rows) < sum(draw.sizes.values()):", "if False:", "a whole draw takes all or nothing"),
     ("take-clock-stands", f"{_STATEMENTS}/take.py", "if policy.race is not None:", "if False:", "a draw moves the clock of its race"),
-    ("take-overdue-stay", f"{_STATEMENTS}/take.py", "ended = len(rows) < sum(draw.sizes.values()) and end_leases(tx) > 0", "ended = False", "a draw that finds too little ends leases that are over"),
+    ("take-overdue-stay", f"{_STATEMENTS}/take.py", "sum(draw.sizes.values()) and any_overdue(tx)", "sum(draw.sizes.values()) and False", "a draw that finds too little ends leases that are over"),
     ("take-damaged", f"{_STATEMENTS}/take.py", "codec.verify(row.payload)", "pass", "a damaged payload is set aside"),
     ("lease-lost-is-late", f"{_STATEMENTS}/leases.py", "if len(mine) < len(uids) and store_clock(tx) >= lease.until:", "if False:", "an acknowledgement that comes too late is refused"),
     ("lease-never-ends", f"{_STATEMENTS}/leases.py", "if not any_overdue(tx):", "if True:", "a lease that is over comes back"),

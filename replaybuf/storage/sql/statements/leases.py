@@ -73,13 +73,16 @@ def unhold(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     move(tx, _of(tx, lease, uids), transitions.unleased)
 
 
-def end_leases(tx: Transaction) -> int:
-    """Give back the groups whose leases have expired, and return their number."""
+def end_leases(tx: Transaction, *, wait: bool = False) -> int:
+    """Give back the groups whose leases have expired, and return their number.
+
+    With `wait` those that another transaction is giving back are back, too, when this returns.
+    """
     if not any_overdue(tx):
         return 0
     limits = tx.scope.rules.limits
     overdue = group.c.leased_until <= store_clock(tx)
-    rows = read_rows(tx, overdue, skip_locked=True)  # other processes end those that they have locked
+    rows = read_rows(tx, overdue, skip_locked=not wait)
     move(tx, rows, lambda row: transitions.lapsed(row, limits))
     return len(rows)
 

@@ -18,7 +18,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import lock_tasks, read_levels
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes
-from replaybuf.storage.sql.statements.leases import end_leases
+from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.ordering import Source
 from replaybuf.storage.sql.statements.race_keys import advance, check_races, skip_arrived
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -34,8 +34,9 @@ def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tu
     leases were ended for it: others may wait for the groups that came back.
     """
     rows = _draw_once(tx, codec, draw, skip)
-    ended = len(rows) < sum(draw.sizes.values()) and end_leases(tx) > 0
+    ended = len(rows) < sum(draw.sizes.values()) and any_overdue(tx)
     if ended:
+        end_leases(tx, wait=True)
         rows = _draw_once(tx, codec, draw, skip)
     if draw.whole and len(rows) < sum(draw.sizes.values()):
         return None, ended
