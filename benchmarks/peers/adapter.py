@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ class Place:
     address: str = ""
 
 
-class Adapter:
+class Adapter(ABC):
     """A peer. All of it is awaited by one task; `address` is what a second process needs in `Place`."""
 
     #: How many groups it takes at once; of 2 MB, a quarter of it.
@@ -50,27 +51,27 @@ class Adapter:
         self.place = place
         self.address = "-"
 
-    async def open(self) -> None:
+    async def open(self) -> None:  # noqa: B027
         """Create what is kept in `place`, or open what is there."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027
         """Close it; a server ends."""
 
     def prepare(self, group: Group) -> Any:
         """Return a group as the peer's users have it at hand. It isn't measured."""
         return group
 
+    @abstractmethod
     async def put(self, prepared: Sequence[Any]) -> None:
         """Put groups as fast as the peer allows; as safe as it makes them when this returns."""
-        raise NotImplementedError
 
     async def put_one(self, prepared: Any) -> None:
         """Put one group, alone."""
         await self.put([prepared])
 
+    @abstractmethod
     async def take(self, count: int) -> Sequence[Any]:
         """Return and remove the oldest groups, which are there, as users would go on with them."""
-        raise NotImplementedError
 
     async def ready(self, count: int) -> bool:
         """Return whether `take(count)` has something to return; for peers whose take would wait, or fail."""
@@ -80,7 +81,7 @@ class Adapter:
         """Take a group as soon as another process has put it."""
         await self.take(1)
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027
         """Do what was put off, as part of the work that is measured: SQLite's log is copied back."""
 
     def tokens(self, taken: Any) -> int:

@@ -30,7 +30,7 @@ from replaybuf.storage.sql.statements.race_keys import RaceNotRunError, begin_ra
 from replaybuf.storage.sql.statements.restore import restore
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
 from replaybuf.storage.sql.tasks.making import Making
-from replaybuf.storage.sql.tasks.port import Pace
+from replaybuf.storage.sql.tasks.port import LastDraw
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.watch import Watch
 from replaybuf.storage.values import Checkpoint
@@ -76,7 +76,7 @@ class Store:
         self.sweeper = Sweeper(self.engine, self.scope, self.watch.committed)
         self.commits = GroupCommit(self, options.codec)
         self.lanes: KnownLanes = {}
-        self.pace = Pace()
+        self.last_draw = LastDraw()
 
     async def prepare(self) -> None:
         """Check the schema, or create it in a new database (database's thread)."""

@@ -20,7 +20,7 @@ from replaybuf.storage.sql.engine.dialects import Dialect
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane
-from replaybuf.storage.sql.statements.columns import STORED
+from replaybuf.storage.sql.statements.columns import FIELDS, STORED
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.rows import GroupRow
 
@@ -204,16 +204,10 @@ def _fields(query: _Query) -> dict[str, ColumnElement[Any]]:
     if query.pinned is not None:
         staleness = group.c.pinned_staleness if query.pinned else following
     return {
-        "uid": group.c.uid,
-        "timestamp_id": group.c.uid,
+        **FIELDS,
         "task_name": _TASK,
         "status": _STATUS,
         "staleness": staleness,
-        "priority": group.c.priority,
-        "times_sampled": group.c.times_sampled,
-        "created_at": group.c.created_at,
-        "reward": group.c.reward,
-        "tags": group.c.tags,
         **{key: group.c[key] for key in KEYS},
     }
 

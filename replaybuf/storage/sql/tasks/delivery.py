@@ -56,7 +56,7 @@ class Drawing:
 
     def __init__(self, store: OpenStore, codec: Codec, draw: Draw, seconds: float | None = None) -> None:
         self._store = store
-        self._pace = store.pace
+        self._last_draw = store.last_draw
         self._codec = codec
         self._draw = replace(draw, sizes={task: size for task, size in draw.sizes.items() if size > 0})
         self._tasks = list(draw.sizes)
@@ -96,7 +96,7 @@ class Drawing:
         """Return whether the draw takes milliseconds at most, if its groups are as large as the last ones."""
         groups = sum(self._draw.sizes.values())
         looks_at_others = self._draw.where is not None or self._draw.probabilities
-        return groups <= BRIEF_GROUPS and groups * self._pace.bytes <= BRIEF_BYTES and not looks_at_others
+        return groups <= BRIEF_GROUPS and groups * self._last_draw.bytes <= BRIEF_BYTES and not looks_at_others
 
     async def _give_back_if_taken(self, doubt: OutcomeUnknownError) -> None:
         """Give back groups that may have been taken although the caller was told otherwise."""
@@ -165,7 +165,7 @@ class Drawing:
 
     async def _decoded(self, rows: Sequence[GroupRow]) -> tuple[list[StorageItem], dict[int, str]]:
         """Return the groups, and why those failed that can't be decoded; in this thread if that takes no longer."""
-        if not self._codec.runs_code and len(rows) * self._pace.seconds <= LIGHT_SECONDS:
+        if not self._codec.runs_code and len(rows) * self._last_draw.seconds <= LIGHT_SECONDS:
             return self._decode(rows)
         return await self._store.compute(self._decode, rows)
 
@@ -183,8 +183,8 @@ class Drawing:
             item.deliveries += self._seconds is not None
             items.append(item)
         if items:
-            self._pace.bytes = sum(len(row.payload or b"") for row in rows) / len(rows)
-            self._pace.seconds = (time.perf_counter() - began) / len(rows)
+            self._last_draw.bytes = sum(len(row.payload or b"") for row in rows) / len(rows)
+            self._last_draw.seconds = (time.perf_counter() - began) / len(rows)
         return items, failed
 
 

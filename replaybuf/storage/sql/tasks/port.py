@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Pace:
+class LastDraw:
     """The bytes of a group in the last draw of a store, and the seconds that decoding one took."""
 
     bytes: float = math.inf
@@ -28,7 +28,7 @@ class OpenStore(Protocol):
     """An open store (`storage.sql.store`)."""
 
     thread: DatabaseThread
-    pace: Pace
+    last_draw: LastDraw
     engine: Engine
     lanes: KnownLanes
 
