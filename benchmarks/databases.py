@@ -98,6 +98,11 @@ async def stop_sweeping(buffer: ReplayBuffer) -> None:
     await state.thread.run(state.sweeper.stop)
 
 
+def stop_announcing(buffer: ReplayBuffer) -> None:
+    """Tell no other process of commits: that is done in the background, at a time of its own."""
+    buffer.storage._open.watch._changes.announces = False  # type: ignore[attr-defined]
+
+
 async def put_all(buffer: ReplayBuffer, groups: Sequence[Any], *, model_step: int = MODEL_STEP) -> None:
     """Put groups from 256 coroutines at once; each waits for its put before the next."""
     waiting = iter(groups)
