@@ -266,7 +266,8 @@ def check_possible(draw: Draw, limits: Limits) -> None:
         if limits.capacity is not None and size > limits.capacity:
             why = f"the capacity is {limits.capacity}"
         else:
-            why = f"{limits.rate} allows {largest} at most; set error_buffer to at least the size of a batch"
+            wide = "a range of twice" if isinstance(limits.error_buffer, tuple) else "at least"
+            why = f"{limits.rate} allows {largest} at most; set error_buffer to {wide} the size of a batch"
         raise InputError(f"a batch of {size} groups of task {task} would wait for ever: {why}")
 
 
