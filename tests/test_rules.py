@@ -237,6 +237,10 @@ def test_the_error_buffer_that_a_refusal_names_is_accepted() -> None:
     Limits(samples_per_insert=2, max_times_sampled=0, error_buffer=(-9, 1), min_size=1)
 
 
+def draw_of(size: int) -> Draw:
+    return Draw({"math": MORE_THAN_EVER}, at_least={"math": size})
+
+
 @pytest.mark.parametrize(
     ("values", "largest"),
     [
@@ -256,9 +260,9 @@ def test_the_largest_batch(values: dict[str, Any], largest: int | None) -> None:
     limits = Limits(**values)
     assert limits.largest_batch == largest
     if largest is not None:
-        check_possible(Draw({"math": largest}), limits)
+        check_possible(draw_of(largest), limits)
         with pytest.raises(InputError, match=f"a batch of {largest + 1} groups of task math would wait for ever"):
-            check_possible(Draw({"math": largest + 1}), limits)
+            check_possible(draw_of(largest + 1), limits)
 
 
 def test_a_race_begins_anew_before_its_keys_lose_their_digits() -> None:
