@@ -64,3 +64,19 @@ def until(true: Callable[[], object], what: str, *processes: subprocess.Popen[st
         assert time.monotonic() < deadline, f"waited {seconds} s until {what}"
         assert all(process.poll() is None for process in processes), f"a process ended before {what}"
         time.sleep(0.05)
+
+
+def run(name: str, script: str, folder: Path) -> None:
+    """Run a file of a page, and compare what it prints with the block that follows it there."""
+    write(name, folder)
+    match = re.search(rf"(?ms)^```python\n# {script}\n.*?^```\n\n```\n(.*?)^```$", page(name))
+    assert match is not None
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"},
+    )
+    assert done.stdout == match[1], done.stderr
