@@ -79,4 +79,11 @@ def run(name: str, script: str, folder: Path) -> None:
         timeout=240,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"},
     )
-    assert done.stdout == match[1], done.stderr
+    assert done.returncode == 0, done.stderr
+    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
+        text = page(name)
+        (ROOT / "docs/frameworks" / name).write_text(
+            text[: match.start(1)] + done.stdout + text[match.end(1) :], "utf-8"
+        )
+    else:
+        assert done.stdout == match[1], done.stderr
