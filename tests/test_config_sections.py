@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ConfigError, MissingDriverError, ReplayBufferConfig, RolloutState
+from replaybuf import ConfigError, ReplayBufferConfig, RolloutState
+from replaybuf.errors import MissingDriverError
 from replaybuf.verl import from_groups
 
 
