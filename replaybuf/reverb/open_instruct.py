@@ -121,8 +121,9 @@ class Table(Generic[R]):
         With a timeout (seconds) it raises NotReadyError at the end of it, saying what was missing; without one, the log
         says so every half minute (`replaybuf.waits`).
         """
+        least = min(n, self.buffer.limits.min_size)
         try:
-            return [rollouts[0] for rollouts in run(self.buffer.get(n, self.name, timeout=timeout, at_least=1))]
+            return [rollouts[0] for rollouts in run(self.buffer.get(n, self.name, timeout=timeout, at_least=least))]
         except ClosedError:
             if self._closed:
                 return None
