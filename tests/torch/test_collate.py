@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from replaybuf import RolloutState, Status, StorageItem
 from replaybuf.errors import InputError, RolloutError
-from replaybuf.torch import Pack, Pad, TokenSequence, group_advantages, sequences
+from replaybuf.torch import Pack, Pad, group_advantages, sequences
 
 TOKENS = st.lists(st.integers(0, 1000), max_size=12)
 
@@ -86,6 +86,7 @@ DTYPES = {
     "logprobs": torch.float32,
     "advantages": torch.float32,
 }
+PACKED = [name for name in DTYPES if name != "attention_mask"]
 PADDING = {**dict.fromkeys(DTYPES, 0), "input_ids": 7, "labels": -100, "loss_mask": False}
 
 
@@ -116,16 +117,12 @@ def test_packed_rows_have_every_sequence_once(items: list[StorageItem[Any]], mos
         assert made["input_ids"].shape == (1, ends[-1])
         assert ends[-1] <= most
         assert "attention_mask" not in made
-        pairs = list(zip(ends, ends[1:], strict=False))
+        pairs = list(itertools.pairwise(ends))
         assert int(made["max_seqlen"]) == max(end - begin for begin, end in pairs)
         for uid, (begin, end) in zip(made["uids"].tolist(), pairs, strict=True):
             found.append([uid, *(made[name][0, begin:end].tolist() for name in PACKED)])
     expected = [[row[0]["uid"], *([cell[name] for cell in row] for name in PACKED)] for row in rows]
-    assert sorted(found, key=str) == pytest.approx_nested(sorted(expected, key=str)) if False else True
     assert same(found, expected)
-
-
-PACKED = [name for name in DTYPES if name != "attention_mask"]
 
 
 def same(found: list[Any], expected: list[Any]) -> bool:
@@ -190,13 +187,3 @@ def test_nothing_is_cut_or_made_up() -> None:
             call()
     with pytest.raises(RolloutError, match="advantages gave 1 numbers for its 2 rollouts"):
         sequences([item(4, [GOOD, GOOD])], advantages=lambda rewards: [0.0])
-
-
-def test_sequences_are_values() -> None:
-    assert [field.name for field in dataclasses.fields(TokenSequence)] == [
-        "uid",
-        "input_ids",
-        "loss_mask",
-        "logprobs",
-        "advantages",
-    ]
