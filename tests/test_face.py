@@ -41,5 +41,5 @@ def test_all_draws_take_the_same_keywords() -> None:
     shared = {}
     for draw in (ReplayBuffer.get, ReplayBuffer.take_batch, ReplayBuffer.sample, ReplayBuffer.lease_batch):
         parameters = inspect.signature(draw).parameters
-        shared[draw.__name__] = [parameters[name].default for name in ("group_status", "where", "timeout")]
+        shared[draw.__name__] = [parameters[name].default for name in ("group_status", "where", "timeout", "at_least")]
     assert all(defaults == shared["get"] for defaults in shared.values())

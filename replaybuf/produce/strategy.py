@@ -264,7 +264,8 @@ def check_size(batch_size: Any, sampler: Any) -> int:
     size = whole(batch_size)
     if size is None or size < 1:
         raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r:.100}")
-    check_possible(Draw({sampler.task_name: size}), sampler.buffer.limits)
+    needed = {sampler.task_name: size}
+    check_possible(Draw(needed, at_least=needed), sampler.buffer.limits)
     return size
 
 

@@ -98,8 +98,8 @@ class GroupStorage(ABC):
     async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
         """Draw groups in the sampler's order, in one transaction; by the rules, they leave, stay, or are archived.
 
-        No two takers get the same draw of a group. No more are drawn than the limits allow. With `draw.whole`, None is
-        returned and nothing drawn unless every task has as many as requested. A group whose payload can't be decoded is
+        No two takers get the same draw of a group. No more are drawn than the limits allow. Unless every task has
+        as many as `draw.at_least` says, None is returned and nothing drawn. A group whose payload can't be decoded is
         set aside (status FAILED, with the reason in `error`) and the next one is drawn in its place. When the call is
         cancelled, the store is as if nothing had been drawn.
         """
