@@ -14,9 +14,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from replaybuf.buffer.drawing import AtLeast
 from replaybuf.buffer.lease import Lease, Leasing
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_sizes, check_timeout
+from replaybuf.checks import check_at_least, check_sizes, check_timeout
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError, NotReadyError
 from replaybuf.query import Query
@@ -47,9 +48,9 @@ class GroupDataset(IterableDataset[Delivery]):
     of its own from the config; with `num_workers=0` a `ReplayBuffer` may stand in place of the config.
 
     `collate` makes the batch, in the worker, from a list of `StorageItem`s; without it the batch is that list. If it
-    raises, the groups are given back as a failed delivery. `group_status`, `where`, `beta` and `seconds` are those of
-    `ReplayBuffer.lease_batch`: when a process is killed, the groups that it had leased come back `seconds` after its
-    last heartbeat.
+    raises, the groups are given back as a failed delivery. `group_status`, `where`, `at_least`, `beta` and `seconds`
+    are those of `ReplayBuffer.lease_batch`: when a process is killed, the groups that it had leased come back `seconds`
+    after its last heartbeat.
 
     `timeout` is the time for which the trainer waits for a batch, in seconds (None: for ever): then NotReadyError says
     what was missing. What workers wait while the trainer trains doesn't count. With `timeout=0` a batch has the groups
@@ -64,6 +65,7 @@ class GroupDataset(IterableDataset[Delivery]):
         collate: Collate | None = None,
         group_status: StatusLike = Status.COMPLETED,
         where: Query | None = None,
+        at_least: AtLeast | None = None,
         beta: float | None = None,
         timeout: float | None = 600.0,
         seconds: float = 60.0,
@@ -75,11 +77,13 @@ class GroupDataset(IterableDataset[Delivery]):
         self.sizes = check_sizes(sizes)
         if not any(self.sizes.values()):
             raise InputError("sizes asks for no groups: give each task the number of its groups in a batch")
+        if at_least is not None and not any(check_at_least(at_least, self.sizes).values()):
+            raise InputError("with this at_least a batch could be empty: ask for at least one group")
         self.timeout = timeout
         self.patience = check_timeout(timeout)
         self.seconds = seconds
         self._collate = collate
-        self._draw: dict[str, Any] = {"group_status": group_status, "where": where, "beta": beta}
+        self._draw: dict[str, Any] = {"group_status": group_status, "where": where, "at_least": at_least, "beta": beta}
         self.handover = Handover()
         self._open: tuple[int, ReplayBuffer[Any]] | None = None  # in the process of this id
         buffer = self._build()
