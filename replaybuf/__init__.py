@@ -84,7 +84,7 @@ _ELSEWHERE = {
     "codec.payload": "Codec",
     "errors": """
         AccessError DecodeError EncodeError MissingDriverError MissingSnapshotError NetworkFilesystemError
-        NotADatabaseError NotEmptyError NotPicklableError SchemaError SnapshotMismatchError TooLargeError
+        NotADatabaseError NotEmptyError NotPicklableError RankError SchemaError SnapshotMismatchError TooLargeError
     """,
     "produce": """
         Generated ProduceStrategy ProduceSummary TrainState publish published reward_varies to_rollout wait_published
@@ -98,6 +98,7 @@ _ELSEWHERE = {
     "storage.contract": "StorageBackend",
     "storage.memory.backend": "MemoryStorage",
     "storage.sql.backend": "SQLStorage",
+    "sync": "SyncLease SyncReplayBuffer",
     "storage.values": "Changes Checkpoint Cursor Draw Leased NewGroup Refresh",
 }
 

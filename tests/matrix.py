@@ -41,6 +41,10 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("chunks/test_races.py::*", _STRATEGY),
     ("chunks/test_restarts.py::*", ("sqlite",)),
     ("chunks/*", _STRATEGY),
+    ("reverb/*checkpoint*", ("sqlite",)),
+    ("reverb/*apart*", ("postgresql",)),
+    ("reverb/*in_its_order*", ("memory", "postgresql")),
+    ("reverb/*", _LAYER),
     ("produce/test_hooks.py::*", _STRATEGY),
     ("produce/test_odd_loops.py::*", _STRATEGY),
     ("produce/test_pauses.py::*", _STRATEGY),
@@ -67,19 +71,14 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_train_state.py::*", _STRATEGY),
     *((f"faults/test_kills.py::*postgresql-{name}-*", _DATABASES) for name in _KILLED),
     ("faults/test_kills.py::*", ("sqlite",)),
-    ("test_cancellation.py::*postgresql-by_wait_for*", ("sqlite",)),
-    ("test_cancellation.py::*postgresql-by_timeout*", ("sqlite",)),
-    ("test_cancellation.py::test_whatever_is_cancelled*", ("sqlite",)),
-    ("test_cancellation.py::test_a_process_that_ends*", ("sqlite",)),
-    ("test_cancellation.py::test_a_loop_that_is_closed*", ("sqlite",)),
-    ("test_cancellation.py::*", _DATABASES),
-    ("test_loops_and_forks.py::test_a_program_that_ends*", ("sqlite",)),
-    ("test_loops_and_forks.py::test_spawned*", ("sqlite",)),
-    ("test_loops_and_forks.py::test_a_dropped_buffer*", ("sqlite",)),
-    ("test_loops_and_forks.py::test_a_buffer_that_is_dropped*", ("sqlite",)),
-    ("test_loops_and_forks.py::test_a_fork*postgresql-pass-os*", _DATABASES),
-    ("test_loops_and_forks.py::test_a_fork*", ("sqlite",)),
-    ("test_loops_and_forks.py::*", ("sqlite",)),
+    ("cancellation/*postgresql-by_wait_for*", ("sqlite",)),
+    ("cancellation/*postgresql-by_timeout*", ("sqlite",)),
+    ("cancellation/*::test_whatever_is_cancelled*", ("sqlite",)),
+    ("cancellation/*::test_a_process_that_ends*", ("sqlite",)),
+    ("cancellation/*::test_a_loop_that_is_closed*", ("sqlite",)),
+    ("cancellation/*", _DATABASES),
+    ("test_forks.py::*postgresql-pass-os*", _DATABASES),
+    *((f"test_{name}.py::*", ("sqlite",)) for name in ("forks", "heartbeats", "pickling", "threads", "unclosed")),
     ("sync/test_sync_calls.py::*thread*", ("memory", "sqlite", "postgresql")),
     ("sync/test_sync_calls.py::*", _LAYER),
     ("sync/test_sync_processes.py::*fork*postgresql-pass-*", _DATABASES),
@@ -143,7 +142,7 @@ _LONG = (
     "query/test_sql.py::test_the_largest_queries_run*wide tags*",  # wide and
     "query/test_sql.py::test_lists_of_100_000*postgresql-*not_in*",  # in; the predicates' law has both
     "query/test_sql.py::test_lists_of_100_000*sqlite-tags*not_in*",
-    "sync/test_sync_processes.py::*multiprocessing*spawn*",  # test_loops_and_forks.py
+    "sync/test_sync_processes.py::*multiprocessing*spawn*",  # test_pickling.py
     "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",
     *(
         f"sync/test_sync_processes.py::*ends_quietly*{end}*"

@@ -74,6 +74,15 @@ def test_a_lost_lease_says_so_at_the_end_of_the_block(buffer: SyncReplayBuffer) 
         leasing.__exit__(None, None, None)
 
 
+def test_a_lease_is_adopted_by_its_handle(buffer: SyncReplayBuffer) -> None:
+    fill(buffer, 1)
+    lease = buffer.lease_batch({TASK: 1}).begin()
+    adopted = buffer.adopt(pickle.loads(pickle.dumps(lease.handle)))
+    lease.stop()
+    adopted.acknowledge()
+    assert (adopted.token, found(buffer)) == (lease.token, [])
+
+
 def test_a_heartbeat_outlasts_a_long_block(buffer: SyncReplayBuffer) -> None:
     fill(buffer, 1)
     with buffer.lease_batch({TASK: 1}, seconds=0.3):

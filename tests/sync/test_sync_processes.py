@@ -14,8 +14,8 @@ import pytest
 from replaybuf import ReplayBufferConfig
 from replaybuf.sync import SyncReplayBuffer
 from replaybuf.sync.loop import _Call, _start
+from tests.scripts import run as run_script
 from tests.stores import TASK, group, numbers_of
-from tests.test_loops_and_forks import run as run_script
 
 
 def build(url: str, **options: Any) -> SyncReplayBuffer:
