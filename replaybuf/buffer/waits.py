@@ -206,10 +206,13 @@ class Waits:
         finally:
             line.waiting -= 1
 
-    async def store(self, new: NewGroup) -> int:
-        """Store a group without waiting for room. Who asks what leaves with it isn't let go before that is known."""
+    def store(self, new: NewGroup) -> Coroutine[Any, Any, int]:
+        """Store a group without waiting for room.
+
+        With `new.dropped`, a cancelled caller waits for the end of the put first, and so learns what has left.
+        """
         storing = self._storage.put(new)
-        return await (storing if new.dropped is None else to_its_end(storing))
+        return storing if new.dropped is None else to_its_end(storing)
 
     async def _put_in_turn(self, new: NewGroup, deadline: float, timeout: float) -> int:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
