@@ -42,6 +42,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("chunks/test_restarts.py::*", ("sqlite",)),
     ("chunks/*", _STRATEGY),
     ("reverb/*checkpoint*", ("sqlite",)),
+    ("reverb/*other_processes*", ("sqlite",)),
     ("reverb/*apart*", ("postgresql",)),
     ("reverb/*in_its_order*", ("memory", "postgresql")),
     ("reverb/*", _LAYER),
