@@ -49,6 +49,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_async.py::*", _LAYER),
     ("produce/test_sync.py::*", _STRATEGY),
     ("produce/test_records.py::*", _STRATEGY),
+    ("produce/test_word_problems.py::*", _STRATEGY),
     ("produce/test_sampler_state.py::*", ("postgresql",)),
     ("produce/test_cancelled_production.py::*", ("sqlite",)),
     ("produce/test_limits_in_production.py::*", ("sqlite",)),
