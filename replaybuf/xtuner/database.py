@@ -138,7 +138,7 @@ class DatabaseMoves:
         try:
             await self._resume(folder)
         except NotEmptyError:
-            if self._used:
+            if self._used or await self.buffer.checkpoints():  # which `buffer.restore` brings back
                 raise
             await self.buffer.delete({})
             await self._resume(folder)
