@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,6 +194,13 @@ async def test_checkpoints_in_the_database_are_not_replaced(
     assert len(again) == 1
 
 
+async def test_a_state_dict_is_loaded_by_another_storage(xtuner: ModuleType, build: Callable[..., Any]) -> None:
+    first, second = build("sqlite:///:memory:"), build("memory://")
+    await first.put([rollout(1)], "math")
+    xtuner.DatabaseStorage(second.buffer).load_state_dict(xtuner.DatabaseStorage(first.buffer).state_dict())
+    assert numbers(await second.get(9, "math", COMPLETED)) == [1]
+
+
 async def test_a_file_of_xtuners_own_buffer_is_named(buffer: Any, tmp_path: Path) -> None:
     (tmp_path / "replay_buffer.pth").write_bytes(b"")
     with pytest.raises(MissingSnapshotError, match="replaybuf import"):
@@ -256,6 +264,24 @@ async def test_a_storage_of_ones_own_is_called_as_xtuner_calls_it(xtuner: Module
     assert numbers(await own.get(9, "math", COMPLETED)) == [3, 2]
     assert await refresh(own, retryable=False) == {"math": 1}
     assert (stand_in.released, len(own)) == ([[101]], 0)
+
+
+async def test_a_storage_of_ones_own_is_saved_by_torch(
+    xtuner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[Path, Any] = {}
+    torch = SimpleNamespace(save=lambda state, path: kept.update({path: state}), load=lambda path, **_: kept[path])
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    first = xtuner.ReplayBuffer(xtuner.FIFOReplayPolicy(), _in_a_dict(xtuner))
+    await first.put([rollout(1)], "math")
+    await first.save(tmp_path)
+    with pytest.raises(NotEmptyError):
+        await first.resume(tmp_path)
+    with pytest.raises(ValueError, match="policy"):
+        await xtuner.ReplayBuffer(xtuner.StalenessReplayPolicy(), _in_a_dict(xtuner)).resume(tmp_path)
+    second = xtuner.ReplayBuffer(xtuner.FIFOReplayPolicy(), _in_a_dict(xtuner))
+    await second.resume(tmp_path)
+    assert numbers(await second.get(1, "math", COMPLETED)) == [1]
 
 
 def test_a_storage_of_ones_own_needs_a_policy(xtuner: ModuleType) -> None:
