@@ -141,7 +141,7 @@ _SQL = [
     ("leaving-untold", f"{_STATEMENTS}/eviction.py", "    note(tx, gone, leaving)\n", "", "who asks has what was evicted"),
     ("put-no-eviction", f"{_STATEMENTS}/put.py", "    if evicting:\n        evict(", "    if False:\n        evict(", "capacity evicts"),
     ("take-ignores-limits", f"{_STATEMENTS}/take.py", "if draw.status == Status.COMPLETED and limits.slows_draws:", "if False:", "draws keep to the rate"),
-    ("take-partly", f"{_STATEMENTS}/take.py", "if draw.whole and len(rows) < sum(draw.sizes.values()):", "if False:", "a whole draw takes all or nothing"),
+    ("take-partly", f"{_STATEMENTS}/take.py", "and not draw.is_met_by(", "and False and not draw.is_met_by(", "a draw takes at least what it has to, or nothing"),
     ("take-clock-stands", f"{_STATEMENTS}/take.py", "if policy.race is not None:", "if False:", "a draw moves the clock of its race"),
     ("take-overdue-stay", f"{_STATEMENTS}/take.py", "sum(draw.sizes.values()) and any_overdue(tx)", "sum(draw.sizes.values()) and False", "a draw that finds too little ends leases that are over"),
     ("take-damaged", f"{_STATEMENTS}/take.py", "codec.verify(row.payload)", "pass", "a damaged payload is set aside"),
