@@ -32,6 +32,8 @@ COMMANDS = {
     "sql": "replaybuf.cli.sql:sql",
     "save": "replaybuf.cli.snapshots:save",
     "resume": "replaybuf.cli.snapshots:resume",
+    "export": "replaybuf.cli.exports:export",
+    "import": "replaybuf.cli.imports:import_",
     "checkpoints": "replaybuf.cli.snapshots:checkpoints",
     "doctor": "replaybuf.cli.doctor:doctor",
     "db": "replaybuf.cli.db:app",

@@ -14,6 +14,7 @@ from replaybuf.cli.groups import age_of, status_style
 from replaybuf.cli.options import Buffer, Url, listing
 from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.errors import InputError
+from replaybuf.files.importing import IMPORT
 from replaybuf.produce.train_state import TRAINER, TrainState
 from replaybuf.storage.sql.inspection.overview import BufferFigures, Overview, overview
 from replaybuf.storage.sql.inspection.reader import open_reader
@@ -66,7 +67,7 @@ def _metrics(figures: BufferFigures) -> dict[str, Any]:
 
 def _cursors(cursors: Iterable[Cursor]) -> dict[str, Any]:
     """Return how many prompts were drawn from each dataset, and the state that the trainer has published."""
-    by_name = {one.name: one for one in cursors}
+    by_name = {one.name: one for one in cursors if not one.name.startswith(IMPORT)}
     published = by_name.pop(TRAINER, None)
     trainer = None
     if published is not None:
