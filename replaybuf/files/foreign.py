@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
+from replaybuf.codec.tensors import StoredTensor
 from replaybuf.errors import FileError
 from replaybuf.files.rows import ROLLOUTS, FileGroup, Placed, Row
-from replaybuf.files.values import from_json
 from replaybuf.rollouts.rollout import RolloutState, Status, group_status
 from replaybuf.rollouts.statuses import OUR_STATUSES
 
@@ -152,10 +154,6 @@ def _rollout(place: str, row: Row, mapped: Mapped) -> tuple[Row, Row, list[str]]
     elif row:
         rollout["extra_fields"] = {**(rollout.get("extra_fields") or {}), **row}
         odd.append(f"fields that rollouts don't have, kept in extra_fields: {', '.join(sorted(map(str, row))):.200}")
-    try:
-        rollout = {name: from_json(value) for name, value in rollout.items()}
-    except (ValueError, TypeError) as error:
-        raise FileError(f"{place}: {error!s:.200}") from error
     _check(place, rollout, mapped, odd)
     return rollout, told, odd
 
@@ -174,13 +172,15 @@ def _check(place: str, rollout: Row, mapped: Mapped, odd: list[str]) -> None:
         rollout["message"] = []
         odd.append("rollouts without a prompt: message is []")
     for name in ("response_ids", "prompt_ids", "response_mask", "response_model_steps", "logprobs"):
-        values = rollout.get(name)
+        values = _as_list(rollout.get(name))
         numbers = {int, float} if name == "logprobs" else {int, bool}
         if values is not None and not (type(values) is list and set(map(type, values)) <= numbers):
             raise wrong(name, "a list of numbers")
     if type(rollout.get("response")) not in (str, type(None)):
         raise wrong("response", "a text")
     reward = rollout.get("reward")
+    if isinstance(reward, StoredTensor) and reward.numpy().size == 1:
+        reward = float(reward.numpy().reshape(-1)[0])
     if reward is not None and type(reward) is not dict:
         if type(reward) not in (int, float, bool) or not math.isfinite(reward):
             raise wrong("reward", "a finite number, or an object with the score")
@@ -192,6 +192,13 @@ def _check(place: str, rollout: Row, mapped: Mapped, odd: list[str]) -> None:
         raise FileError(f"{place} has no task_name: say of which task the rollouts are (--as-task NAME)")
     rollout["task_name"] = task
     rollout["status"] = _status(place, rollout, mapped)
+
+
+def _as_list(values: Any) -> Any:
+    """Return a row of numbers in an array or a tensor as a list, anything else as it is."""
+    if isinstance(values, StoredTensor):
+        values = values.numpy()
+    return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
 
 
 def _status(place: str, rollout: Row, mapped: Mapped) -> Status:

@@ -301,8 +301,8 @@ def _mapping(self: Rebuilding, made: Made) -> Any:
     given = made.args[int(default) :]
     pairs = [*(given[0].items() if given and isinstance(given[0], dict) else given[0] if given else ()), *made.pairs]
     self._spend(len(pairs))
-    tree = [[self.tree(name), self.tree(value)] for name, value in pairs]
-    return dict(tree) if default else Marked(marks.ORDERED_DICT, tree)
+    tree = {self.tree(name): self.tree(value) for name, value in pairs}
+    return tree if default else Marked(marks.ORDERED_DICT, tree)
 
 
 def _encoded(self: Rebuilding, made: Made) -> Any:
@@ -394,7 +394,6 @@ _REBUILT: Final[dict[str, Callable[[Rebuilding, Made], Any]]] = {
     "builtins.complex": lambda self, made: Marked(marks.COMPLEX, [float(part) for part in made.args]),
     "collections.OrderedDict": _mapping,
     "collections.defaultdict": _mapping,
-    "builtins.dict": _mapping,
     "builtins.list": lambda self, made: [self.tree(item) for item in _iterable(made)],
     "builtins.int": lambda self, made: 0,
     "builtins.float": lambda self, made: 0.0,

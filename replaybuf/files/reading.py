@@ -50,9 +50,15 @@ class Source:
         files = [path] if path.exists() else parts_of(path) or [path]
         for file in files:
             try:
-                yield from self._read(file)
+                for group in self._read(file):
+                    group.place = f"{redact_path(str(file))}: {group.place}"
+                    yield group
             except FileError as error:
                 raise type(error)(f"{redact_path(str(file))}: {error}") from error
+            except RecursionError as error:
+                raise FileError(
+                    f"{redact_path(str(file))}: its values are nested too deeply, or hold themselves"
+                ) from error
             except PermissionError as error:
                 raise AccessError(f"{redact_path(str(file))} can't be read: {error.strerror}") from error
             except OSError as error:

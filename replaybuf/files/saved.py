@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from replaybuf.errors import FileError
 from replaybuf.files.foreign import Mapped, foreign_groups
 from replaybuf.files.pickles import Made, Rebuilding, record_fields
 from replaybuf.files.rows import FileGroup, Placed
-from replaybuf.files.torch_files import load
+from replaybuf.files.torch_files import loaded
 from replaybuf.rollouts.rollout import Status
 
 
@@ -20,17 +19,17 @@ def read_saved(path: Path, mapped: Mapped) -> Iterator[FileGroup]:
 
     All of the file is in memory meanwhile, once. Raises FileError.
     """
-    value, size = load(path)
-    if isinstance(value, Mapping) and "storage_state" in value:
-        yield from _buffer(value, Rebuilding(size), mapped)
-    elif isinstance(value, list):
-        yield from foreign_groups(_rows(value, Rebuilding(size)), replace(mapped))
-    else:
-        what = value.name if type(value) is Made else type(value).__name__
-        raise FileError(
-            f"the pickle holds a {what}; expected a saved buffer of xtuner (a dict with storage_state), or a list of "
-            "rollouts or of groups"
-        )
+    with loaded(path) as (value, size):
+        if isinstance(value, Mapping) and "storage_state" in value:
+            yield from _buffer(value, Rebuilding(size), mapped)
+        elif isinstance(value, list):
+            yield from foreign_groups(_rows(value, Rebuilding(size)), mapped)
+        else:
+            what = value.name if type(value) is Made else type(value).__name__
+            raise FileError(
+                f"the pickle holds a {what}; expected a saved buffer of xtuner (a dict with storage_state), or a list "
+                "of rollouts or of groups"
+            )
 
 
 def _buffer(state: Mapping[str, Any], rebuilding: Rebuilding, mapped: Mapped) -> Iterator[FileGroup]:

@@ -94,9 +94,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refused(constant: str) -> Any:
-    raise FileError(
-        f'{constant} is no JSON; write null, or {{"$float": "{constant.lower().replace("infinity", "inf")}"}}'
-    )
+    raise FileError(f"{constant} is no JSON; write null")
 
 
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refused)

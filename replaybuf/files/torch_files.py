@@ -6,7 +6,8 @@ import io
 import math
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -52,20 +53,21 @@ class Storage:
         return StoredTensor([name, list(size), np.ascontiguousarray(strided).tobytes(), int(grad)])
 
 
-def load(path: Path) -> tuple[Any, int]:
-    """Return what a file of `torch.save` or `pickle.dump` holds, as records (`files.pickles`), and its size.
+@contextmanager
+def loaded(path: Path) -> Iterator[tuple[Any, int]]:
+    """Yield what a file of `torch.save` or `pickle.dump` holds, as records (`files.pickles`), and its size.
 
-    Raises FileError; UnsafePickleError for a pickle that wants more than data.
+    Tensors are read from it when they are rebuilt, within the block. Raises FileError; UnsafePickleError for a pickle
+    that wants more than data.
     """
     size = path.stat().st_size
     with path.open("rb") as raw:
         if raw.read(4) == b"PK\x03\x04":
-            return _load_zip(raw), size
+            yield _load_zip(raw), size
+            return
         raw.seek(0)
         first = _plain(raw, size).load()
-        if first != _MAGIC:
-            return first, size
-        return _load_legacy(raw, size), size
+        yield _load_legacy(raw, size) if first == _MAGIC else first, size
 
 
 def _plain(raw: IO[bytes], size: int) -> Loading:
