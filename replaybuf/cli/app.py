@@ -105,8 +105,8 @@ def replaybuf(
     """Look into a replay buffer while a run goes on.
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
-    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "resume", "db upgrade" and
-    "doctor --repair" only read; they don't create a database and don't wait for the run.
+    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "resume", "import",
+    "db upgrade" and "doctor --repair" only read; they don't create a database and don't wait for the run.
 
     \b
     Examples:

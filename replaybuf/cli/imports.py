@@ -104,16 +104,16 @@ def import_(
         there = exists(target)
         found = _survey(target.url if there else None, name, source, wanted)
         _tell(found, output, file)
-        if dry_run:
-            output.rows(_rows(target.where, name, found, 0), _COLUMNS)
-            return
-        if found.new:
+        if found.new and not dry_run:
 
             def put(tell: OnProgress) -> Imported:
                 return _run(target.url, name, lambda to: import_groups(to, source.read, wanted, found, tell))
 
             with_bar("imported", put)
-    output.rows(_rows(target.where, name, found, 1), _COLUMNS)
+    if found.groups or not output.for_people:
+        output.rows(_rows(target.where, name, found), _COLUMNS)
+    if dry_run:
+        output.note("nothing was imported (--dry-run)")
 
 
 def _survey(url: str | None, name: str, source: Source, wanted: Wanted) -> Survey:
@@ -175,7 +175,7 @@ def _tell(found: Survey, output: Output, file: str) -> None:
         output.note("there are no such groups in the file" if file != "-" else "there are no such groups")
 
 
-def _rows(where: str, buffer: str, found: Survey, put: int) -> list[dict[str, Any]]:
+def _rows(where: str, buffer: str, found: Survey) -> list[dict[str, Any]]:
     return [
         {
             "url": where,
@@ -185,7 +185,7 @@ def _rows(where: str, buffer: str, found: Survey, put: int) -> list[dict[str, An
             "groups": n,
             "rollouts": found.rollouts[task, status],
             "there": found.there[task, status],
-            "put": put * (n - found.there[task, status]),
+            "new": n - found.there[task, status],
         }
         for (task, status), n in sorted(found.groups.items())
     ]
@@ -197,5 +197,5 @@ _COLUMNS = [
     Column("groups", lambda r: units.number(r["groups"])),
     Column("rollouts", lambda r: units.number(r["rollouts"])),
     Column("there before", lambda r: units.number(r["there"])),
-    Column("put", lambda r: units.number(r["put"])),
+    Column("new", lambda r: units.number(r["new"])),
 ]

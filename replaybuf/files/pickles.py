@@ -248,6 +248,8 @@ class Rebuilding:
             raise FileError(f"the pickle makes a {made.name!r:.100}, which is no value of rollouts")
         try:
             return rebuild(self, made)
+        except FileError:
+            raise
         except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
             raise FileError(f"the pickle's {made.name} is damaged ({error!s:.100})") from error
 

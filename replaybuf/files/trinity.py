@@ -109,10 +109,10 @@ def _rollout(place: str, row: tuple[Any, ...], mapped: Mapped) -> tuple[dict[str
             "rollout_id": ident,
             "uid": ident,
         }, eid.get("batch")
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, struct.error) as error:
-        raise FileError(f"{place}: its experience_bytes are damaged ({error!s:.150})") from error
     except FileError as error:
         raise type(error)(f"{place}: {error}") from error
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, struct.error) as error:
+        raise FileError(f"{place}: its experience_bytes are damaged ({error!s:.150})") from error
 
 
 def _parts(blob: bytes) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
