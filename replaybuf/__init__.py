@@ -84,7 +84,7 @@ _ELSEWHERE = {
     "codec.payload": "Codec",
     "errors": """
         AccessError DecodeError EncodeError MissingDriverError MissingSnapshotError NetworkFilesystemError
-        NotADatabaseError NotEmptyError NotPicklableError SchemaError SnapshotMismatchError TooLargeError
+        NotADatabaseError NotEmptyError NotPicklableError RankError SchemaError SnapshotMismatchError TooLargeError
     """,
     "produce": """
         Generated ProduceStrategy ProduceSummary TrainState publish published reward_varies to_rollout wait_published

@@ -56,6 +56,18 @@ class Lease(Generic[R]):
         return self._leased.until
 
     @property
+    def handle(self) -> Leased:
+        """What another process needs to go on with this lease (`ReplayBuffer.adopt`): open groups, without rollouts.
+
+        It can be pickled. Either of the two may settle the groups; heartbeats of both extend the same lease.
+        """
+        items = {
+            task: [replace(item, item=[]) for item in items if item.uid in self._open]
+            for task, items in self.items.items()
+        }
+        return replace(self._leased, items=items)
+
+    @property
     def items(self) -> dict[str, list[StorageItem[R]]]:
         return self._leased.items
 
@@ -186,7 +198,7 @@ class Lease(Generic[R]):
             self.stop()
 
     def stop(self) -> None:
-        """Stop the heartbeats: the lease runs out."""
+        """Stop the heartbeats of this process: unless another has adopted the lease, it runs out."""
         if self._heart is not None:
             self._heart.stop_for(self)
 

@@ -29,7 +29,7 @@ from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
-from replaybuf.storage.values import UNSET, Changes, R, Refresh, StorageItem, Unset
+from replaybuf.storage.values import UNSET, Changes, Leased, R, Refresh, StorageItem, Unset
 
 
 class ReplayBuffer(BufferReader[R], Generic[R]):
@@ -220,6 +220,18 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
             return Lease(storage, self._putting, leased, duration, heartbeat=heartbeat)
 
         return Leasing(begin)
+
+    def adopt(self, handle: Leased, *, seconds: float = 60.0, heartbeat: bool = True) -> Lease[R]:
+        """Go on in this process with a lease that another one has begun, given its `Lease.handle`.
+
+        Its items have no rollouts. `seconds` and `heartbeat` are as in `lease_batch`. The store isn't asked:
+        `await lease.extend()` finds out whether the lease still holds its groups.
+        """
+        self._check_open()
+        if not isinstance(handle, Leased):
+            raise InputError(f"handle must be the handle of a Lease, got {type(handle).__name__}")
+        storage = require(self.storage, LeaseStorage, "adopt()")
+        return Lease(storage, self._putting, handle, check_seconds(seconds, "seconds"), heartbeat=heartbeat)
 
     async def is_ready(
         self,
