@@ -116,6 +116,8 @@ def check_priorities(priorities: Any) -> dict[int, float]:
 
 def check_uids(uids: Any, what: str) -> tuple[int, ...]:
     """Check several uids."""
+    if type(uids) is tuple and not uids:  # as of most puts
+        return ()
     numbers = tuple(map(whole, check_list(uids, what)))
     for number in numbers:
         if number is None or not 0 <= number < _INT64:
@@ -151,6 +153,20 @@ def check_sizes(sizes: Any) -> dict[str, int]:
         if number is None:
             raise InputError(f"the size of task {check_task_name(name)!r} must be a whole number, got {size!r:.100}")
         checked[check_task_name(name)] = min(max(0, number), _MANY)
+    return checked
+
+
+def check_at_least(at_least: Any, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Check the least numbers of groups of a draw: one for all tasks of which any are asked for, or some by task."""
+    if isinstance(at_least, Mapping):
+        checked = check_sizes(at_least)
+    elif (number := whole(at_least)) is not None:
+        checked = {name: max(0, number) for name, size in sizes.items() if size}
+    else:
+        raise InputError(f"at_least must be a whole number, or a dict of them by task, got {at_least!r:.100}")
+    for name, least in checked.items():
+        if least > sizes.get(name, 0):
+            raise InputError(f"at_least {least} of task {name} is more than the {sizes.get(name, 0)} asked for")
     return checked
 
 

@@ -81,6 +81,10 @@ class FencedError(ReplayBufError, RuntimeError):
     """The buffer was restored since it was opened here: this is of the run before; build a new buffer to join in."""
 
 
+class RankError(ReplayBufError, RuntimeError):
+    """Another rank of the process group failed, or didn't answer in time; this one can't go on with the step."""
+
+
 class ProduceError(ReplayBufError, RuntimeError):
     """The groups of a batch can't be made: the prompts are at their end, or the agent loop fails again and again.
 

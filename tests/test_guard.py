@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from benchmarks.guard import KEPT, TOLERANCE, regressions
+from benchmarks.guard import AGAIN, KEPT, TOLERANCE, confirmed, regressions, typical
 
 CPU = {"sqlite: CPU on Python 3.11": {"puts of 1 KB": 10.0}}
 STATEMENTS = {"sqlite: statements": {"put": 7}, "postgresql: round trips": {"put": 9}}
@@ -33,6 +34,30 @@ def test_noise_of_cpu_passes() -> None:
 def test_half_as_much_cpu_again_is_a_regression() -> None:
     [line] = regressions({"sqlite: CPU on Python 3.11": {"puts of 1 KB": 15.0}}, CPU)
     assert line.startswith("REGRESSION: sqlite: CPU on Python 3.11, puts of 1 KB: 15 where 10 is kept")
+
+
+def _in_turn(*figures: float) -> Callable[[], Awaitable[dict[str, float]]]:
+    measurements = iter(figures)
+
+    async def measure() -> dict[str, float]:
+        return {"puts of 1 KB": next(measurements)}
+
+    return measure
+
+
+async def test_a_busy_moment_is_measured_again() -> None:
+    [section] = CPU
+    assert await confirmed(_in_turn(16.0, 14.0, 11.0), section, CPU) == {"puts of 1 KB": 11.0}
+
+
+async def test_what_is_too_high_every_time_stays_a_regression() -> None:
+    [section] = CPU
+    figures = await confirmed(_in_turn(*[15.0] * (AGAIN + 1)), section, CPU)
+    assert regressions({section: figures}, CPU)
+
+
+async def test_what_is_kept_is_typical() -> None:
+    assert await typical(_in_turn(8.0, 15.0, 10.0)) == {"puts of 1 KB": 10.0}
 
 
 def test_a_call_of_which_nothing_is_kept_does_not_pass_in_silence() -> None:

@@ -72,6 +72,11 @@ class BufferReader(Generic[R]):
         """How many groups of a task the buffer holds, how often they are drawn, and at what rate."""
         return self.storage.rules.limits
 
+    @property
+    def durable(self) -> bool:
+        """Whether groups outlive this process, and others can open the same buffer."""
+        return self.storage.durable
+
     async def __aenter__(self) -> Self:
         self._check_open()
         try:

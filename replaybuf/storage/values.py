@@ -98,15 +98,19 @@ class StorageItem(Generic[R]):
 class Draw:
     """What to draw: up to `sizes[task]` groups of each task, of one status, narrowed by `where`.
 
-    With `whole`, all of them or none. With `probabilities` each group has its `probability` p, and N p as its `weight`,
-    where N is the number of groups of its task and status.
+    Nothing is drawn unless there are as many as `at_least` says of each task that it names. With `probabilities` each
+    group has its `probability` p, and N p as its `weight`, where N is the number of groups of its task and status.
     """
 
     sizes: Mapping[str, int]
     status: Status = Status.COMPLETED
     where: Node | None = None
-    whole: bool = False
+    at_least: Mapping[str, int] = field(default_factory=dict)
     probabilities: bool = False
+
+    def is_met_by(self, drawn: Mapping[str, int]) -> bool:
+        """Return whether these numbers of groups, by task, are enough."""
+        return all(drawn.get(task, 0) >= least for task, least in self.at_least.items())
 
 
 @dataclass(frozen=True, slots=True)

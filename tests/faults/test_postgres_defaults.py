@@ -15,9 +15,9 @@ from replaybuf.errors import AccessError
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.postgres import PostgresEngine
 from replaybuf.storage.sql.engine.urls import parse_url
+from tests.cancellation.ways import storage_of
 from tests.postgres import set_default
 from tests.stores import TASK, build, fill, group, take_all, until
-from tests.test_cancellation import storage_of
 
 LEVELS = ["repeatable read", "serializable"]
 

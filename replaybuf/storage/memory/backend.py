@@ -175,7 +175,7 @@ class MemoryStorage(StateCopies, StorageBackend):
             self._groups.begin_races(lane, policy.order)
             candidates = self._groups.table.select(in_lane(*lane, draw.where), policy.order, self._groups.races.key)
             drawn[task_name] = self._decodable(candidates, size)
-        if draw.whole and any(len(drawn[task_name]) < size for task_name, size in draw.sizes.items()):
+        if not draw.is_met_by({task_name: len(items) for task_name, items in drawn.items()}):
             return None
         for task_name, items in drawn.items():
             if draw.probabilities:

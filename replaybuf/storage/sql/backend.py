@@ -20,9 +20,8 @@ from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.copies.state_dict import load_state, read_state
-from replaybuf.storage.sql.engine.sqlite_connections import is_memory
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.engine.urls import parse_url, public_url
+from replaybuf.storage.sql.engine.urls import is_memory, parse_url, public_url
 from replaybuf.storage.sql.statements import leases as leasing
 from replaybuf.storage.sql.statements import matching as selecting
 from replaybuf.storage.sql.statements import put, refresh

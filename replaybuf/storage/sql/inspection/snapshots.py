@@ -12,9 +12,9 @@ from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
 from replaybuf.storage.sql.engine.opening import open_engine
-from replaybuf.storage.sql.engine.sqlite_connections import is_memory, is_wal
+from replaybuf.storage.sql.engine.sqlite_files import is_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.engine.urls import public_url
+from replaybuf.storage.sql.engine.urls import is_memory, public_url
 from replaybuf.storage.sql.inspection.groups import buffers_of, looking_at
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, url_or_path
 from replaybuf.storage.sql.statements.fence import joined
