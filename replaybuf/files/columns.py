@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from replaybuf.errors import FileError, MissingDriverError
-from replaybuf.files.rows import KINDS, METADATA, PREFIX, REST, ROLLOUTS, Row
+from replaybuf.files.rows import KINDS, METADATA, PREFIX, REST, ROLLOUTS, Row, is_of_rollout
 from replaybuf.files.values import to_json
 
 MORE: Final = "$more"
@@ -131,7 +131,7 @@ class Columns:
     """The columns of a file, as its first rows gave them."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self._grouped = ROLLOUTS in rows[0]
+        self._grouped = not is_of_rollout(rows[0])
         prefix = "" if self._grouped else PREFIX
         #: The columns beside the fields in a row of a rollout.
         self._beside = frozenset(() if self._grouped else (f"{PREFIX}{name}" for name in _METADATA))

@@ -92,9 +92,14 @@ def _fields(tree: Mapping[Any, Any]) -> Row:
 # Reading
 
 
+def is_of_rollout(row: Row) -> bool:
+    """Return whether a row of ours is one of a rollout; others are of a group."""
+    return f"{PREFIX}uid" in row
+
+
 def is_ours(row: Row) -> bool:
     """Return whether a row is of an export of ours."""
-    return "group.uid" in row or (ROLLOUTS in row and {"uid", "task_name", "status", "staleness"} <= row.keys())
+    return is_of_rollout(row) or (ROLLOUTS in row and {"uid", "task_name", "status", "staleness"} <= row.keys())
 
 
 def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
@@ -109,7 +114,7 @@ def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
             group, size = _begin(place, row)
         else:
             _follow(place, row, len(group.rollouts), size)
-        if ROLLOUTS in row and "group.uid" not in row:
+        if not is_of_rollout(row):
             group.rollouts = [_tree(f"{place}, rollouts[{n}]", one) for n, one in enumerate(_rollouts(place, row))]
         else:
             group.rollouts.append(_tree(place, {k: v for k, v in row.items() if not k.startswith(PREFIX)}))
@@ -124,7 +129,7 @@ def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
 
 
 def _begin(place: str, row: Row) -> tuple[FileGroup, int]:
-    if "group.uid" in row:
+    if is_of_rollout(row):
         values: Row = {name: row.get(PREFIX + name) for name in METADATA}
         size, index, prefix = row.get("group.size"), row.get("group.index"), PREFIX
         if index != 0 or type(size) is not int or size < 1:
@@ -167,7 +172,7 @@ def _follow(place: str, row: Row, index: int, size: int) -> None:
 
 
 def _rollouts(place: str, row: Row) -> list[Any]:
-    rollouts = row[ROLLOUTS]
+    rollouts = row.get(ROLLOUTS)
     if type(rollouts) is not list or not rollouts:
         raise FileError(f"{place}: rollouts is {rollouts!r:.60}; expected a list of objects")
     return rollouts

@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
+import pydantic_core
+
 from replaybuf.errors import FileEndsError, FileError, MissingDriverError
-from replaybuf.files.rows import Placed, Row
+from replaybuf.files.rows import ROLLOUTS, Placed, Row, is_of_rollout
+from replaybuf.files.values import to_json
 
 #: A longer line is refused: it would have to be in memory as a whole.
 _LONGEST: Final = 1 << 30
@@ -22,11 +25,18 @@ _WIDE_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 def dump(row: Row) -> bytes:
     """Return a row as a line."""
-    text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    row = _tagged(row)
+    if not is_of_rollout(row):
+        row[ROLLOUTS] = list(map(_tagged, row[ROLLOUTS]))
     try:
-        return text.encode() + b"\n"
-    except UnicodeEncodeError:  # half of a surrogate pair
+        return pydantic_core.to_json(row) + b"\n"
+    except pydantic_core.PydanticSerializationError:  # half of a surrogate pair, or nested deeply
         return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _tagged(row: Row) -> Row:
+    """Return a row with its bytes, which are fields by themselves, as JSON."""
+    return {name: to_json(value) if type(value) is bytes else value for name, value in row.items()}
 
 
 def open_to_write(raw: IO[bytes], name: str) -> IO[bytes]:

@@ -255,13 +255,13 @@ class CursorStorage(LeaseStorage):
         Returns None, and does nothing, when the cursor can't be moved.
         """
 
+    @abstractmethod
     async def put_behind(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
         """Move a cursor like `move_cursor`, and put groups like `put`, all in one transaction. For imports.
 
         Returns False, and does nothing, when the cursor can't be moved. Raises what `put` raises, of the first group
         that can't be stored; then nothing is stored or moved.
         """
-        raise UnsupportedError(f"{self!r} can't import files: it has no put_behind()")
 
 
 class CopyStorage(ABC):

@@ -19,7 +19,15 @@ from tests.files.stores import contents, fill, load
 # Fields of any name and value: none of them means anything to the buffer.
 _UNUSED = dict.fromkeys(OUR_FIELDS)
 FORMATS = ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow")
-_NAMES = st.sampled_from(["response_ids", "x", "$x", "group.x", "task_name", "message", "ü"]) | st.text(max_size=3)
+_SIMPLE = (
+    st.binary()
+    | st.lists(st.integers(-(2**63), 2**63) | st.floats(), max_size=3)
+    | st.lists(st.text(max_size=2), max_size=3)
+    | st.lists(st.fixed_dictionaries({"role": st.text(max_size=2), "content": st.text(max_size=2)}), max_size=2)
+)
+_NAMES = st.sampled_from(["response_ids", "x", "$x", "group.x", "rollouts", "task_name", "message", "ü"]) | st.text(
+    max_size=3
+)
 
 
 @pytest.mark.parametrize("rows", ["rollouts", "groups"])
@@ -50,7 +58,9 @@ def _fields(groups: list[tuple[Any, list[Any]]]) -> list[list[dict[str, Any]]]:
 @pytest.mark.fast
 @settings(max_examples=25, deadline=None)
 @given(
-    groups=st.lists(st.lists(st.dictionaries(_NAMES, values, max_size=4), min_size=1, max_size=3), max_size=4),
+    groups=st.lists(
+        st.lists(st.dictionaries(_NAMES, values | _SIMPLE, max_size=4), min_size=1, max_size=3), max_size=4
+    ),
     name=st.sampled_from(FORMATS),
     rows=st.sampled_from(["rollouts", "groups"]),
 )

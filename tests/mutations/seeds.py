@@ -175,6 +175,7 @@ _SQL = [
     ("replaced-missing", f"{_STATEMENTS}/replacing.py", "    if missing:\n        raise ConflictError", "    if False:\n        raise ConflictError", "what isn't there can't be replaced"),
     ("replaced-twice", f"{_STATEMENTS}/replacing.py", "there.pop(uid, None)", "pass", "each group is replaced once"),
     ("isolation-default", f"{_ENGINE}/postgres_connections.py", "        isolation_level=ISOLATION,\n", "", "what waited for a lock sees what was committed meanwhile"),
+    ("isolation-of-writes", f"{_ENGINE}/postgres.py", "BEGIN ISOLATION LEVEL {ISOLATION}", "BEGIN", "what waited for a lock sees what was committed meanwhile"),
     ("reader-writes", f"{_ENGINE}/postgres_connections.py", "update_execution_options(postgresql_readonly=True)", "update_execution_options(postgresql_readonly=False)", "a reader can't write, whatever its settings"),
     ("row-too-large", f"{_ENGINE}/sizes.py", "(size := self._size(list(values))) > self.nbytes", "(size := 0) > self.nbytes", "what is larger than a row isn't sent"),
     ("lease-wall-clock", f"{_ENGINE}/even_clock.py", "return time.time() if start is None else", "return time.time() if True else", "leases pass evenly, though the clock is set"),
