@@ -87,7 +87,8 @@ _ELSEWHERE = {
         NotADatabaseError NotEmptyError NotPicklableError RankError SchemaError SnapshotMismatchError TooLargeError
     """,
     "produce": """
-        Generated ProduceStrategy ProduceSummary TrainState publish published reward_varies to_rollout wait_published
+        Generated ProduceStrategy ProduceSummary TrainState batch_sizes publish published reward_varies to_rollout
+        wait_published
     """,
     "progress": "Progress",
     "rollouts.rollout": "group_status",

@@ -91,6 +91,10 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     dropped = mirrored(ReplayBuffer[R].dropped, run)
     metrics = mirrored(ReplayBuffer[R].metrics, run)
 
+    export = mirrored(ReplayBuffer[R].export, run)
+    to_pandas = mirrored(ReplayBuffer[R].to_pandas, run)
+    to_dataset = mirrored(ReplayBuffer[R].to_dataset, run)
+
     check_fence = mirrored(ReplayBuffer[R].check_fence, run)
     checkpoint = mirrored(ReplayBuffer[R].checkpoint, run)
     restore = mirrored(ReplayBuffer[R].restore, run)
