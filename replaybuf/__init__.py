@@ -99,6 +99,7 @@ _ELSEWHERE = {
     "storage.contract": "StorageBackend",
     "storage.memory.backend": "MemoryStorage",
     "storage.sql.backend": "SQLStorage",
+    "sync": "SyncLease SyncReplayBuffer",
     "storage.values": "Changes Checkpoint Cursor Draw Leased NewGroup Refresh",
 }
 
