@@ -84,10 +84,11 @@ _ELSEWHERE = {
     "codec.payload": "Codec",
     "errors": """
         AccessError DecodeError EncodeError MissingDriverError MissingSnapshotError NetworkFilesystemError
-        NotADatabaseError NotEmptyError NotPicklableError SchemaError SnapshotMismatchError TooLargeError
+        NotADatabaseError NotEmptyError NotPicklableError RankError SchemaError SnapshotMismatchError TooLargeError
     """,
     "produce": """
-        Generated ProduceStrategy ProduceSummary TrainState publish published reward_varies to_rollout wait_published
+        Generated ProduceStrategy ProduceSummary TrainState batch_sizes publish published reward_varies to_rollout
+        wait_published
     """,
     "progress": "Progress",
     "rollouts.rollout": "group_status",
@@ -98,6 +99,7 @@ _ELSEWHERE = {
     "storage.contract": "StorageBackend",
     "storage.memory.backend": "MemoryStorage",
     "storage.sql.backend": "SQLStorage",
+    "sync": "SyncLease SyncReplayBuffer",
     "storage.values": "Changes Checkpoint Cursor Draw Leased NewGroup Refresh",
 }
 

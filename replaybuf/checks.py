@@ -156,6 +156,20 @@ def check_sizes(sizes: Any) -> dict[str, int]:
     return checked
 
 
+def check_at_least(at_least: Any, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Check the least numbers of groups of a draw: one for all tasks of which any are asked for, or some by task."""
+    if isinstance(at_least, Mapping):
+        checked = check_sizes(at_least)
+    elif (number := whole(at_least)) is not None:
+        checked = {name: max(0, number) for name, size in sizes.items() if size}
+    else:
+        raise InputError(f"at_least must be a whole number, or a dict of them by task, got {at_least!r:.100}")
+    for name, least in checked.items():
+        if least > sizes.get(name, 0):
+            raise InputError(f"at_least {least} of task {name} is more than the {sizes.get(name, 0)} asked for")
+    return checked
+
+
 def check_limit(limit: Any) -> int | None:
     """Check a limit of `find`: a number of groups, or None."""
     if limit is None:

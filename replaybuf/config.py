@@ -19,11 +19,12 @@ from replaybuf.errors import ConfigError, InputError, MissingDriverError
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rollout import RolloutState
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rules.limits import Limits, OnFull, Rules
+from replaybuf.rules.limits import ErrorBuffer, Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
 from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.sync import SyncReplayBuffer
 
 #: The class of the rollouts, for type checkers.
 R = TypeVar("R", default=RolloutState)
@@ -44,6 +45,16 @@ def _from_json(mapping: Any) -> Any:
         return json.loads(mapping)
     except ValueError:
         raise ValueError('a text must be a mapping as JSON, such as {"response_ids": "tokens"}') from None
+
+
+def _error_buffer(value: Any) -> Any:
+    """Return a tolerance, or two errors as a tuple; they may be a text from an environment variable, as JSON."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ValueError("a text must be a number, or two of them as JSON, such as [0, 64]") from None
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _kept(bound: Any) -> Any:
@@ -90,7 +101,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     groups, and the put of one more waits for up to `put_timeout` seconds ("block") or is refused ("reject").
     `min_size`: nothing is drawn while there are fewer completed groups. `samples_per_insert` holds back puts and draws
     so that each completed group that is put gets about this many draws, to within `error_buffer` draws in all (set it
-    to at least the size of a batch; the default is enough for a batch of min_size).
+    to at least the size of a batch; the default is enough for a batch of min_size). Two numbers bound the error itself,
+    completed groups put * samples_per_insert - draws, which min_size doesn't shift then: `error_buffer=(0, 64)`.
 
     `archive`: completed groups that leave by being drawn stay as ARCHIVED for SQL: a number of groups of each task, or
     for a time (a timedelta, or a text such as "12h" or "7d"). `unfit` is the same for FILTERED and FAILED groups, which
@@ -126,7 +138,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     put_timeout: float | None = Field(default=PUT_TIMEOUT, ge=0)
     min_size: int = 0
     samples_per_insert: float | None = None
-    error_buffer: float | None = None
+    error_buffer: Annotated[ErrorBuffer | None, BeforeValidator(_error_buffer)] = None
     archive: Annotated[int | timedelta | str | None, BeforeValidator(_kept)] = None
     unfit: Annotated[int | timedelta | str | None, BeforeValidator(_kept)] = None
     max_deliveries: int = 5
@@ -180,6 +192,10 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             return ReplayBuffer(storage, rollout_type, **options)
         except InputError as error:
             raise ConfigError(str(error)) from None
+
+    def build_sync(self) -> SyncReplayBuffer[R]:
+        """Return the buffer as `build` does, for callers without `await`: the same calls, which block."""
+        return SyncReplayBuffer(self.build())
 
     def rules(self) -> Rules:
         """Return the policies for draws and evictions, and the limits. Raises ConfigError."""

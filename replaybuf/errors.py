@@ -81,6 +81,10 @@ class FencedError(ReplayBufError, RuntimeError):
     """The buffer was restored since it was opened here: this is of the run before; build a new buffer to join in."""
 
 
+class RankError(ReplayBufError, RuntimeError):
+    """Another rank of the process group failed, or didn't answer in time; this one can't go on with the step."""
+
+
 class ProduceError(ReplayBufError, RuntimeError):
     """The groups of a batch can't be made: the prompts are at their end, or the agent loop fails again and again.
 
@@ -158,6 +162,22 @@ class MissingSnapshotError(SnapshotError, FileNotFoundError):
 
 class SnapshotMismatchError(SnapshotError, ValueError):
     """The snapshot was written with another schema or policy."""
+
+
+class FileError(ReplayBufError, ValueError):
+    """The file can't be read, or not as rollouts; the message says where in it, and what was wrong."""
+
+
+class FileEndsError(FileError):
+    """The file ends in the middle of a row or a group; it was cut short."""
+
+
+class UnsafePickleError(FileError):
+    """The pickle holds more than data: it was to import or call something, which was not done."""
+
+
+class FileThereError(ReplayBufError, FileExistsError):
+    """There is a file of this name already; it was left as it is."""
 
 
 class FragmentError(ReplayBufError, ValueError):

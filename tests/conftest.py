@@ -97,6 +97,20 @@ def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             yield lend()
 
 
+@pytest.fixture(params=["sqlite", "sqlite in memory", "memory://", "pandas://", "postgresql"])
+def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty buffer of each kind."""
+    match request.param:
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/buffer.db"
+        case "sqlite in memory":
+            return "sqlite:///:memory:"
+        case "postgresql":
+            return str(request.getfixturevalue("postgres_database"))
+        case _:
+            return str(request.param)
+
+
 @pytest.fixture
 def lent_database(postgres_databases: Databases) -> Iterator[str]:
     """`postgresql://...` of a database that is empty, and may have replaybuf's tables."""

@@ -48,6 +48,24 @@ def test_a_json_file(tmp_path: Path) -> None:
     assert ReplayBufferConfig.from_file(file).durability == "full"
 
 
+def test_an_error_buffer_is_one_number_or_two(tmp_path: Path) -> None:
+    """A list in a file, JSON in the environment."""
+    file = tmp_path / "train.yaml"
+    file.write_text("url: memory://\nmax_times_sampled: 0\nsamples_per_insert: 2\nerror_buffer: [-4, 8.5]\n")
+    config = ReplayBufferConfig.from_file(file)
+    assert config.error_buffer == (-4, 8.5)
+    assert hash(config.build().limits)
+    for text, value in (("[-4, 8.5]", (-4, 8.5)), ("4", 4)):
+        assert ReplayBufferConfig.from_env(dict(_ENVIRON, REPLAYBUF_ERROR_BUFFER=text)).error_buffer == value
+    with pytest.raises(ConfigError, match=r"REPLAYBUF_ERROR_BUFFER: .* two of them as JSON, such as \[0, 64\]"):
+        ReplayBufferConfig.from_env(dict(_ENVIRON, REPLAYBUF_ERROR_BUFFER="0 to 64"))
+    with pytest.raises(ConfigError, match="error_buffer"):
+        ReplayBufferConfig(url="memory://", samples_per_insert=1, error_buffer=[1, 2, 3])  # type: ignore[arg-type]
+
+
+_ENVIRON = {"REPLAYBUF_URL": "memory://", "REPLAYBUF_SAMPLES_PER_INSERT": "1"}
+
+
 def test_an_empty_section_has_all_defaults(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text("produce:\n")
     assert SyncProduceStrategy.from_file(tmp_path / "train.yaml", section="produce") == SyncProduceStrategy()

@@ -13,7 +13,7 @@ from replaybuf.buffer.putting import PutOptions, Putting
 ROOT = Path(replaybuf.__file__).parent
 ABOVE = [
     path
-    for name in ("prompts", "produce", "chunks", "demo", "cli", "doctor", "config.py")
+    for name in ("sync", "prompts", "produce", "chunks", "reverb", "demo", "cli", "doctor", "config.py")
     for path in sorted([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))
 ]
 
@@ -41,5 +41,5 @@ def test_all_draws_take_the_same_keywords() -> None:
     shared = {}
     for draw in (ReplayBuffer.get, ReplayBuffer.take_batch, ReplayBuffer.sample, ReplayBuffer.lease_batch):
         parameters = inspect.signature(draw).parameters
-        shared[draw.__name__] = [parameters[name].default for name in ("group_status", "where", "timeout")]
+        shared[draw.__name__] = [parameters[name].default for name in ("group_status", "where", "timeout", "at_least")]
     assert all(defaults == shared["get"] for defaults in shared.values())

@@ -62,6 +62,11 @@ class Task:
 
 
 ratios = st.sampled_from([0.1, 0.3, 1 / 3, 0.5, 1, 1, 1.5, 2, 2, 3, 4, 7.3])
+ranges = st.builds(
+    lambda low, width: (low, low + width),
+    st.sampled_from([-20, -7.3, -1, 0, 0, 0.5, 1, 3, 8]),
+    st.sampled_from([0.5, 1, 1.5, 2, 2, 3, 4, 6.5, 8, 15, 30]),
+)
 fields = st.fixed_dictionaries(
     {"max_times_sampled": st.sampled_from([0, 1, 1, 2, 3, 4])},
     optional={
@@ -69,7 +74,7 @@ fields = st.fixed_dictionaries(
         "on_full": st.sampled_from(["evict", "block", "reject"]),
         "min_size": st.integers(0, 12),
         "samples_per_insert": ratios,
-        "error_buffer": st.sampled_from([1, 1.5, 2, 3, 4, 7.3, 10, 20]),
+        "error_buffer": st.sampled_from([1, 1.5, 2, 3, 4, 7.3, 10, 20]) | ranges,
     },
 )
 
@@ -113,7 +118,8 @@ def test_no_limits_that_are_accepted_bring_all_to_a_stop(limits: Limits, seed: i
 @settings(max_examples=200)
 def test_draws_keep_to_the_ratio(limits: Limits, ratio: float, seed: int) -> None:
     """Without losses the draws are what samples_per_insert says of the puts, to within the error buffer."""
-    error = max(limits.error_buffer or 2.0, ratio, 1.0)
+    error = limits.error_buffer if not isinstance(limits.error_buffer, tuple) else None
+    error = max(error or 2.0, ratio, 1.0)
     limits = Limits(min_size=limits.min_size, samples_per_insert=ratio, error_buffer=error, max_times_sampled=0)
     task, chance = Task(limits), random.Random(seed)
     for _ in range(200):
@@ -124,6 +130,42 @@ def test_draws_keep_to_the_ratio(limits: Limits, ratio: float, seed: int) -> Non
         ahead = task.inserted * ratio - task.sampled - ratio * limits.min_size
         assert ahead <= error + 1e-6
         assert ahead >= -error - 1e-6 or task.sampled == 0
+
+
+def reverb_range(limits: Limits) -> tuple[float, float]:
+    """The range of the error as Reverb's SampleToInsertRatio makes it of its arguments (rate_limiters.py)."""
+    assert limits.error_buffer is not None
+    if isinstance(limits.error_buffer, tuple):
+        return limits.error_buffer
+    offset = (limits.samples_per_insert or 0) * limits.min_size
+    return offset - limits.error_buffer, offset + limits.error_buffer
+
+
+rated = st.fixed_dictionaries(
+    {
+        "max_times_sampled": st.sampled_from([0, 1, 2, 4]),
+        "min_size": st.integers(1, 6),
+        "samples_per_insert": st.sampled_from([0.25, 0.5, 1, 1.5, 2, 4]),
+        "error_buffer": st.sampled_from([1, 2, 4, 8]) | ranges,
+    }
+)
+
+
+@given(rated.map(accepted).filter(bool), seeds)
+@settings(max_examples=200)
+def test_puts_and_draws_are_held_back_when_reverb_holds_them_back(limits: Limits, seed: int) -> None:
+    """Where no group is lost, all decisions are those of CanInsert and CanSample in its rate_limiter.cc."""
+    low, high = reverb_range(limits)
+    ratio = limits.samples_per_insert or 0
+    task, chance = Task(limits), random.Random(seed)
+    for _ in range(150):
+        size, error = len(task.draws), task.inserted * ratio - task.sampled
+        assert (limits.drawable(task.level) >= 1) == (size >= max(1, limits.min_size) and error - 1 >= low)
+        assert (limits.insertable(task.level, COMPLETED) != 0) == (size + 1 <= limits.min_size or error + ratio <= high)
+        if chance.random() < 0.5:
+            task.put(chance)
+        else:
+            task.draw(1, chance)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +184,28 @@ def test_draws_keep_to_the_ratio(limits: Limits, ratio: float, seed: int) -> Non
         ({"samples_per_insert": float("nan")}, "samples_per_insert must be a positive number"),
         ({"samples_per_insert": 1, "error_buffer": 0.5}, "error_buffer 0.5 is too small"),
         ({"samples_per_insert": 4, "error_buffer": 3, "max_times_sampled": 0}, "use at least 4"),
+        ({"samples_per_insert": 1, "error_buffer": (0.5, 1.5)}, r"\(0.5, 1.5\) is too narrow .*, 2 apart are"),
+        ({"samples_per_insert": 1, "error_buffer": (4, 0)}, "too narrow"),
+        ({"samples_per_insert": 1, "error_buffer": (0, float("inf"))}, "must be finite"),
+        ({"samples_per_insert": 1, "error_buffer": (float("nan"), 4)}, "must be finite"),
+        ({"samples_per_insert": 1, "error_buffer": (1, 2, 3)}, "the lowest and the highest error"),
+        ({"samples_per_insert": 1, "error_buffer": (0, True)}, "the lowest and the highest error"),
+        (
+            {"samples_per_insert": 2, "error_buffer": (9, 20), "min_size": 4, "max_times_sampled": 0},
+            "use a first number of at most 8, or a min_size of at least 5",
+        ),
+        ({"samples_per_insert": 2, "error_buffer": (-9, 1), "max_times_sampled": 0}, "allows no put of the first"),
+        (
+            {
+                "samples_per_insert": 2,
+                "max_times_sampled": 2,
+                "capacity": 4,
+                "on_full": "block",
+                "min_size": 4,
+                "error_buffer": (6, 20),
+            },
+            "use a first number of at most 3",
+        ),
         ({"samples_per_insert": 2}, "can't be reached with max_times_sampled 1"),
         ({"samples_per_insert": 1, "max_times_sampled": 2, "capacity": 4, "on_full": "block"}, "the buffer fills up"),
         ({"samples_per_insert": 2, "max_times_sampled": 0, "capacity": 4, "on_full": "reject"}, "the buffer fills up"),
@@ -167,7 +231,14 @@ def test_limits_that_can_never_deliver_are_refused(values: dict[str, Any], messa
 
 
 def test_the_error_buffer_that_a_refusal_names_is_accepted() -> None:
-    Limits(samples_per_insert=2, max_times_sampled=2, capacity=4, on_full="block", min_size=4, error_buffer=5)
+    full = {"samples_per_insert": 2, "max_times_sampled": 2, "capacity": 4, "on_full": "block", "min_size": 4}
+    Limits(**full, error_buffer=5)
+    Limits(**full, error_buffer=(3, 20))
+    Limits(samples_per_insert=2, max_times_sampled=0, error_buffer=(-9, 1), min_size=1)
+
+
+def draw_of(size: int) -> Draw:
+    return Draw({"math": MORE_THAN_EVER}, at_least={"math": size})
 
 
 @pytest.mark.parametrize(
@@ -181,15 +252,18 @@ def test_the_error_buffer_that_a_refusal_names_is_accepted() -> None:
         ({"samples_per_insert": 1, "error_buffer": 10, "capacity": 4}, 4),
         ({"samples_per_insert": 3, "error_buffer": 3, "max_times_sampled": 0}, 1),
         ({"samples_per_insert": 1, "min_size": 4, "error_buffer": 1, "capacity": 4, "on_full": "block"}, 1),
+        ({"samples_per_insert": 1, "min_size": 1, "error_buffer": (0, 8)}, 8),
+        ({"samples_per_insert": 1, "min_size": 1, "error_buffer": (0, 1)}, 1),
+        ({"samples_per_insert": 2, "min_size": 1, "error_buffer": (-4, 4), "max_times_sampled": 0}, 2),
     ],
 )
 def test_the_largest_batch(values: dict[str, Any], largest: int | None) -> None:
     limits = Limits(**values)
     assert limits.largest_batch == largest
     if largest is not None:
-        check_possible(Draw({"math": largest}), limits)
+        check_possible(draw_of(largest), limits)
         with pytest.raises(InputError, match=f"a batch of {largest + 1} groups of task math would wait for ever"):
-            check_possible(Draw({"math": largest + 1}), limits)
+            check_possible(draw_of(largest + 1), limits)
 
 
 def test_a_race_begins_anew_before_its_keys_lose_their_digits() -> None:

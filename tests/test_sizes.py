@@ -13,8 +13,8 @@ from replaybuf import PromptLedger, ReplayBuffer, RolloutState, Status
 from replaybuf.errors import TooLargeError
 from replaybuf.storage.sql.engine import sizes
 from replaybuf.storage.sql.engine.sizes import RowLimit
+from tests.cancellation.ways import storage_of
 from tests.stores import TASK, build, group, take_all
-from tests.test_cancellation import storage_of
 
 LIMIT = 200_000
 

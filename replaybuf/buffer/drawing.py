@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from replaybuf.buffer.waits import Waits
-from replaybuf.checks import check_exponent, check_sizes, check_timeout
+from replaybuf.checks import check_at_least, check_exponent, check_sizes, check_timeout
 from replaybuf.errors import InputError
 from replaybuf.query import Query, parse
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import Statuses, StatusLike
 from replaybuf.storage.contract import GroupStorage, LeaseStorage
 from replaybuf.storage.values import Draw, Leased, StorageItem
+
+#: The least number of groups of a draw: of every task, or by task.
+AtLeast = int | Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +34,26 @@ class Wanted:
         group_status: StatusLike,
         where: Query | None,
         timeout: float | None = 0,
+        at_least: AtLeast | None = None,
         beta: float | None = None,
         *,
         statuses: Statuses,
     ) -> Wanted:
-        """Return the request that the keywords of a draw describe. Raises InputError and QueryError."""
+        """Return the request that the keywords of a draw describe. Raises InputError and QueryError.
+
+        By default a draw that waits needs all that it asks for, and one that doesn't needs nothing.
+        """
         status, exponent = statuses.check(group_status), check_exponent(beta)
         if status == Status.ARCHIVED:
             raise InputError("archived groups are never drawn; read them with find({'status': 'archived'})")
         node = None if where is None else parse(where, statuses)
-        draw = Draw(check_sizes(sizes), status, node, probabilities=exponent is not None)
-        return cls(draw, check_timeout(timeout), exponent)
+        wanted, patience = check_sizes(sizes), check_timeout(timeout)
+        if at_least is not None:
+            needed = check_at_least(at_least, wanted)
+        else:
+            needed = wanted if patience > 0 else {}
+        draw = Draw(wanted, status, node, needed, probabilities=exponent is not None)
+        return cls(draw, patience, exponent)
 
     async def take(self, storage: GroupStorage, waits: Waits) -> dict[str, list[StorageItem]]:
         """Return the groups by task; they have left the buffer. Raises NotReadyError."""

@@ -56,6 +56,18 @@ class Lease(Generic[R]):
         return self._leased.until
 
     @property
+    def handle(self) -> Leased:
+        """What another process needs to go on with this lease (`ReplayBuffer.adopt`): open groups, without rollouts.
+
+        It can be pickled. Either of the two may settle the groups; heartbeats of both extend the same lease.
+        """
+        items = {
+            task: [replace(item, item=[]) for item in items if item.uid in self._open]
+            for task, items in self.items.items()
+        }
+        return replace(self._leased, items=items)
+
+    @property
     def items(self) -> dict[str, list[StorageItem[R]]]:
         return self._leased.items
 
@@ -118,7 +130,7 @@ class Lease(Generic[R]):
         """Store a result as `finish` does, but keep the lease, which then holds the new group in place of the others.
 
         If this consumer dies, the new group comes back instead of them. It takes no room, so this never waits for any.
-        A caller that is cancelled meanwhile still holds either the new group or the others.
+        A caller that is cancelled during the call still holds either the new group or the others.
         """
         chosen = self._replaced(replaces)
         return await to_its_end(self._save(items, task_name, chosen, options))
@@ -157,7 +169,7 @@ class Lease(Generic[R]):
             _logger.debug("%r ends: %s", self, error)
             self._lost = not isinstance(error, ClosedError) and bool(self._open)
             return False
-        except Exception as error:  # of any kind: the other leases must go on
+        except Exception as error:  # of any kind: the other leases still need their heartbeats
             _logger.warning("%r could not be extended and will be tried again: %s", self, error)
         return True
 
@@ -186,7 +198,7 @@ class Lease(Generic[R]):
             self.stop()
 
     def stop(self) -> None:
-        """Stop the heartbeats: the lease runs out."""
+        """Stop the heartbeats of this process: unless another has adopted the lease, it runs out."""
         if self._heart is not None:
             self._heart.stop_for(self)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replaybuf.buffer.waits import Waited, Waits
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import LaneName, Tallies, Tally
-from replaybuf.storage.contract import GroupStorage
+
+if TYPE_CHECKING:  # the command uses the figures without a buffer
+    from replaybuf.buffer.waits import Waited, Waits
+    from replaybuf.storage.contract import GroupStorage
 
 _LEVELS = (Tally.SIZE, Tally.LEASED)
 #: The totals of each task, since the beginning, over all processes.

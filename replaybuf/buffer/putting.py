@@ -19,7 +19,6 @@ from replaybuf.checks import (
     check_timeout,
     check_uids,
 )
-from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.errors import InputError
 from replaybuf.rollouts.normalise import as_group, normalise
 from replaybuf.rollouts.rollout import UNFIT
@@ -130,18 +129,12 @@ class Putting:
         if normal.dropped or (normal.status in UNFIT and not keep_unfit):
             await (self._drop(new) if dropped is None else to_its_end(self._drop(new)))
             return None
-        if self.storage.rules.limits.slows_puts and not stays_leased:
-            return await self.fetching([new], lambda: self._waits.put(new, patience))
-        if dropped is None:
-            try:
-                return await self.storage.put(new)  # most puts: nothing to fetch, nobody to tell
-            except UnfetchedError as unfetched:
-                unfetched.refs = ()  # the frame may live as long as an error's traceback
-        return await self.fetching([new], lambda: self._waits.store(new))
+        waits = self.storage.rules.limits.slows_puts and not stays_leased
+        return await self.fetching([new], lambda: self._waits.put(new, patience) if waits else self._waits.store(new))
 
-    async def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> T:
+    def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> Awaitable[T]:
         """Return the result of `store()`, which stores the groups, with the values of the ObjectRefs in them."""
-        return await fetching(self.storage.codec, groups, store, free=self._free)
+        return fetching(self.storage.codec, groups, store, free=self._free)
 
     async def _drop(self, new: NewGroup) -> None:
         await self.storage.drop(new)

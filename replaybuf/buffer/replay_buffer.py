@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic
 
 from replaybuf.buffer.cursors import Cursors
-from replaybuf.buffer.drawing import Wanted
+from replaybuf.buffer.drawing import AtLeast, Wanted
 from replaybuf.buffer.lease import Lease, Leasing
 from replaybuf.buffer.putting import PUT_TIMEOUT, Putting, check_dropped
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS, BufferReader
@@ -29,7 +29,7 @@ from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
-from replaybuf.storage.values import UNSET, Changes, R, Refresh, StorageItem, Unset
+from replaybuf.storage.values import UNSET, Changes, Leased, R, Refresh, StorageItem, Unset
 
 
 class ReplayBuffer(BufferReader[R], Generic[R]):
@@ -130,13 +130,15 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         *,
         where: Query | None = None,
         timeout: float | None = 0,
+        at_least: AtLeast | None = None,
     ) -> list[list[R]]:
         """Take up to `batch_size` groups of a task in the policy's order; they leave the buffer as they are returned.
 
-        The same as `take_batch` for one task: with a timeout it waits until there are `batch_size` groups. A size of 0
-        or less gives an empty list.
+        The same as `take_batch` for one task: with a timeout it waits until there are `batch_size` groups, or as many
+        as `at_least` says. A size of 0 or less gives an empty list.
         """
-        taken = await self._wanted({task_name: batch_size}, group_status, where, timeout).take(self.storage, self.waits)
+        wanted = self._wanted({task_name: batch_size}, group_status, where, timeout, at_least)
+        taken = await wanted.take(self.storage, self.waits)
         return [item.item for item in taken.get(task_name, [])]
 
     async def take_batch(
@@ -146,6 +148,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         group_status: StatusLike = Status.COMPLETED,
         where: Query | None = None,
         timeout: float | None = 0,
+        at_least: AtLeast | None = None,
     ) -> tuple[dict[str, list[list[R]]], dict[str, int]]:
         """Take `sizes[task]` groups of each task in one transaction. Return the groups and their number, by task.
 
@@ -155,8 +158,12 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         With `timeout=0` the call takes the groups that are there, up to the sizes. Otherwise it waits (seconds; None:
         for ever) until every task has as many as asked for, and takes all of them or none: then it raises
         NotReadyError, which is also a TimeoutError and says what was missing.
+
+        `at_least` says how many have to be there instead: a number for every task of which any are asked for, or
+        numbers by task (one that isn't named needs none). The call waits until they are, takes as many as there are
+        then, up to the sizes, and raises NotReadyError after `timeout` seconds, also after 0.
         """
-        taken = await self._wanted(sizes, group_status, where, timeout).take(self.storage, self.waits)
+        taken = await self._wanted(sizes, group_status, where, timeout, at_least).take(self.storage, self.waits)
         batch = {task_name: [item.item for item in items] for task_name, items in taken.items()}
         return batch, {task_name: len(groups) for task_name, groups in batch.items()}
 
@@ -167,6 +174,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         group_status: StatusLike = Status.COMPLETED,
         where: Query | None = None,
         timeout: float | None = 0,
+        at_least: AtLeast | None = None,
         beta: float | None = None,
     ) -> dict[str, list[StorageItem[R]]]:
         """Take groups as `take_batch` does, with their metadata: `uid`, `priority`, `times_sampled`, and so on.
@@ -176,7 +184,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         2016). p is priority / sum of priorities for prioritized draws and 1/N otherwise. Groups of priority 0 are drawn
         after all others, with p = 1/N0, N0 being their number. This reads the priorities of all groups of the task.
         """
-        return await self._wanted(sizes, group_status, where, timeout, beta).take(self.storage, self.waits)
+        return await self._wanted(sizes, group_status, where, timeout, at_least, beta).take(self.storage, self.waits)
 
     def lease_batch(
         self,
@@ -185,6 +193,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         group_status: StatusLike = Status.COMPLETED,
         where: Query | None = None,
         timeout: float | None = 0,
+        at_least: AtLeast | None = None,
         beta: float | None = None,
         seconds: float = 60.0,
         heartbeat: bool = True,
@@ -202,7 +211,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
 
         `await` instead of `async with` gives a Lease to be settled by hand.
         """
-        wanted = self._wanted(sizes, group_status, where, timeout, beta)
+        wanted = self._wanted(sizes, group_status, where, timeout, at_least, beta)
         duration = check_seconds(seconds, "seconds")
         storage = require(self.storage, LeaseStorage, "lease_batch()")
 
@@ -212,6 +221,18 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
 
         return Leasing(begin)
 
+    def adopt(self, handle: Leased, *, seconds: float = 60.0, heartbeat: bool = True) -> Lease[R]:
+        """Go on in this process with a lease that another one has begun, given its `Lease.handle`.
+
+        Its items have no rollouts. `seconds` and `heartbeat` are as in `lease_batch`. The store isn't asked:
+        `await lease.extend()` finds out whether the lease still holds its groups.
+        """
+        self._check_open()
+        if not isinstance(handle, Leased):
+            raise InputError(f"handle must be the handle of a Lease, got {type(handle).__name__}")
+        storage = require(self.storage, LeaseStorage, "adopt()")
+        return Lease(storage, self._putting, handle, check_seconds(seconds, "seconds"), heartbeat=heartbeat)
+
     async def is_ready(
         self,
         sizes: Mapping[str, int],
@@ -220,7 +241,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         where: Query | None = None,
     ) -> bool:
         """Return whether `sizes[task]` groups with the status could be drawn of every task."""
-        return await self.waits.ready(self._wanted(sizes, group_status, where).draw)
+        return await self.waits.ready(self._wanted(sizes, group_status, where, at_least=sizes).draw)
 
     async def wait_ready(
         self,
@@ -234,7 +255,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
 
         Raises NotReadyError (a TimeoutError) after `timeout` seconds (None: never), saying what is missing.
         """
-        wanted = self._wanted(sizes, group_status, where, timeout)
+        wanted = self._wanted(sizes, group_status, where, timeout, at_least=sizes)
         await self.waits.until_ready(wanted.draw, time.monotonic() + wanted.patience, wanted.patience)
 
     def _wanted(
@@ -243,10 +264,12 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         group_status: StatusLike,
         where: Query | None,
         timeout: float | None = 0,
+        at_least: AtLeast | None = None,
         beta: float | None = None,
     ) -> Wanted:
         self._check_open()
-        return Wanted.checked(sizes, group_status, where, timeout, beta, statuses=self.rollout_type.statuses)
+        statuses = self.rollout_type.statuses
+        return Wanted.checked(sizes, group_status, where, timeout, at_least, beta, statuses=statuses)
 
     # Changing
 

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from replaybuf.errors import FullError, InputError, NotReadyError
@@ -96,12 +96,10 @@ class Waits:
     # For groups
 
     async def draw(self, draw: Draw, timeout: float, call: Callable[[Draw], Awaitable[T | None]]) -> T:
-        """Return the result of `call(draw)`; with a timeout, as soon as all of it is there."""
-        if timeout > 0:
-            draw = replace(draw, whole=True)
+        """Return the result of `call(draw)`, as soon as there are at least as many groups as the draw needs."""
         deadline = time.monotonic() + timeout
         while True:
-            if draw.whole:
+            if any(draw.at_least.values()):
                 await self.until_ready(draw, deadline, timeout)
             drawn = await call(draw)
             if drawn is not None:
@@ -114,7 +112,7 @@ class Waits:
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
 
     async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> None:
-        """Wait until all groups that the draw asks for are there. Raises NotReadyError, saying what is missing."""
+        """Wait until all groups that the draw needs are there. Raises NotReadyError, saying what is missing."""
         check_possible(draw, self._storage.rules.limits)
         reports = Reports("waiting for groups")
         with _timed(self.for_groups) as begin:
@@ -123,7 +121,7 @@ class Waits:
                 seen = self.version()
                 tallies = await self._tallies()
                 available = await self._available(draw, tallies)
-                missing = [task for task, size in draw.sizes.items() if available[task] < size]
+                missing = [task for task, least in draw.at_least.items() if available[task] < least]
                 if not missing:
                     return
                 remaining = deadline - time.monotonic()
@@ -136,21 +134,21 @@ class Waits:
                 await self._changed(seen, min(remaining, reports.pause))
 
     async def ready(self, draw: Draw) -> bool:
-        """Return whether all groups that the draw asks for are there."""
-        available = await self._available(draw, await self._storage.tallies())
-        return all(available[task] >= size for task, size in draw.sizes.items())
+        """Return whether all groups that the draw needs are there."""
+        return draw.is_met_by(await self._available(draw, await self._storage.tallies()))
 
     async def _available(self, draw: Draw, tallies: Tallies) -> dict[str, int]:
-        there = {task: tallies.get((task, draw.status, Tally.SIZE), 0) for task in draw.sizes}
+        """Return how many groups of each task that the draw needs could be drawn now, counted as far as it matters."""
+        there = {task: tallies.get((task, draw.status, Tally.SIZE), 0) for task in draw.at_least}
         if draw.where is not None:
-            for task, size in draw.sizes.items():
+            for task, least in draw.at_least.items():
                 lane = (ScalarNode("task_name", "$eq", task), ScalarNode("status", "$eq", draw.status.value))
                 query = LogicNode("$and", (*lane, draw.where))
-                there[task] = await self._storage.count(query, at_most=size) if size and there[task] else 0
+                there[task] = await self._storage.count(query, at_most=least) if least and there[task] else 0
         limits = self._storage.rules.limits
         if draw.status != Status.COMPLETED or not limits.slows_draws:
             return there
-        return {task: min(there[task], limits.drawable(level)) for task, level in levels(tallies, draw.sizes).items()}
+        return {task: min(there[task], limits.drawable(level)) for task, level in levels(tallies, there).items()}
 
     def _describe(self, task: str, draw: Draw, available: int, tallies: Tallies) -> str:
         """Return `task math: 12 of 64 completed groups (3 expired, 1 failed)`, and what holds them back."""
@@ -171,7 +169,9 @@ class Waits:
         if tasks and task not in tasks:
             shown = ", ".join(tasks[:_TASKS_NAMED]) + (", ..." if len(tasks) > _TASKS_NAMED else "")
             rest = f" (nothing was ever put there; there are the tasks {shown})"
-        line = f"task {task}: {there} of {draw.sizes[task]} {status} groups{rest}"
+        least = draw.at_least[task]
+        wanted = f"{least}" if least == draw.sizes[task] else f"at least {least}"
+        line = f"task {task}: {there} of {wanted} {status} groups{rest}"
         if status == Status.COMPLETED and limits.slows_draws and available < there:
             line += f", but {limits.why_slow(levels(tallies, [task])[task])}"
         return line
@@ -206,10 +206,13 @@ class Waits:
         finally:
             line.waiting -= 1
 
-    async def store(self, new: NewGroup) -> int:
-        """Store a group without waiting for room. Who asks what leaves with it isn't let go before that is known."""
+    def store(self, new: NewGroup) -> Coroutine[Any, Any, int]:
+        """Store a group without waiting for room.
+
+        With `new.dropped`, a cancelled caller waits for the end of the put first, and so learns what has left.
+        """
         storing = self._storage.put(new)
-        return await (storing if new.dropped is None else to_its_end(storing))
+        return storing if new.dropped is None else to_its_end(storing)
 
     async def _put_in_turn(self, new: NewGroup, deadline: float, timeout: float) -> int:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
@@ -256,17 +259,18 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 def check_possible(draw: Draw, limits: Limits) -> None:
-    """Raise InputError for a batch that the limits can never deliver."""
+    """Raise InputError for a draw that needs more groups than the limits can ever deliver at once."""
     if draw.status != Status.COMPLETED:
         return
     largest = limits.largest_batch
-    for task, size in draw.sizes.items():
+    for task, size in draw.at_least.items():
         if largest is None or size <= largest:
             continue
         if limits.capacity is not None and size > limits.capacity:
             why = f"the capacity is {limits.capacity}"
         else:
-            why = f"{limits.rate} allows {largest} at most; set error_buffer to at least the size of a batch"
+            wide = "a range of twice" if isinstance(limits.error_buffer, tuple) else "at least"
+            why = f"{limits.rate} allows {largest} at most; set error_buffer to {wide} the size of a batch"
         raise InputError(f"a batch of {size} groups of task {task} would wait for ever: {why}")
 
 

@@ -32,8 +32,6 @@ BeginSessions = Literal["advance", "put"]
 
 _ATTEMPTS = 1000
 _LOOK_SECONDS = 0.02
-# A timeout of 0 would draw fewer; this one is as short, and draws all or nothing.
-_AT_ONCE = 1e-9
 # The number of workers whose progress is remembered between puts; that of others is read.
 _REMEMBERED = 10_000
 
@@ -277,7 +275,7 @@ class ChunkBuffer:
             await self._ledger.settle(worker, session, self._max_staleness)
         while True:
             try:
-                selection = await self._draw(n, max(_AT_ONCE, deadline - time.monotonic()))
+                selection = await self._draw(n, max(0.0, deadline - time.monotonic()))
             except NotReadyError:
                 raise NotReadyError(await self._describe_missing(n, limit)) from None
             if selection is not None:
@@ -308,7 +306,7 @@ class ChunkBuffer:
 
     async def _draw(self, n: int, timeout: float) -> Selection | None:
         """Draw and prepare a selection. Return None if some of the chunks had to leave instead."""
-        lease = await self.buffer.lease_batch({self.name: n}, timeout=timeout, seconds=self._lease_seconds)
+        lease = await self.buffer.lease_batch({self.name: n}, at_least=n, timeout=timeout, seconds=self._lease_seconds)
         try:
             items = lease.items[self.name]
             all_tags: list[Any] = [item.tags for item in items]

@@ -24,18 +24,21 @@ _UsageError: Any = typer.BadParameter.__base__
 _BROKEN_PIPE = 128 + 13
 _INTERRUPTED = 128 + 2
 
-# Each command is a function in a module that is imported when the command is called; `db` has subcommands.
+# Each command is a function in a module that is imported when the command is called, and what the list of commands says
+# of it; `db` has subcommands.
 COMMANDS = {
-    "stats": "replaybuf.cli.stats:stats",
-    "ls": "replaybuf.cli.ls:ls",
-    "show": "replaybuf.cli.show:show",
-    "sql": "replaybuf.cli.sql:sql",
-    "save": "replaybuf.cli.snapshots:save",
-    "resume": "replaybuf.cli.snapshots:resume",
-    "checkpoints": "replaybuf.cli.snapshots:checkpoints",
-    "doctor": "replaybuf.cli.doctor:doctor",
-    "db": "replaybuf.cli.db:app",
-    "demo": "replaybuf.demo.command:demo",
+    "stats": ("replaybuf.cli.stats:stats", "Show how many groups there are of each task and status."),
+    "ls": ("replaybuf.cli.ls:ls", "List groups without reading their payloads."),
+    "show": ("replaybuf.cli.show:show", "Show one group: its metadata, the prompt and its rollouts."),
+    "sql": ("replaybuf.cli.sql:sql", "Run one SQL statement that only reads."),
+    "save": ("replaybuf.cli.snapshots:save", "Write a snapshot of a buffer, while the run goes on."),
+    "resume": ("replaybuf.cli.snapshots:resume", "Load a snapshot into a buffer that is empty."),
+    "export": ("replaybuf.cli.exports:export", "Write groups with their full texts and tokens to a file."),
+    "import": ("replaybuf.cli.imports:import_", "Put the groups of a file into a buffer, each exactly once."),
+    "checkpoints": ("replaybuf.cli.snapshots:checkpoints", "List the step checkpoints in a database."),
+    "doctor": ("replaybuf.cli.doctor:doctor", "Check a database, and mend what can be mended."),
+    "db": ("replaybuf.cli.db:app", "Show or upgrade the schema of a database."),
+    "demo": ("replaybuf.demo.command:demo", "Train a small policy by GRPO through a replay buffer."),
 }
 
 
@@ -45,10 +48,14 @@ class Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)
         if not isinstance(command, typer.Typer):
             function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -103,8 +110,8 @@ def replaybuf(
     """Look into a replay buffer while a run goes on.
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
-    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "resume", "db upgrade" and
-    "doctor --repair" only read; they don't create a database and don't wait for the run.
+    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "resume", "import",
+    "db upgrade" and "doctor --repair" only read; they don't create a database and don't wait for the run.
 
     \b
     Examples:

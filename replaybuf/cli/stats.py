@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +14,6 @@ from replaybuf.cli.groups import age_of, status_style
 from replaybuf.cli.options import Buffer, Url, listing
 from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.errors import InputError
-from replaybuf.produce.train_state import TRAINER, TrainState
 from replaybuf.storage.sql.inspection.overview import BufferFigures, Overview, overview
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.values import Cursor
@@ -64,9 +63,14 @@ def _metrics(figures: BufferFigures) -> dict[str, Any]:
     return {"tasks": tasks, "checkpoints": figures.checkpoints, **_cursors(figures.cursors)}
 
 
-def _cursors(cursors: Iterable[Cursor]) -> dict[str, Any]:
+def _cursors(cursors: Sequence[Cursor]) -> dict[str, Any]:
     """Return how many prompts were drawn from each dataset, and the state that the trainer has published."""
-    by_name = {one.name: one for one in cursors}
+    if not cursors:  # saves the import
+        return {"prompts": {}, "trainer": None}
+    from replaybuf.files.importing import IMPORT
+    from replaybuf.produce.train_state import TRAINER, TrainState
+
+    by_name = {one.name: one for one in cursors if not one.name.startswith(IMPORT)}
     published = by_name.pop(TRAINER, None)
     trainer = None
     if published is not None:

@@ -15,8 +15,7 @@ from replaybuf.demo.mode import Mode
 from replaybuf.demo.summary import summary, where
 from replaybuf.demo.trainer import Options, run
 from replaybuf.errors import ConfigError
-from replaybuf.storage.sql.engine.sqlite_connections import is_memory
-from replaybuf.storage.sql.engine.urls import parse_url, url_or_path
+from replaybuf.storage.sql.engine.urls import is_memory, parse_url, url_or_path
 
 
 def launch(

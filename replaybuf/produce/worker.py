@@ -154,7 +154,7 @@ class _Work:
         wanted = await self._room(tail)
         if wanted < 1:
             return 0
-        return await self.running.start(wanted, again) or await self.running.start(wanted, WAITING)
+        return await self.running.start(wanted, again) or await self.running.start(wanted, self.strategy.waiting)
 
     async def _room(self, tail: bool) -> int:
         """Return how many groups may start now, given all workers' groups, the limits and this worker's concurrency."""
@@ -182,7 +182,7 @@ class _Work:
             raise NotReadyError(f"after {self.patience:g} s: {await self._why_idle(state)}")
 
     def _report(self, state: TrainState) -> None:
-        """Log the work so far now and then."""
+        """Log the work so far from time to time."""
         if time.monotonic() - self.reported >= _REPORT_SECONDS:
             self.reported = time.monotonic()
             so_far = replace(self.summary, seconds=time.monotonic() - self.began)

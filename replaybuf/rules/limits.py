@@ -19,6 +19,9 @@ from replaybuf.rules.race import KEYS
 
 OnFull = Literal["evict", "block", "reject"]
 
+#: A tolerance in draws, or the lowest and highest error.
+ErrorBuffer = float | tuple[float, float]
+
 _ROUNDING = 1e-9
 
 
@@ -58,10 +61,16 @@ class Limits:
     task that take room (FILTERED and FAILED ones don't), and the remover evicts beyond it (`on_full="evict"`).
     Otherwise it bounds the completed groups, and a put of one more waits ("block") or is refused ("reject"); groups of
     other statuses are never held back then. `min_size`: nothing is drawn while there are fewer completed groups.
-    `samples_per_insert` keeps the number of draws per completed group put near this value, to within `error_buffer`
-    draws: it holds back puts as well as draws. The formula is that of Reverb's SampleToInsertRatio limiter, except that
-    puts are never held back while there are fewer completed groups than could be put at the beginning: groups that
-    expired or were deleted or evicted are never drawn, and puts would wait for their draws for ever.
+    `samples_per_insert` keeps the number of draws per completed group put near this value: it holds back puts as well
+    as draws. The formula is that of Reverb's SampleToInsertRatio limiter (`reverb/rate_limiters.py`): the error
+
+        completed groups put * samples_per_insert - draws
+
+    never rises above `high` by a put nor falls below `low` by a draw. An `error_buffer` of two numbers is (low, high);
+    one number e stands for (o - e, o + e), where o = min_size * samples_per_insert, so that it counts what comes after
+    the first min_size groups. Puts are never held back while there are fewer completed groups than min_size or than
+    could be put at the beginning, high / samples_per_insert, which Reverb doesn't have: groups that expired or were
+    deleted or evicted are never drawn, and puts would wait for their draws for ever.
 
     `archive_groups` and `archive_seconds`: groups that leave by being drawn stay as ARCHIVED, up to this number per
     task or this age. `unfit_groups` and `unfit_seconds`: the same for FILTERED and FAILED groups, of each status; None
@@ -76,7 +85,7 @@ class Limits:
     on_full: OnFull = "evict"
     min_size: int = 0
     samples_per_insert: float | None = None
-    error_buffer: float | None = None
+    error_buffer: ErrorBuffer | None = None
     archive_groups: int | None = None
     archive_seconds: float | None = None
     unfit_groups: int | None = None
@@ -118,7 +127,9 @@ class Limits:
                 raise ConfigError("error_buffer needs samples_per_insert, whose tolerance it is")
             return
         _check_number("samples_per_insert", ratio)
-        if error is not None:
+        if isinstance(error, tuple):
+            self._check_range(ratio, error)
+        elif error is not None:
             _check_number("error_buffer", error)
             if error < max(1.0, ratio):
                 raise ConfigError(
@@ -139,10 +150,37 @@ class Limits:
                 "same number for both"
             )
         if self._largest_when_full(self.capacity) < 1:
+            missing = 1 - self._largest_when_full(self.capacity)
+            low, high = self._errors
+            least = f"at least {(high - low) / 2 + missing:g}"
+            use = f"a first number of at most {low - missing:g}" if isinstance(error, tuple) else least
             raise ConfigError(
-                f"error_buffer {self._error:g} is too small for capacity {self.capacity} and min_size {self.min_size}: "
-                "nothing could be drawn from a full buffer; use at least "
-                f"{self._error + 1 - self._largest_when_full(self.capacity):g}"
+                f"error_buffer {self._tolerance} is too small for capacity {self.capacity} and min_size "
+                f"{self.min_size}: nothing could be drawn from a full buffer; use {use}"
+            )
+
+    def _check_range(self, ratio: float, error: tuple[float, ...]) -> None:
+        if len(error) != 2 or any(isinstance(end, bool) or not isinstance(end, (int, float)) for end in error):
+            raise ConfigError(
+                f"error_buffer must be one number, or the lowest and the highest error, got {error!r:.100}"
+            )
+        low, high = error
+        if not (math.isfinite(low) and math.isfinite(high) and self._drawable_when_puts_wait >= 1):
+            raise ConfigError(
+                f"error_buffer {self._tolerance} is too narrow for samples_per_insert {ratio:g}: neither puts nor "
+                f"draws could go on; its ends must be finite, {2 * max(1.0, ratio):g} apart are enough"
+            )
+        begins = ratio * self.min_size
+        if low > begins:
+            raise ConfigError(
+                f"error_buffer {self._tolerance} is above samples_per_insert * min_size, {begins:g}: min_size groups "
+                f"would be there, and none could be drawn; use a first number of at most {begins:g}, or a min_size of "
+                f"at least {math.ceil(low / ratio)}"
+            )
+        if self.min_size == 0 and high < ratio:
+            raise ConfigError(
+                f"error_buffer {self._tolerance} allows no put of the first group: use a second number of at least "
+                f"{ratio:g}, the samples_per_insert, or a min_size of at least 1"
             )
 
     # Draws
@@ -190,8 +228,8 @@ class Limits:
             return 0
         if self.samples_per_insert is None:
             return level.completed
-        lowest = self.samples_per_insert * self.min_size - self._error
-        ahead = level.inserted * self.samples_per_insert - level.sampled - lowest
+        low, _ = self._errors
+        ahead = level.inserted * self.samples_per_insert - level.sampled - low
         return max(0, min(level.completed, math.floor(ahead + _ROUNDING)))
 
     def insertable(self, level: Level, status: Status) -> int | None:
@@ -206,8 +244,8 @@ class Limits:
         room = None if self.capacity is None or self.on_full == "evict" else max(0, self.capacity - level.completed)
         if self.samples_per_insert is None:
             return room
-        highest = self.samples_per_insert * self.min_size + self._error
-        allowed = math.floor((highest + level.sampled) / self.samples_per_insert - level.inserted + _ROUNDING)
+        _, high = self._errors
+        allowed = math.floor((high + level.sampled) / self.samples_per_insert - level.inserted + _ROUNDING)
         # Lost groups give no draws, and consumers may need as many groups as there were at the beginning.
         allowed = max(0, allowed, self._always_insertable - level.completed)
         return allowed if room is None else min(room, allowed)
@@ -220,39 +258,55 @@ class Limits:
         """
         if self.samples_per_insert is None:
             return self.capacity
-        # The number of draws allowed when puts wait is more than twice the error less the ratio, in steps of 1/q.
-        ratio, error = Fraction(self.samples_per_insert).limit_denominator(10**6), Fraction(self._error)
-        step = Fraction(1, ratio.denominator)
-        by_rate = math.floor(error + (math.floor((error - ratio) / step) + 1) * step)
-        largest = min(by_rate, self._always_insertable)
+        largest = min(self._drawable_when_puts_wait, self._always_insertable)
         if self.capacity is not None and self.on_full != "evict":
             largest = min(largest, self._largest_when_full(self.capacity))
         return largest
 
     @property
+    def _drawable_when_puts_wait(self) -> int:
+        """The number of draws that the rate allows at least when it holds back puts."""
+        ratio = Fraction(self.samples_per_insert or 1).limit_denominator(10**6)
+        low, high = map(Fraction, self._errors)
+        # One more put would take the error, which goes in steps of 1/q, above the highest one.
+        step = Fraction(1, ratio.denominator)
+        error = (math.floor((high - ratio) / step) + 1) * step
+        return math.floor(error - low)
+
+    @property
     def _always_insertable(self) -> int:
         """The number of completed groups that are always allowed: those that can be put before the first draw."""
-        most = math.floor(self.min_size + self._error / (self.samples_per_insert or 1.0) + _ROUNDING)
+        _, high = self._errors
+        most = max(self.min_size, math.floor(high / (self.samples_per_insert or 1.0) + _ROUNDING))
         return most if self.capacity is None else min(most, self.capacity)
 
     def _largest_when_full(self, capacity: int) -> int:
         """Return the number that can be drawn when the buffer is full and each group was drawn as often as possible."""
-        lowest = (self.samples_per_insert or 0.0) * self.min_size - self._error
-        return min(capacity, math.floor(capacity - lowest + _ROUNDING))
+        low, _ = self._errors
+        return min(capacity, math.floor(capacity - low + _ROUNDING))
 
     @property
-    def _error(self) -> float:
-        """The tolerance; the default leaves room for a batch of `min_size` groups."""
-        if self.error_buffer is not None:
+    def _errors(self) -> tuple[float, float]:
+        """The lowest and the highest error. The default tolerance leaves room for a batch of `min_size` groups."""
+        if isinstance(self.error_buffer, tuple):
             return self.error_buffer
-        ratio = self.samples_per_insert or 1.0
-        return max(2 * max(1.0, ratio), ratio * self.min_size)
+        ratio, tolerance = self.samples_per_insert or 1.0, self.error_buffer
+        begins = ratio * self.min_size
+        if tolerance is None:
+            tolerance = max(2 * max(1.0, ratio), begins)
+        return begins - tolerance, begins + tolerance
+
+    @property
+    def _tolerance(self) -> str:
+        """The error buffer, for people."""
+        low, high = self._errors
+        return f"({low:g}, {high:g})" if isinstance(self.error_buffer, tuple) else f"{(high - low) / 2:g}"
 
     @property
     def rate(self) -> str:
         """The rate limit, for people."""
         default = " (the default)" if self.error_buffer is None else ""
-        return f"samples_per_insert {self.samples_per_insert:g} with error_buffer {self._error:g}{default}"
+        return f"samples_per_insert {self.samples_per_insert:g} with error_buffer {self._tolerance}{default}"
 
     def why_full(self, level: Level, status: Status) -> str:
         """Return what a put waits for, for people."""

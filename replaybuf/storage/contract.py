@@ -98,8 +98,8 @@ class GroupStorage(ABC):
     async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
         """Draw groups in the sampler's order, in one transaction; by the rules, they leave, stay, or are archived.
 
-        No two takers get the same draw of a group. No more are drawn than the limits allow. With `draw.whole`, None is
-        returned and nothing drawn unless every task has as many as requested. A group whose payload can't be decoded is
+        No two takers get the same draw of a group. No more are drawn than the limits allow. Unless every task has
+        as many as `draw.at_least` says, None is returned and nothing drawn. A group whose payload can't be decoded is
         set aside (status FAILED, with the reason in `error`) and the next one is drawn in its place. When the call is
         cancelled, the store is as if nothing had been drawn.
         """
@@ -235,7 +235,7 @@ class CheckpointStorage(ABC):
 
 
 class CursorStorage(LeaseStorage):
-    """Small versioned values beside the groups: positions in datasets, and prompts that are leased when one moves."""
+    """Small versioned values stored with the groups: places in datasets, and prompts leased when one moves."""
 
     @abstractmethod
     async def cursor(self, name: str) -> Cursor:
@@ -253,6 +253,14 @@ class CursorStorage(LeaseStorage):
         """Move a cursor like `move_cursor`, and put groups that are leased from the beginning, in one transaction.
 
         Returns None, and does nothing, when the cursor can't be moved.
+        """
+
+    @abstractmethod
+    async def put_behind(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
+        """Move a cursor like `move_cursor`, and put groups like `put`, all in one transaction. For imports.
+
+        Returns False, and does nothing, when the cursor can't be moved. Raises what `put` raises, of the first group
+        that can't be stored; then nothing is stored or moved.
         """
 
 
@@ -274,7 +282,7 @@ class CopyStorage(ABC):
     async def save(self, path: str, about: Mapping[str, str], progress: OnProgress | None = None) -> None:
         """Write a consistent snapshot to the SQLite file `path`, replacing it, while others go on writing.
 
-        `about` is kept in the snapshot; `resume` compares it. `progress` is called now and then, in any thread.
+        `about` is kept in the snapshot; `resume` compares it. `progress` is called from time to time, in any thread.
         """
 
     @abstractmethod
@@ -282,7 +290,7 @@ class CopyStorage(ABC):
         """Load the snapshot at `path` into this store, wholly or not at all.
 
         Raises NotEmptyError when the store isn't empty, SnapshotMismatchError when the snapshot's `about` differs from
-        `expected`, and SnapshotError when it isn't whole. `progress` is called now and then, in any thread.
+        `expected`, and SnapshotError when it isn't whole. `progress` is called from time to time, in any thread.
         """
 
 

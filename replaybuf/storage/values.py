@@ -39,6 +39,9 @@ class NewGroup:
     copy and hands out copies, and `{}` is stored as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for
     `Codec.encode`. If `dropped` is a list, the groups that leave in the same transaction are added to it, after the
     commit.
+
+    A group that was in another store has its `payload`, which is stored as it is, and its `times_sampled`,
+    `deliveries` and `error`; `rollouts` are then only read.
     """
 
     task_name: str
@@ -55,6 +58,10 @@ class NewGroup:
     stays_leased: bool = False
     fetched: dict[Any, Any] | None = None
     dropped: list[StorageItem] | None = None
+    payload: bytes | None = None
+    times_sampled: int = 0
+    deliveries: int = 0
+    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -91,15 +98,19 @@ class StorageItem(Generic[R]):
 class Draw:
     """What to draw: up to `sizes[task]` groups of each task, of one status, narrowed by `where`.
 
-    With `whole`, all of them or none. With `probabilities` each group has its `probability` p, and N p as its `weight`,
-    where N is the number of groups of its task and status.
+    Nothing is drawn unless there are as many as `at_least` says of each task that it names. With `probabilities` each
+    group has its `probability` p, and N p as its `weight`, where N is the number of groups of its task and status.
     """
 
     sizes: Mapping[str, int]
     status: Status = Status.COMPLETED
     where: Node | None = None
-    whole: bool = False
+    at_least: Mapping[str, int] = field(default_factory=dict)
     probabilities: bool = False
+
+    def is_met_by(self, drawn: Mapping[str, int]) -> bool:
+        """Return whether these numbers of groups, by task, are enough."""
+        return all(drawn.get(task, 0) >= least for task, least in self.at_least.items())
 
 
 @dataclass(frozen=True, slots=True)

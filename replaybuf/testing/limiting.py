@@ -75,6 +75,19 @@ class RateLaws(Harness):
         await asyncio.wait_for(task, SOON)
         assert await put_all(buffer) == 0
 
+    async def test_the_error_stays_in_its_range(self, open_buffer: OpenBuffer) -> None:
+        """An error buffer of two numbers is the range of puts * samples_per_insert - draws, whatever min_size is."""
+        buffer = await open_buffer(max_times_sampled=0, samples_per_insert=2, min_size=2, error_buffer=(-1, 6))
+        assert await put_all(buffer) == 3
+        assert [len(await drawn(buffer, 2)) for _ in range(5)] == [2, 2, 2, 1, 0]
+        with pytest.raises(NotReadyError, match="allows 0 now: 3 were put and 7 drawn"):
+            await buffer.take_batch({"math": 1}, timeout=0.01)
+        assert await put_all(buffer) == 3
+        with pytest.raises(FullError, match=r"samples_per_insert 2 with error_buffer \(-1, 6\) allows no more"):
+            await buffer.put(group(9), "math", timeout=0)
+        with pytest.raises(InputError, match="a range of twice the size of a batch"):
+            await buffer.take_batch({"math": 9}, timeout=1)
+
     async def test_other_statuses_are_not_held_back(self, open_buffer: OpenBuffer) -> None:
         """Only completed groups are drawn for training, and limited; also behind puts that wait."""
         buffer = await open_buffer(samples_per_insert=1)

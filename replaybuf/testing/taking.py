@@ -129,14 +129,15 @@ class TakingLaws(Harness):
         batch, _ = await buffer.take_batch({"math": 1}, group_status=Status.ABORTED, timeout=SOON)
         assert ids(batch["math"]) == [1]
 
-    async def test_a_take_of_all_or_nothing(self, storage: GroupStorage) -> None:
-        """On the backend itself: None and nothing taken unless every task has enough."""
+    async def test_a_take_of_enough_or_nothing(self, storage: GroupStorage) -> None:
+        """On the backend itself: None and nothing taken unless every task has at least as many as it has to."""
         for i in range(2):
             await storage.put(new_group(i))
         await storage.put(new_group(8, task="code"))
-        assert await storage.take(Draw({"code": 1, "math": 3}, whole=True)) is None
+        for least in ({"code": 1, "math": 3}, {"code": 2, "math": 0}, {"code": 2}):
+            assert await storage.take(Draw({"code": 2, "math": 3}, at_least=least)) is None
         assert len(storage) == 3
-        taken = await storage.take(Draw({"code": 1, "math": 2}, whole=True))
+        taken = await storage.take(Draw({"code": 2, "math": 3}, at_least={"code": 1, "math": 2}))
         assert taken is not None
         assert {task: ids([item.item for item in items]) for task, items in taken.items()} == {
             "code": [8],

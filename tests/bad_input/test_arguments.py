@@ -104,6 +104,24 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "take: negative": (lambda b: b.take_batch({TASK: 1}, timeout=-1), InputError, "timeout must be a number"),
     "take: bool": (lambda b: b.take_batch({TASK: 1}, timeout=True), InputError, "timeout must be a number"),
     "take: text": (lambda b: b.take_batch({TASK: 1}, timeout="5"), InputError, "timeout must be a number"),  # type: ignore[arg-type]
+    "least: too many": (
+        lambda b: b.take_batch({TASK: 3}, at_least=4),
+        InputError,
+        f"at_least 4 of task {TASK} is more than the 3 asked for",
+    ),
+    "least: of another": (
+        lambda b: b.take_batch({TASK: 3}, at_least={"other": 1}),
+        InputError,
+        "at_least 1 of task other is more than the 0 asked for",
+    ),
+    "least: fraction": (lambda b: b.get(3, TASK, at_least=1.5), InputError, "at_least must be a whole number"),  # type: ignore[arg-type]
+    "least: bool": (lambda b: b.get(3, TASK, at_least=True), InputError, "at_least must be a whole number"),
+    "least: text": (lambda b: b.lease_batch({TASK: 3}, at_least="1"), InputError, "at_least must be a whole"),  # type: ignore[arg-type]
+    "least: no number": (
+        lambda b: b.sample({TASK: 3}, at_least={TASK: None}),  # type: ignore[dict-item]
+        InputError,
+        f"the size of task '{TASK}' must be a whole number",
+    ),
     "wait: negative": (lambda b: b.wait_ready({TASK: 1}, timeout=-0.1), InputError, "timeout must be a number"),
     "count: a long status": (lambda b: b.count(TASK, "x" * 10**6), InputError, "unknown status 'x{50}"),
     "count: status": (lambda b: b.count(TASK, "x"), InputError, "unknown status 'x'"),

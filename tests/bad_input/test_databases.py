@@ -82,7 +82,7 @@ async def test_a_truncated_database_is_noticed(tmp_path: Path, share: float) -> 
 
 
 async def test_a_database_locked_by_another_says_so_in_time(shared_url: str) -> None:
-    from tests.test_cancellation import locked
+    from tests.cancellation.ways import locked
 
     async with build(shared_url, lock_timeout=0.3) as buffer:
         await fill(buffer, 2)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from replaybuf import ReplayBufferConfig
+from replaybuf.cli.app import COMMANDS as LISTED
 from replaybuf.cli.app import app
 from tests.cli.conftest import run, run_json
 
@@ -80,3 +86,30 @@ def test_version(filled: str) -> None:
 
 def test_the_example_of_the_query_language_works(filled: str) -> None:
     assert run_json("ls", filled, "--where", '{"staleness": {"$gte": 3}, "tags.level": {"$in": [4, 5]}}') == []
+
+
+def test_the_list_of_commands_says_what_each_is_for() -> None:
+    shown = run("--help").stdout
+    for name, (_, summary) in LISTED.items():
+        assert f"\n  {name} " in shown
+        assert summary in shown
+
+
+def imported(*args: object) -> set[str]:
+    """Return the modules that a command has imported in the end."""
+    code = "import sys, json, atexit; from replaybuf.cli import main; sys.argv = ['replaybuf', *sys.argv[1:]]; "
+    code += "atexit.register(lambda: print(json.dumps([*sys.modules]), file=sys.stderr)); main()"
+    done = subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def test_the_list_of_commands_takes_none_of_their_imports() -> None:
+    assert not imported("--help") & {"sqlalchemy", "numpy", "pydantic", "replaybuf.cli.stats"}
+
+
+async def test_reading_takes_no_import_of_what_writes_or_produces(tmp_path: Path) -> None:
+    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build():
+        pass
+    others = {"sqlalchemy.orm", "aiosqlite", "alembic", "replaybuf.buffer.replay_buffer", "replaybuf.produce"}
+    assert not imported("stats", tmp_path / "run.db") & others
+    assert not imported("ls", tmp_path / "run.db") & others

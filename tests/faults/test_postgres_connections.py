@@ -12,11 +12,11 @@ import pytest
 
 from replaybuf import Lease, ReplayBuffer, Status
 from replaybuf.rules.tallies import Tally
+from tests.cancellation.ways import no_connection_out, storage_of
 from tests.faults.figures import Figures
 from tests.faults.proxy import COMMIT, Link, Proxy, once, proxied
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, take_all, until
-from tests.test_cancellation import no_connection_out, storage_of
 
 GROUPS = 25
 

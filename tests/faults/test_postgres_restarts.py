@@ -15,6 +15,7 @@ import pytest
 
 from replaybuf import ClosedError, ReplayBuffer, Status, UnreachableError
 from replaybuf.storage.sql.tasks import delivery as drawing
+from tests.cancellation.ways import no_connection_out
 from tests.faults.figures import Figures
 from tests.faults.proxy import Link, once, proxied
 from tests.faults.test_postgres_connections import (
@@ -26,7 +27,6 @@ from tests.faults.test_postgres_connections import (
 )
 from tests.postgres import Server, execute, new_database, own_server
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
-from tests.test_cancellation import no_connection_out
 
 
 @pytest.fixture(scope="module")

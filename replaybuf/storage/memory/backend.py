@@ -82,7 +82,7 @@ class MemoryStorage(StateCopies, StorageBackend):
     # Putting
 
     async def put(self, group: NewGroup) -> int:
-        payload = self.codec.encode(group.rollouts, group.fetched or {})
+        payload = self._encode(group)
         reward = self._reward(group)
         with self._lock:
             return self._store(group, payload, reward)
@@ -141,11 +141,13 @@ class MemoryStorage(StateCopies, StorageBackend):
             status=group.status,
             staleness=group.staleness,
             priority=group.priority,
-            times_sampled=0,
+            times_sampled=group.times_sampled,
             created_at=group.created_at,
             reward=reward,
             tags=dict(group.tags) if group.tags else None,
             key=group.key,
+            error=group.error,
+            deliveries=group.deliveries,
         )
         groups.payloads[uid] = payload
         groups.apply(transitions.put(group.status), item)
@@ -173,7 +175,7 @@ class MemoryStorage(StateCopies, StorageBackend):
             self._groups.begin_races(lane, policy.order)
             candidates = self._groups.table.select(in_lane(*lane, draw.where), policy.order, self._groups.races.key)
             drawn[task_name] = self._decodable(candidates, size)
-        if draw.whole and any(len(drawn[task_name]) < size for task_name, size in draw.sizes.items()):
+        if not draw.is_met_by({task_name: len(items) for task_name, items in drawn.items()}):
             return None
         for task_name, items in drawn.items():
             if draw.probabilities:
@@ -422,7 +424,7 @@ class MemoryStorage(StateCopies, StorageBackend):
         return True
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
-        encoded = [(group, self.codec.encode(group.rollouts, group.fetched or {})) for group in groups]
+        encoded = [(group, self._encode(group)) for group in groups]
         with self._lock:
             if not self._move(cursor):
                 return None
@@ -434,6 +436,22 @@ class MemoryStorage(StateCopies, StorageBackend):
             self._loans.lend(_all(claimed), token, until)
             self._notify()
             return Leased(token, until, claimed, self._epoch)
+
+    async def put_behind(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
+        encoded = [(group, self._encode(group)) for group in groups]
+        with self._lock:
+            before, cursors = self._groups.copy(), dict(self._cursors)
+            loans = self._loans.copy(before)
+            if not self._move(cursor):
+                return False
+            try:
+                for group, payload in encoded:
+                    self._store(group, payload, self._reward(group))
+            except BaseException:
+                self._groups, self._loans, self._cursors = before, loans, cursors
+                raise
+            self._notify()
+            return True
 
     # Waiting
 
@@ -469,6 +487,11 @@ class MemoryStorage(StateCopies, StorageBackend):
         uid = self._next_uid
         self._next_uid += 1
         return uid
+
+    def _encode(self, group: NewGroup) -> bytes:
+        if group.payload is not None:
+            return group.payload
+        return self.codec.encode(group.rollouts, group.fetched or {})
 
     def _reward(self, group: NewGroup) -> float | None:
         return Marks.of(group.rollouts, self.codec.rollout_type).mean_reward

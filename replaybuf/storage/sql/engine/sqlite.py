@@ -22,9 +22,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.port import Changes, Engine, Function, Steps
 from replaybuf.storage.sql.engine.sqlite_changes import DataVersion, NoOthers
-from replaybuf.storage.sql.engine.sqlite_connections import ThreadedConnection, is_memory, sqlite_pool
+from replaybuf.storage.sql.engine.sqlite_connections import ThreadedConnection, sqlite_pool
 from replaybuf.storage.sql.engine.sqlite_session import Session, is_busy
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope
+from replaybuf.storage.sql.engine.urls import is_memory
 
 T = TypeVar("T")
 

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
 
 from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
+from replaybuf.storage.sql.engine.urls import is_memory, quote_path
 
 T = TypeVar("T")
 
@@ -63,18 +64,6 @@ class ThreadedConnection(aiosqlite.Connection):
         execute: Callable[..., Awaitable[T]] = self._execute
         self._sent += 1
         return await execute(call)
-
-
-def is_memory(url: URL) -> bool:
-    """Return whether the URL names a SQLite database in memory."""
-    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
-
-
-def is_wal(path: str | Path) -> bool:
-    """Return whether a file is a SQLite database with a write-ahead log, by its header, without opening it."""
-    with open(path, "rb") as file:
-        header = file.read(20)
-    return header.startswith(b"SQLite format 3") and header[18:19] == b"\x02"
 
 
 def sqlite_pool(url: URL, *, durability: str, lock_timeout: float, read_only: bool) -> AsyncEngine:
@@ -142,8 +131,3 @@ def _pragmas(durability: str, read_only: bool) -> list[str]:
         "secure_delete = FAST",
         f"journal_size_limit = {4 * CHECKPOINT_PAGES * PAGE_SIZE}",
     ]
-
-
-def quote_path(path: Path) -> str:
-    """Return a path quoted for a SQLite URI."""
-    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")

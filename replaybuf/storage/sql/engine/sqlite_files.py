@@ -96,6 +96,13 @@ class OpenFiles:
             ) from error
 
 
+def is_wal(path: str | Path) -> bool:
+    """Return whether a file is a SQLite database with a write-ahead log, by its header, without opening it."""
+    with open(path, "rb") as file:
+        header = file.read(20)
+    return header.startswith(b"SQLite format 3") and header[18:19] == b"\x02"
+
+
 def _identity(path: str) -> _Identity:
     try:
         found = os.stat(path)

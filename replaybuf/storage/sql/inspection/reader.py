@@ -20,9 +20,8 @@ from sqlalchemy.engine import URL
 from replaybuf.errors import AccessError, ConfigError, LockedError, NotADatabaseError, UnreachableError
 from replaybuf.redact import redact
 from replaybuf.storage.sql.engine.errors import translated
-from replaybuf.storage.sql.engine.sqlite_connections import is_memory, quote_path
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.engine.urls import public_url, url_or_path
+from replaybuf.storage.sql.engine.urls import is_memory, public_url, quote_path, url_or_path
 from replaybuf.storage.sql.schema.create import check_schema
 
 T = TypeVar("T")

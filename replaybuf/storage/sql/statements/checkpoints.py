@@ -108,7 +108,7 @@ _STORED = Prepared(lambda dialect: select(*STORED).where(dialect.one_of(group.c.
 def undo_draw(tx: Transaction, undone: Undone) -> Undone | None:
     """Undo a draw in the checkpoints that were made after it.
 
-    Returns what is left to be done when the one is there that is being made in a transaction of its own.
+    Returns what is left to do once the checkpoint that is being made in a transaction of its own is there.
     """
     none_is_made = may_sweep(tx)
     drawn, newest = undone.drawn, undone.since

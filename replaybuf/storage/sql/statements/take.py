@@ -5,6 +5,7 @@ Then, in the same transaction, they are consumed or leased (`leases`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from sqlalchemy import ColumnElement, case, func, literal, select
@@ -29,8 +30,8 @@ from replaybuf.storage.values import Draw
 def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tuple[list[GroupRow] | None, bool]:
     """Return the first groups of each task with undamaged payloads, in order; damaged ones are set aside.
 
-    With `draw.whole`, None unless there are as many as requested. They are still in their lanes, and locked. `skip` has
-    the uids of those set aside, so that a draw of FAILED groups doesn't find them again and again. Also returns whether
+    None unless there are as many as `draw.at_least` says. They are still in their lanes, and locked. `skip` has the
+    uids of those set aside, so that a draw of FAILED groups doesn't find them again and again. Also returns whether
     leases were ended for it: others may wait for the groups that came back.
     """
     rows = _draw_once(tx, codec, draw, skip)
@@ -38,7 +39,7 @@ def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tu
     if ended:
         end_leases(tx, wait=True)
         rows = _draw_once(tx, codec, draw, skip)
-    if draw.whole and len(rows) < sum(draw.sizes.values()):
+    if len(rows) < sum(draw.sizes.values()) and not draw.is_met_by(Counter(row.home.task_name for row in rows)):
         return None, ended
     policy = tx.scope.rules.sampler
     for home, members in by_home(rows):

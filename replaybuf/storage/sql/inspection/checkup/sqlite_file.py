@@ -8,7 +8,8 @@ from pathlib import Path
 from sqlalchemy import text
 
 from replaybuf.storage.sql.engine.filesystem import filesystem_type, is_network
-from replaybuf.storage.sql.engine.sqlite_connections import CHECKPOINT_PAGES, PAGE_SIZE, is_wal
+from replaybuf.storage.sql.engine.sqlite_connections import CHECKPOINT_PAGES, PAGE_SIZE
+from replaybuf.storage.sql.engine.sqlite_files import is_wal
 from replaybuf.storage.sql.engine.transaction import Transaction
 
 #: The page size of replaybuf's files; the size at which a log is copied into the database.

@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from replaybuf.errors import NotADatabaseError
-from replaybuf.storage.sql.engine.sqlite_connections import PAGE_SIZE, quote_path
+from replaybuf.storage.sql.engine.sqlite_connections import PAGE_SIZE
+from replaybuf.storage.sql.engine.urls import quote_path
 
 #: The errors of reading damaged pages. (OverflowError and ValueError: impossible values.)
 ERRORS = (sqlite3.Error, OverflowError, ValueError)

@@ -1,0 +1,37 @@
+"""torch: batches of leased groups through a DataLoader, one or several ranks, collators for padding and packing.
+
+Needs the extra `torch`: `pip install 'replaybuf[torch]'`. `docs/torch.md` begins with a loop that runs.
+"""
+
+from replaybuf.errors import MissingDriverError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise MissingDriverError(
+        "replaybuf.torch needs torch, which is not installed: pip install 'replaybuf[torch]'"
+    ) from error
+
+from replaybuf.rules.balance import balance, micro_batches, packed_rows
+from replaybuf.torch.collate import Pack, Pad
+from replaybuf.torch.dataset import GroupDataset
+from replaybuf.torch.ranks import largest, lockstep, same_steps
+from replaybuf.torch.sequences import TokenSequence, group_advantages, sequences
+from replaybuf.torch.steps import Step, leased_steps
+
+__all__ = [
+    "GroupDataset",
+    "Pack",
+    "Pad",
+    "Step",
+    "TokenSequence",
+    "balance",
+    "group_advantages",
+    "largest",
+    "leased_steps",
+    "lockstep",
+    "micro_batches",
+    "packed_rows",
+    "same_steps",
+    "sequences",
+]

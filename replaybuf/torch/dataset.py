@@ -1,0 +1,194 @@
+"""The dataset: batches of leased groups, for a DataLoader with any number of workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import multiprocessing
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from replaybuf.buffer.drawing import AtLeast
+from replaybuf.buffer.lease import Lease, Leasing
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.checks import check_at_least, check_sizes, check_timeout
+from replaybuf.config import ReplayBufferConfig
+from replaybuf.errors import ConfigError, InputError, NotReadyError
+from replaybuf.query import Query
+from replaybuf.redact import redact
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.statuses import StatusLike
+from replaybuf.storage.values import StorageItem
+from replaybuf.torch.bridge import run
+from replaybuf.torch.handover import Delivery, Handover
+
+#: What makes a batch of the groups of a draw: task by task in the order of `sizes`, each with its metadata.
+Collate = Callable[[list[StorageItem[Any]]], Any]
+
+# A process that waits for groups looks this often whether it should go on.
+_LOOK_SECONDS = 0.5
+_SOON = 0.01
+
+
+class GroupDataset(IterableDataset[Delivery]):
+    """Batches of `sizes[task]` groups of each task, leased from the buffer of a config.
+
+        dataset = GroupDataset(config, {"math": 64}, collate=Pad(pad_token_id=0))
+        loader = DataLoader(dataset, batch_size=None, num_workers=2, in_order=False)
+        with leased_steps(loader) as steps:
+            for step in steps: ...
+
+    `leased_steps` iterates over the DataLoader: what that yields by itself are `Delivery`s. Each worker opens a buffer
+    of its own from the config; with `num_workers=0` a `ReplayBuffer` may stand in place of the config.
+
+    `collate` makes the batch, in the worker, from a list of `StorageItem`s; without it the batch is that list. If it
+    raises, the groups are given back as a failed delivery. `group_status`, `where`, `at_least`, `beta` and `seconds`
+    are those of `ReplayBuffer.lease_batch`: when a process is killed, the groups that it had leased come back `seconds`
+    after its last heartbeat.
+
+    `timeout` is the time for which the trainer waits for a batch, in seconds (None: for ever): then NotReadyError says
+    what was missing. What workers wait while the trainer trains doesn't count. With `timeout=0` a batch has the groups
+    that are there, up to the sizes, and the iteration ends when there are none.
+    """
+
+    def __init__(
+        self,
+        source: ReplayBufferConfig[Any] | ReplayBuffer[Any],
+        sizes: Mapping[str, int],
+        *,
+        collate: Collate | None = None,
+        group_status: StatusLike = Status.COMPLETED,
+        where: Query | None = None,
+        at_least: AtLeast | None = None,
+        beta: float | None = None,
+        timeout: float | None = 600.0,
+        seconds: float = 60.0,
+    ) -> None:
+        super().__init__()
+        if not isinstance(source, ReplayBufferConfig | ReplayBuffer):
+            raise InputError(f"source must be a ReplayBufferConfig or a ReplayBuffer, got {type(source).__name__}")
+        self.source = source
+        self.sizes = check_sizes(sizes)
+        if not any(self.sizes.values()):
+            raise InputError("sizes asks for no groups: give each task the number of its groups in a batch")
+        if at_least is not None and not any(check_at_least(at_least, self.sizes).values()):
+            raise InputError("with this at_least a batch could be empty: ask for at least one group")
+        self.timeout = timeout
+        self.patience = check_timeout(timeout)
+        self.seconds = seconds
+        self._collate = collate
+        self._draw: dict[str, Any] = {"group_status": group_status, "where": where, "at_least": at_least, "beta": beta}
+        self.handover = Handover()
+        self._open: tuple[int, ReplayBuffer[Any]] | None = None  # in the process of this id
+        buffer = self._build()
+        self._begin_lease(buffer, timeout)  # refuses what can't be asked for; nothing is leased yet
+        if isinstance(source, ReplayBufferConfig) and not buffer.durable:
+            raise ConfigError(
+                f"{redact(source.url)} is a private buffer in memory, in which nobody else puts: give the ReplayBuffer "
+                "itself, for num_workers=0, or the URL of a SQLite file or of PostgreSQL"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": None}
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[ReplayBuffer[Any]]:
+        """Open the buffer in this process, and close it in the end; what is open here already is shared."""
+        if self._open is not None and self._open[0] == os.getpid():
+            yield self._open[1]
+            return
+        buffer = self._build()
+        self._open = os.getpid(), buffer
+        try:
+            yield buffer
+        finally:
+            self._open = None
+            if buffer is not self.source:
+                run(buffer.close())
+
+    def __iter__(self) -> Iterator[Delivery]:
+        if not self.handover.begun:
+            raise InputError("iterate over leased_steps(loader), which knows when a batch has been trained on")
+        with self.opened() as buffer:
+            yield from self._deliver(buffer, self.handover)
+
+    def _deliver(self, buffer: ReplayBuffer[Any], handover: Handover) -> Iterator[Delivery]:
+        info = get_worker_info()
+        worker = 0 if info is None else info.id
+        sent: deque[Lease[Any]] = deque()  # with heartbeats until the trainer has received them
+        for number in itertools.count(1):
+            _stop(sent, len(sent) - (number - 1 - handover.received(worker)))
+            begun = time.monotonic()
+            lease = run(self._next_lease(buffer, handover))
+            if lease is None:
+                break
+            batch = self._collated(lease)
+            sent.append(lease)
+            yield Delivery(worker, number, lease.handle, begun, batch)
+        while handover.received(worker) < number - 1 and _trainer_lives():
+            time.sleep(_LOOK_SECONDS / 10)
+
+    def _collated(self, lease: Lease[Any]) -> Any:
+        items = [item for task in self.sizes for item in lease.items.get(task, [])]
+        if self._collate is None:
+            return items
+        try:
+            return self._collate(items)
+        except Exception as error:
+            run(lease.give_back(failed=f"{type(error).__name__}: {error}"))
+            raise
+
+    async def _next_lease(self, buffer: ReplayBuffer[Any], handover: Handover) -> Lease[Any] | None:
+        """Lease the next batch, or return None when the iteration is over. Raises NotReadyError."""
+        if handover.stopped:
+            return None
+        if self.patience == 0:
+            lease = await self._begin_lease(buffer, 0)
+            return lease if lease.open else None
+        leasing = asyncio.ensure_future(_awaited(self._begin_lease(buffer, None)))
+        try:
+            while not (await asyncio.wait([leasing], timeout=_LOOK_SECONDS))[0]:
+                over = handover.waited >= self.patience
+                if over or handover.stopped or not _trainer_lives():
+                    leasing.cancel()
+                    await asyncio.wait([leasing])
+                    if leasing.cancelled():
+                        return await self._last_look(buffer) if over else None
+            return leasing.result()
+        finally:
+            leasing.cancel()
+
+    async def _last_look(self, buffer: ReplayBuffer[Any]) -> Lease[Any]:
+        try:
+            return await self._begin_lease(buffer, _SOON)
+        except NotReadyError as error:
+            missing = str(error).partition(": ")[2]
+            raise NotReadyError(f"the trainer waited for {self.patience:g} s: {missing}") from None
+
+    def _begin_lease(self, buffer: ReplayBuffer[Any], timeout: float | None) -> Leasing[Any]:
+        return buffer.lease_batch(self.sizes, timeout=timeout, seconds=self.seconds, **self._draw)
+
+    def _build(self) -> ReplayBuffer[Any]:
+        return self.source if isinstance(self.source, ReplayBuffer) else self.source.build()
+
+
+async def _awaited(leasing: Leasing[Any]) -> Lease[Any]:
+    return await leasing
+
+
+def _stop(leases: deque[Lease[Any]], count: int) -> None:
+    """Leave the heartbeats of the first leases to the trainer."""
+    for _ in range(count):
+        leases.popleft().stop()
+
+
+def _trainer_lives() -> bool:
+    """Return whether the process is there that this worker loads for."""
+    parent = None if get_worker_info() is None else multiprocessing.parent_process()
+    return parent is None or parent.is_alive()

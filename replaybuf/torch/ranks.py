@@ -1,0 +1,158 @@
+"""Steps of several ranks: each with groups of its own, or all with the same batch.
+
+Ranks need no help to get disjoint groups: each has its own DataLoader, and a group goes to one taker. What they need is
+to begin and end their steps together, so that none of them waits for ever in a collective that another never enters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from replaybuf.errors import InputError, RankError
+from replaybuf.storage.values import StorageItem
+from replaybuf.torch.link import Link, pack, unpack
+from replaybuf.torch.steps import Step
+
+_STEP, _END, _ERROR = "step", "end", "error"
+
+
+class RankStep:
+    """A Step that several ranks settle together.
+
+    All of them call `acknowledge`, or all of them `give_back`, or leave a `with` block in the same way. Nothing is
+    acknowledged before all have called it: a rank that died in the middle of its step leaves the groups of all to be
+    trained on again. An error of one rank's store is raised on all.
+    """
+
+    def __init__(self, batch: Any, items: dict[str, list[StorageItem[Any]]], step: AnyStep | None, link: Link) -> None:
+        self.batch = batch
+        self.items = items
+        self._step = step
+        self._link = link
+
+    def acknowledge(self) -> None:
+        """Report all groups as trained on, once all ranks do. Raises LeaseLostError and RankError."""
+        self._together("acknowledge", lambda step: step.acknowledge())
+
+    def give_back(self, *, failed: str | None = None) -> None:
+        """Let all groups be drawn again. Raises RankError."""
+        self._together("give back", lambda step: step.give_back(failed=failed))
+
+    def _together(self, verb: str, settle: Callable[[AnyStep], object]) -> None:
+        verbs = self._link.gather(verb, f"all ranks to {verb} the step")
+        if len(set(verbs)) > 1:
+            raise RankError(f"the ranks settle a step differently, and nothing was changed: {_numbered(verbs)}")
+        failure = None
+        try:
+            if self._step is not None:
+                settle(self._step)
+        except Exception as error:
+            failure = error
+        outcomes = self._link.gather(_said(failure), f"all ranks to have done so ({verb})")
+        if failure is not None:
+            raise failure
+        if any(outcomes):
+            raise RankError(f"other ranks could not {verb} the step: {_numbered(outcomes)}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.acknowledge()
+        # A rank that failed asks nothing of the others, which may be waiting for it elsewhere: it is for the launcher
+        # to end them. What isn't settled is given back at the end of `leased_steps`.
+
+
+#: A step of this process, or one that other ranks share already.
+AnyStep = Step | RankStep
+
+
+def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 1800.0) -> Generator[RankStep]:
+    """Yield this rank's steps, each when all ranks of the group have one: data-parallel ranks, with disjoint groups.
+
+    Where one rank's steps end, all ranks' do, and those that have a step more give it back. An error of one rank's
+    steps is raised there, and as RankError on the others. `timeout` is how long a rank waits for the others: set it to
+    more than that of the GroupDataset, and than a train step takes.
+    """
+    link = Link(group, timeout)
+    own = iter(steps)
+    while True:
+        step, failure = _next(own)
+        kind = _ERROR if failure else _END if step is None else _STEP
+        told = link.gather((kind, _said(failure)), "the other ranks' next steps")
+        if failure is not None:
+            raise failure
+        if step is None:
+            return
+        if any(kind != _STEP for kind, _ in told):
+            step.give_back()
+            if any(kind == _ERROR for kind, _ in told):
+                raise RankError(f"other ranks have no next step: {_numbered(said for _, said in told)}")
+            return
+        yield RankStep(step.batch, step.items, step, link)
+
+
+def same_steps(
+    steps: Iterable[AnyStep] | None, *, group: Any = None, source: int = 0, timeout: float = 1800.0
+) -> Generator[RankStep]:
+    """Yield the steps of the group's rank `source` on all its ranks: tensor- or pipeline-parallel ones.
+
+    The source takes and sends; `steps` are None on the others. An error of the source's steps is raised there, and as
+    RankError on the others. `timeout` is how long a rank waits for the others: set it to more than that of the source's
+    GroupDataset, and than a train step takes.
+    """
+    link = Link(group, timeout)
+    if (link.rank == source) == (steps is None):
+        raise InputError(f"rank {source} of the group gives the steps, and the others None; this is rank {link.rank}")
+    own = iter(()) if steps is None else iter(steps)
+    what = f"the next step of rank {source}, the source of its batches"
+    while True:
+        step, failure = (None, None) if steps is None else _next(own)
+        packed, failure = _packed(step, failure)
+        kind, content = unpack(link.broadcast(packed, source, what))
+        if failure is not None:
+            raise failure
+        if kind == _ERROR:
+            raise RankError(f"rank {source}, the source of the batches, has no next step: {content}")
+        if kind == _END:
+            return
+        batch, items = content
+        yield RankStep(batch, items, step, link)
+
+
+def largest(value: int, *, group: Any = None, timeout: float = 1800.0) -> int:
+    """Return the largest of the ranks' numbers, such as of micro-batches, of which all must make as many."""
+    return Link(group, timeout).largest(value, "the other ranks' numbers")
+
+
+def _next(steps: Iterator[AnyStep]) -> tuple[AnyStep | None, Exception | None]:
+    """Return the next step, or None at the end; or the error that came instead."""
+    try:
+        return next(steps, None), None
+    except Exception as error:
+        return None, error
+
+
+def _packed(step: AnyStep | None, failure: Exception | None) -> tuple[torch.Tensor, Exception | None]:
+    """Return what the source sends, and the error that it raises afterwards, also if the batch can't be sent."""
+    try:
+        if failure is None:
+            return pack((_END, None) if step is None else (_STEP, (step.batch, step.items))), None
+    except Exception as error:
+        failure = error
+    return pack((_ERROR, _said(failure))), failure
+
+
+def _said(error: Exception | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def _numbered(texts: Iterable[str]) -> str:
+    return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)

@@ -1,0 +1,104 @@
+"""Draws that end early: either the caller has the groups or the store has."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import asyncpg
+import pytest
+
+from replaybuf import NotReadyError, ReplayBuffer
+from tests.cancellation.ways import (
+    ENDINGS,
+    Ending,
+    by_cancel,
+    storage_of,
+)
+from tests.postgres import new_database
+from tests.stores import TASK, build, fill, group, numbers_of, take_all
+
+ROUNDS = 20
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_a_cancelled_get_loses_nothing(buffer: ReplayBuffer, ending: Ending) -> None:
+    chance = random.Random(1)
+    await fill(buffer, 2 * ROUNDS)
+    taken: list[int] = []
+    for _ in range(ROUNDS):
+        groups = await ending(buffer.get(2, TASK), chance.choice((0, chance.random() * 0.004)))
+        taken += numbers_of(groups or [])
+    taken += await take_all(buffer)
+    assert sorted(taken) == list(range(2 * ROUNDS))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_a_cancelled_take_batch_loses_nothing(buffer: ReplayBuffer, ending: Ending) -> None:
+    chance = random.Random(2)
+    await fill(buffer, ROUNDS)
+    taken: list[int] = []
+    for first in range(ROUNDS, 2 * ROUNDS):
+        batch, _, _ = await asyncio.gather(
+            ending(buffer.take_batch({TASK: 2}, timeout=5), chance.random() * 0.006),
+            asyncio.sleep(chance.random() * 0.003),
+            buffer.put(group(first), TASK),
+        )
+        if batch is not None:
+            assert len(batch[0][TASK]) == 2
+            taken += numbers_of(batch[0][TASK])
+    taken += await take_all(buffer)
+    assert sorted(taken) == list(range(2 * ROUNDS))
+
+
+async def test_a_batch_that_times_out_takes_nothing(buffer: ReplayBuffer) -> None:
+    await fill(buffer, 3)
+    with pytest.raises(NotReadyError, match="3 of 4"):
+        await buffer.take_batch({TASK: 4}, timeout=0.05)
+    assert await take_all(buffer) == [0, 1, 2]
+
+
+async def test_a_batch_whose_groups_are_locked_times_out(postgres_url: str) -> None:
+    """Those that another transaction holds are there, but can't be drawn."""
+    with new_database(postgres_url) as url:
+        async with build(url) as buffer:
+            await fill(buffer, 3)
+            other = await asyncpg.connect(url)
+            async with other.transaction():
+                await other.execute("SELECT FROM rb_group LIMIT 1 FOR UPDATE")
+                with pytest.raises(NotReadyError, match="others hold some"):
+                    await asyncio.wait_for(buffer.take_batch({TASK: 3}, timeout=0.1), 10)
+            await other.close()
+            assert (await buffer.take_batch({TASK: 3}, timeout=10))[1] == {TASK: 3}
+
+
+async def test_many_takes_cancelled_at_once_lose_nothing(buffer: ReplayBuffer) -> None:
+    chance = random.Random(3)
+    await fill(buffer, 200)
+    taken: list[int] = []
+    for _ in range(8):
+        calls = [by_cancel(buffer.get(3, TASK), chance.random() * 0.02) for _ in range(12)]
+        for groups in await asyncio.gather(*calls):
+            taken += numbers_of(groups or [])
+    taken += await take_all(buffer)
+    assert sorted(taken) == list(range(200))
+
+
+async def test_a_take_that_was_cancelled_is_settled_before_the_next_call(buffer: ReplayBuffer) -> None:
+    chance = random.Random(6)
+    await fill(buffer, 5)
+    for _ in range(ROUNDS):
+        groups = await by_cancel(buffer.get(5, TASK), chance.random() * 0.004)
+        assert await buffer.count_where({}) == (0 if groups else 5)
+        assert len(buffer) == (0 if groups else 5)
+        for rollouts in groups or []:
+            await buffer.put(rollouts, TASK)
+
+
+async def test_a_take_that_is_cancelled_before_it_began_blocks_no_later_call(buffer: ReplayBuffer) -> None:
+    await fill(buffer, 3)
+    storage_of(buffer)._state().thread.post(time.sleep, 0.1)  # so that the call and its end are noticed together
+    await by_cancel(buffer.get(3, TASK), 0.02)
+    async with asyncio.timeout(5):
+        assert await take_all(buffer) == [0, 1, 2]

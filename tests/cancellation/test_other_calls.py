@@ -1,0 +1,146 @@
+"""Puts and other calls that are cancelled are whole or absent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import NotReadyError, ReplayBuffer
+from tests.cancellation.ways import (
+    ENDINGS,
+    Ending,
+    by_cancel,
+    no_connection_out,
+)
+from tests.stores import TASK, build, fill, group, number_of, numbers_of, take_all
+
+ROUNDS = 20
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_a_cancelled_put_is_whole_or_absent_and_an_acknowledged_one_is_there(
+    buffer: ReplayBuffer, ending: Ending
+) -> None:
+    chance = random.Random(4)
+    acknowledged = set()
+    for number in range(ROUNDS):
+        if await ending(buffer.put(group(number, 3), TASK), chance.random() * 0.003) is not None:
+            acknowledged.add(number)
+    found = [item.item async for item in buffer.find({})]
+    assert acknowledged <= set(numbers_of(found))
+    assert len(set(numbers_of(found))) == len(found)
+    assert all(len(rollouts) == 3 and {number_of([r]) for r in rollouts} == {number_of(rollouts)} for rollouts in found)
+
+
+async def test_a_put_that_was_cancelled_is_settled_before_the_next_call(buffer: ReplayBuffer) -> None:
+    chance = random.Random(5)
+    for number in range(ROUNDS):
+        await by_cancel(buffer.put(group(number), TASK), chance.random() * 0.002)
+        count = await buffer.count_where({})
+        await asyncio.sleep(0.002)
+        assert await buffer.count_where({}) == count
+
+
+@pytest.mark.parametrize(
+    "name", ["wait_ready", "refresh", "delete", "update", "find", "save", "count", "len_while_cancelling"]
+)
+async def test_whatever_is_cancelled_the_groups_stay(buffer: ReplayBuffer, name: str, tmp_path: Path) -> None:
+    chance = random.Random(7)
+    await fill(buffer, 20)
+
+    async def find() -> list[Any]:
+        return [item async for item in buffer.find({}, limit=5)]
+
+    async def length() -> int:
+        await asyncio.sleep(0)
+        await buffer.count_where({})
+        return len(buffer)
+
+    calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+        "wait_ready": lambda: buffer.wait_ready({TASK: 21}, timeout=5),
+        "refresh": lambda: buffer.refresh_staleness(task_stale_thresholds={TASK: 100}, current_train_step=3),
+        "delete": lambda: buffer.delete({"task_name": "other"}),
+        "update": lambda: buffer.update({}, priority=2.0),
+        "find": find,
+        "save": lambda: buffer.save(tmp_path / "snapshot"),
+        "count": lambda: buffer.count_where({}),
+        "len_while_cancelling": length,
+    }
+    rounds = 10 if name == "save" else 30
+    for round_ in range(rounds):
+        ending = ENDINGS[round_ % len(ENDINGS)]
+        await ending(calls[name](), chance.random() * (0.05 if name == "save" else 0.004))
+    assert sorted(await take_all(buffer)) == list(range(20))
+
+
+async def test_a_cancelled_delete_removes_all_or_nothing(buffer: ReplayBuffer) -> None:
+    chance = random.Random(8)
+    for _ in range(20):
+        await fill(buffer, 10)
+        await by_cancel(buffer.delete({}), chance.random() * 0.004)
+        assert await buffer.count_where({}) in (0, 10)
+        await buffer.delete({})
+
+
+async def test_a_cancelled_save_leaves_a_snapshot_that_is_whole_or_none(buffer: ReplayBuffer, tmp_path: Path) -> None:
+    chance = random.Random(9)
+    await fill(buffer, 30)
+    whole = 0
+    for number in range(8):
+        folder = tmp_path / str(number)
+        await by_cancel(buffer.save(folder), chance.random() * 0.06)
+        await buffer.count_where({})
+        if (folder / "replaybuf.sqlite").exists():
+            async with build("sqlite:///:memory:") as copy:
+                await copy.resume(folder)
+                assert sorted(await take_all(copy)) == list(range(30))
+            whole += 1
+    await buffer.save(tmp_path / "last")
+    assert sorted(path.name for path in (tmp_path / "last").iterdir()) == ["replaybuf.sqlite"]
+
+
+async def test_a_find_that_is_left_in_the_middle_holds_nothing(buffer: ReplayBuffer) -> None:
+    await fill(buffer, 10)
+    finding = buffer.find({})
+    assert number_of((await anext(finding)).item) == 0
+    await no_connection_out(buffer)
+    assert len(await take_all(buffer)) == 10
+    await finding.aclose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_storm_of_cancellations_loses_nothing(
+    sql_url: str, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    chance = random.Random(seed)
+    caplog.set_level(logging.INFO)
+    taken: list[int] = []
+    put: set[int] = set()
+    async with build(sql_url) as buffer:
+
+        async def produce(number: int) -> None:
+            if await ENDINGS[number % 3](buffer.put(group(number), TASK), chance.random() * 0.01) is not None:
+                put.add(number)
+
+        async def consume(number: int) -> None:
+            call = buffer.get(2, TASK) if number % 2 else buffer.take_batch({TASK: 2}, timeout=0.01)
+            try:
+                result = await ENDINGS[number % 3](call, chance.random() * 0.02)
+            except NotReadyError:
+                return
+            groups = result if isinstance(result, list) else result[0][TASK] if result else []
+            taken.extend(numbers_of(groups))
+
+        for first in range(0, 600, 30):
+            await asyncio.gather(*(f(n) for n in range(first, first + 30) for f in (produce, consume)))
+        taken += await take_all(buffer)
+    assert len(set(taken)) == len(taken)
+    assert put <= set(taken)
+    assert [record for record in caplog.records if record.name == "asyncio"] == []

@@ -1,0 +1,142 @@
+"""Groups that come back from a draw that nobody received, or that move while it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+
+import asyncpg
+import pytest
+
+from replaybuf import ReplayBuffer, Status
+from replaybuf.storage.sql.statements.sweep import sweep
+from replaybuf.storage.sql.tasks.delivery import Drawing
+from replaybuf.storage.values import Draw
+from tests.cancellation.ways import (
+    by_cancel,
+    ended,
+    hold_decoding,
+    locked,
+    storage_of,
+    taken_from,
+)
+from tests.postgres import new_database
+from tests.stores import TASK, build, fill, group, take_all
+
+
+async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_for_nothing(sql_url: str) -> None:
+    async with build(sql_url, max_times_sampled=2) as buffer:
+        await fill(buffer, 4)
+        assert len(await buffer.get(2, TASK)) == 2
+        before = +Counter(await buffer.storage.tallies())
+        state = storage_of(buffer)._state()
+        drawing = Drawing(state, buffer.storage.codec, Draw({TASK: 4}))
+        taken = await state.thread.run(drawing.run)
+        await state.thread.run(lambda: drawing.undo(taken))
+        assert +Counter(await buffer.storage.tallies()) == before
+
+
+@pytest.mark.parametrize("times", [1, 0])
+async def test_an_undone_draw_joins_a_race_that_began_in_the_meantime(shared_url: str, times: int) -> None:
+    async with (
+        build(shared_url, max_times_sampled=times) as buffer,
+        build(shared_url, policy="uniform", max_times_sampled=times) as other,
+    ):
+        await fill(buffer, 2)
+        state = storage_of(buffer)._state()
+        drawing = Drawing(state, buffer.storage.codec, Draw({TASK: 1}))
+        taken = await state.thread.run(drawing.run)
+        assert len(await other.get(1, TASK)) == 1
+        await state.thread.run(lambda: drawing.undo(taken))
+        assert len(await other.get(2, TASK)) == (1 if times else 2)
+
+
+@pytest.mark.parametrize("change", ["priority", "key", "replaces"])
+async def test_a_group_that_moves_while_its_lock_is_waited_for_is_found(postgres_url: str, change: str) -> None:
+    with new_database(postgres_url) as url:
+        async with build(url) as buffer:
+            await buffer.put(group(1, status=Status.FAILED), TASK)
+            uid = await buffer.put(group(2), TASK, key="a")
+            assert uid is not None
+            other = await asyncpg.connect(url)
+            async with other.transaction():
+                moved = "UPDATE rb_group SET lane = (SELECT id FROM rb_lane WHERE status = 'failed') WHERE uid = $1"
+                await other.execute(moved, uid)
+                calls = {
+                    "priority": lambda: buffer.update_priorities({uid: 2.0}),
+                    "key": lambda: buffer.put(group(3), TASK, key="a"),
+                    "replaces": lambda: buffer.put(group(3), TASK, replaces=[uid]),
+                }
+                task = asyncio.create_task(calls[change]())
+                await asyncio.sleep(0.2)
+                assert not task.done()
+            await other.close()
+            assert await task == (1 if change == "priority" else 3)
+            assert [item.priority async for item in buffer.find({})] == [1.0, 2.0 if change == "priority" else 1.0]
+
+
+async def test_a_group_that_was_given_back_is_the_same_as_before(buffer: ReplayBuffer) -> None:
+    for number in range(4):
+        await buffer.put(
+            group(number, 2), TASK, model_step=number, current_train_step=9, tags={"n": number}, key=str(number)
+        )
+    before = [item async for item in buffer.find({})]
+    storage_of(buffer)._state().thread.post(time.sleep, 0.1)
+    await by_cancel(buffer.get(4, TASK), 0.05)
+    release = threading.Event()
+    hold_decoding(buffer, release)
+    task = asyncio.create_task(buffer.get(4, TASK))
+    await taken_from(buffer)
+    task.cancel()
+    release.set()
+    assert await ended(task) is None
+    assert [item async for item in buffer.find({})] == before
+
+
+async def test_groups_that_come_back_after_their_payloads_were_swept_are_whole(buffer: ReplayBuffer) -> None:
+    await fill(buffer, 3)
+    release = threading.Event()
+    hold_decoding(buffer, release)
+    task = asyncio.create_task(buffer.get(3, TASK))
+    await taken_from(buffer)
+    state = storage_of(buffer)._state()
+    sweeping = state.engine.write(lambda tx: sweep(tx, time.time() + 60, 100))
+    assert await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sweeping, state.thread.loop)) == 3
+    task.cancel()
+    release.set()
+    assert await ended(task) is None
+    assert await take_all(buffer) == [0, 1, 2]
+
+
+async def test_payloads_stay_until_their_time_of_grace_is_over(buffer: ReplayBuffer) -> None:
+    await fill(buffer, 3)
+    assert await take_all(buffer) == [0, 1, 2]
+    state = storage_of(buffer)._state()
+
+    async def swept(before: float) -> int:
+        sweeping = state.engine.write(lambda tx: sweep(tx, before, 100))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sweeping, state.thread.loop))
+
+    assert await swept(time.time() - 60) == 0
+    assert await swept(time.time() + 60) == 3
+
+
+async def test_groups_come_back_even_when_the_database_is_locked_at_first(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replaybuf.storage.sql.engine.thread._RETRY_SECONDS", 0.05)
+    async with build(shared_url, lock_timeout=0.2) as buffer:
+        await fill(buffer, 3)
+        release = threading.Event()
+        hold_decoding(buffer, release)
+        task = asyncio.create_task(buffer.get(3, TASK))
+        await taken_from(buffer)
+        async with locked(shared_url):
+            task.cancel()
+            release.set()
+            assert await ended(task) is None
+            await asyncio.sleep(0.6)
+        await buffer.wait_ready({TASK: 3}, timeout=5)
+        assert await take_all(buffer) == [0, 1, 2]

@@ -1,0 +1,112 @@
+"""How calls are cancelled, and what the buffers of these tests have out."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from replaybuf import ReplayBuffer
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.engine.opening import open_engine
+from replaybuf.storage.sql.engine.transaction import Transaction
+from tests.stores import build, until
+
+
+def storage_of(buffer: ReplayBuffer) -> SQLStorage:
+    assert isinstance(buffer.storage, SQLStorage)
+    return buffer.storage
+
+
+async def no_connection_out(buffer: ReplayBuffer) -> None:
+    """Wait until the pool has all connections back, except for the one that looks for changes, and the writer's."""
+    state = storage_of(buffer)._state()
+    pool: Any = state.engine.pool.pool
+
+    async def all_back() -> bool:
+        kept = state.watch._changes._connection, getattr(state.engine, "_writing", None)
+        return not hasattr(pool, "checkedout") or pool.checkedout() <= sum(one is not None for one in kept)
+
+    await until(all_back)
+
+
+async def ended(task: asyncio.Task[Any]) -> Any:
+    """What a task that may have been cancelled came to: its result, or None."""
+    try:
+        return await task
+    except (asyncio.CancelledError, TimeoutError):
+        return None
+
+
+async def cancelled_after(call: Coroutine[Any, Any, Any], delay: float) -> Any:
+    task = asyncio.create_task(call)
+    await asyncio.sleep(delay)
+    task.cancel()
+    return await ended(task)
+
+
+def by_cancel(call: Coroutine[Any, Any, Any], delay: float) -> Coroutine[Any, Any, Any]:
+    return cancelled_after(call, delay)
+
+
+async def by_wait_for(call: Coroutine[Any, Any, Any], delay: float) -> Any:
+    try:
+        return await asyncio.wait_for(call, delay)
+    except TimeoutError:
+        return None
+
+
+async def by_timeout(call: Coroutine[Any, Any, Any], delay: float) -> Any:
+    try:
+        async with asyncio.timeout(delay):
+            return await call
+    except TimeoutError:
+        return None
+
+
+ENDINGS = [by_cancel, by_wait_for, by_timeout]
+
+Ending = Callable[[Coroutine[Any, Any, Any], float], Coroutine[Any, Any, Any]]
+
+
+def hold_decoding(buffer: ReplayBuffer, release: threading.Event) -> None:
+    """From now on groups are decoded only after `release` is set."""
+    codec = storage_of(buffer).codec
+    decode = codec.decode
+
+    def decode_later(data: Any, **options: Any) -> Any:
+        assert release.wait(20)
+        return decode(data, **options)
+
+    codec.decode = decode_later  # type: ignore[method-assign]
+
+
+async def taken_from(buffer: ReplayBuffer) -> None:
+    """Wait until the database is empty, past the queue of the buffer's operations."""
+
+    def is_empty(tx: Transaction) -> bool:
+        return not tx.connection.exec_driver_sql("SELECT count(*) FROM rb_group").scalar_one()
+
+    async def empty() -> bool:
+        state = storage_of(buffer)._state()
+        future = asyncio.run_coroutine_threadsafe(state.engine.read(is_empty), state.thread.loop)
+        return await asyncio.wrap_future(future)
+
+    await until(empty)
+
+
+def locked(url: str) -> Any:
+    """Another connection that holds the lock which every write needs."""
+    database = open_engine(storage_of(build(url)).url, lock_timeout=5)
+
+    class Locked:
+        async def __aenter__(self) -> None:
+            self.transaction = database.transaction(write=True, alone=True)
+            await self.transaction.__aenter__()
+
+        async def __aexit__(self, *_: object) -> None:
+            await self.transaction.__aexit__(None, None, None)
+            await database.dispose()
+
+    return Locked()

@@ -1,0 +1,102 @@
+"""Buffers in processes that fork."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scripts import run
+
+FORK = """
+    async def child():
+        await fill(buffer, 5, 100)
+        assert len(buffer) >= 5
+        await buffer.wait_ready({TASK: 5}, timeout=10)
+        gc.collect()
+        {close}
+
+    buffer = build(url)
+    asyncio.run(fill(buffer, 5))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            asyncio.run(child())
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        {exit}
+    asyncio.run(fill(buffer, 5, 5))
+    assert os.waitpid(pid, 0)[1] == 0
+    started = time.monotonic()
+    asyncio.run(fill(buffer, 5, 10))
+    assert sorted(asyncio.run(take_all(buffer))) == [*range(15), *range(100, 105)]
+    assert time.monotonic() - started < 5
+    asyncio.run(buffer.close())
+"""
+
+
+@pytest.mark.parametrize(
+    ("close", "leave"), [("await buffer.close()", "os._exit(0)"), ("pass", "os._exit(0)"), ("pass", "sys.exit(0)")]
+)
+def test_a_fork_uses_the_buffer_while_its_parent_goes_on(shared_url: str, close: str, leave: str) -> None:
+    run(FORK.replace("{close}", close).replace("{exit}", leave), shared_url)
+
+
+def test_a_buffer_in_memory_can_not_follow_a_fork() -> None:
+    """Instead of an empty one appearing in its place."""
+    run(
+        """
+        buffer = build(url)
+        asyncio.run(fill(buffer, 5))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                asyncio.run(buffer.count_where({}))
+            except StorageError as error:
+                os._exit(0 if "fork" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert len(buffer) == 5
+        asyncio.run(buffer.close())
+        """,
+        "sqlite:///:memory:",
+    )
+
+
+def test_a_fork_does_not_keep_the_leases_of_its_parent_alive(shared_url: str) -> None:
+    """Its heartbeat is for its own."""
+    run(
+        """
+        async def child():
+            async with buffer.lease_batch({TASK: 1}, seconds=0.2) as lease:
+                extended = []
+                extend = buffer.storage.extend
+                async def note(leased, *args):
+                    extended.append(leased.token)
+                    return await extend(leased, *args)
+                buffer.storage.extend = note
+                while len(extended) < 3:
+                    await asyncio.sleep(0.01)
+                assert set(extended) == {lease.token}, (extended, lease)
+
+        async def parent():
+            await fill(buffer, 5)
+            return await buffer.lease_batch({TASK: 1}, seconds=0.2)
+
+        buffer = build(url)
+        lease = asyncio.run(parent())
+        pid = os.fork()
+        if pid == 0:
+            try:
+                asyncio.run(child())
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        asyncio.run(lease.acknowledge())
+        asyncio.run(buffer.close())
+        """,
+        shared_url,
+    )

@@ -1,0 +1,149 @@
+"""One buffer from many threads and event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from replaybuf import (
+    RolloutState,
+    Status,
+    StorageError,
+)
+from replaybuf.rollouts import normalise
+from tests.stores import TASK, build, fill, group, numbers_of, opened, take_all
+
+
+def run_threads(*functions: object) -> None:
+    """Run coroutine functions at once, each in a thread and an event loop of its own."""
+    problems: list[BaseException] = []
+    together = threading.Barrier(len(functions))
+
+    def run(function: object) -> None:
+        try:
+            together.wait(10)
+            asyncio.run(function())  # type: ignore[operator]
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert problems == []
+
+
+def test_threads_with_loops_of_their_own_share_a_buffer(any_url: str) -> None:
+    taken: list[int] = []
+    with opened(any_url) as buffer:
+
+        def worker(first: int) -> object:
+            async def work() -> None:
+                for start in range(first, first + 40, 10):
+                    await fill(buffer, 10, start)
+                    await buffer.wait_ready({TASK: 1}, timeout=0.1) if len(buffer) else None
+                    batch, _ = await buffer.take_batch({TASK: 7})
+                    taken.extend(numbers_of(batch[TASK]))
+                    assert await buffer.count(TASK, "completed") >= 0
+                    [item.uid async for item in buffer.find({}, limit=3)]
+
+            return work
+
+        run_threads(*(worker(1000 * n) for n in range(4)))
+        taken += asyncio.run(take_all(buffer))
+    assert sorted(taken) == sorted(1000 * n + i for n in range(4) for i in range(40))
+
+
+def test_a_buffer_that_is_opened_by_several_threads_at_once_is_opened_once(any_url: str) -> None:
+    for round_ in range(5):
+        with opened(any_url) as buffer:
+
+            def worker(number: int, buffer: object = buffer) -> object:
+                async def work() -> None:
+                    await buffer.put(group(number), TASK)  # type: ignore[attr-defined]
+
+                return work
+
+            run_threads(*(worker(n) for n in range(6)))
+            assert sorted(asyncio.run(take_all(buffer))) == list(range(6)), round_
+
+
+def test_a_put_in_one_thread_wakes_a_wait_in_another(any_url: str) -> None:
+    with opened(any_url) as buffer:
+        got: list[int] = []
+
+        async def consume() -> None:
+            batch, _ = await buffer.take_batch({TASK: 2}, timeout=20)
+            got.extend(numbers_of(batch[TASK]))
+
+        async def produce() -> None:
+            await asyncio.sleep(0.2)
+            await fill(buffer, 2)
+
+        started = time.monotonic()
+        run_threads(consume, produce)
+        assert got == [0, 1]
+        assert time.monotonic() - started < 5
+
+
+async def test_no_change_is_missed_between_looking_and_waiting(shared_url: str) -> None:
+    """The commit of another process comes just after this one has looked, while another waiter has noticed it."""
+    async with build(shared_url) as buffer, build(shared_url) as other:
+        await other.count_where({})
+        tallies, first = buffer.storage.fenced_tallies, True  # type: ignore[attr-defined]
+
+        async def look_and_commit() -> Any:
+            nonlocal first
+            found = await tallies()
+            if first:
+                first = False
+                bystander = asyncio.create_task(buffer.wait_ready({"other": 1}, timeout=30))
+                await asyncio.sleep(0.1)
+                await other.put(group(1), TASK)
+                await asyncio.sleep(0.2)
+                bystander.cancel()
+            return found
+
+        buffer.storage.fenced_tallies = look_and_commit  # type: ignore[attr-defined]
+        started = time.monotonic()
+        await buffer.wait_ready({TASK: 1}, timeout=20)
+        assert time.monotonic() - started < 5
+
+
+async def test_long_groups_are_prepared_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another thread: several would hold up the event loop together, each for its turn with the interpreter."""
+    prepare, at_once, most = normalise._normalise, 0, 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal at_once, most
+        assert threading.current_thread() is not threading.main_thread()
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.01)
+        at_once -= 1
+        return prepare(*arguments)
+
+    monkeypatch.setattr(normalise, "_normalise", counted)
+    async with build("memory://") as buffer:
+        long = [RolloutState(message=[], response_ids=[1] * 20_000, status=Status.COMPLETED) for _ in range(4)]
+        await asyncio.gather(*(buffer.put([rollout], TASK) for rollout in long))
+        assert len(buffer) == 4
+    assert most == 1
+
+
+def test_a_storage_error_is_one_error_for_each_caller() -> None:
+    """Callers in several loops don't share an exception, whose traceback would grow in all of them."""
+    with opened("sqlite:////no/such/folder/x.db") as buffer:
+
+        async def failing() -> list[BaseException]:
+            results = await asyncio.gather(*(buffer.put(group(n), TASK) for n in range(3)), return_exceptions=True)
+            return [result for result in results if isinstance(result, BaseException)]
+
+        errors = asyncio.run(failing())
+        assert all(isinstance(error, StorageError) for error in errors)
+        assert len({id(error) for error in errors}) == 3

@@ -1,0 +1,212 @@
+"""What ranks do in tests: `python -m tests.torch.roles ROLE URL FOLDER MEETING RANK SIZE ...`.
+
+Ranks of torchrun get `MEETING` "env" and find the rest in their environment. Each writes the numbers of the groups that
+it has acknowledged into a file of its own, a line each.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from replaybuf import ReplayBufferConfig
+from replaybuf.errors import NotReadyError, ReplayBufError
+from replaybuf.torch import GroupDataset, Step, largest, leased_steps, lockstep, same_steps
+from tests.torch.groups import TASK, numbers
+
+LEASE_SECONDS = 4.0
+
+
+def loader(url: str, size: int = 2, wait: float = 60, workers: int = 0, collate: Any = numbers) -> DataLoader[Any]:
+    config = ReplayBufferConfig(url=url, policy="fifo")
+    dataset = GroupDataset(config, {TASK: size}, collate=collate, timeout=wait, seconds=LEASE_SECONDS)
+    return DataLoader(dataset, batch_size=None, num_workers=workers)
+
+
+def note(folder: Path, name: str, batch: Iterable[int]) -> None:
+    with (folder / f"{name}.txt").open("a") as file:
+        file.writelines(f"{number}\n" for number in batch)
+
+
+def train(batch: list[int]) -> float:
+    """A train step in which ranks need each other, as for their gradients."""
+    gradient = torch.tensor([float(len(batch))])
+    dist.all_reduce(gradient)
+    return float(gradient)
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def together(url: str, folder: Path, victim: int, until: int) -> None:
+    """Train in lockstep until so many groups are trained; the victim dies in the middle of its 2nd step."""
+    rank, name = dist.get_rank(), f"rank{dist.get_rank()}-{os.getpid()}"
+    first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    trained = 0
+    with leased_steps(loader(url, workers=1)) as steps:
+        for number, step in enumerate(lockstep(steps, timeout=100), 1):
+            if rank == victim and number == 2 and first:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count = train(step.batch)
+            step.acknowledge()
+            note(folder, name, step.batch)
+            trained += int(count)
+            if trained_by_all(folder) >= until:
+                break
+    say("trained", trained)
+
+
+def trained_by_all(folder: Path) -> int:
+    """The number of groups trained so far, the same on all ranks."""
+    dist.barrier()
+    return largest(sum(len(file.read_text().split()) for file in folder.glob("rank*.txt")), timeout=60)
+
+
+def each_alone(url: str, folder: Path, victim: int, until: int) -> None:
+    """Ranks with a loader each and no collectives; the victim dies in the middle of its 2nd step."""
+    rank, name = dist.get_rank(), f"rank{dist.get_rank()}"
+    trained = 0
+    with leased_steps(loader(url, size=1)) as steps:
+        while trained < until:
+            step = next(steps)
+            if rank == victim and trained == 1:
+                say("dies with", *step.batch)
+                os.kill(os.getpid(), signal.SIGKILL)
+            step.acknowledge()
+            note(folder, name, step.batch)
+            trained += len(step.batch)
+    say("trained", trained)
+
+
+def same(url: str, folder: Path, source: int, count: int) -> None:
+    """Tensor-parallel: all ranks train on the same batches."""
+    with given(source, loader(url)) as steps:
+        for step in same_steps(steps, source=source, timeout=60):
+            with step:
+                train(step.batch)
+                uids = [item.uid for item in step.items[TASK]]
+            note(folder, f"rank{dist.get_rank()}", step.batch)
+            say(*uids)
+            count -= 1
+            if not count:
+                break
+
+
+def given(source: int, batches: DataLoader[Any]) -> AbstractContextManager[Iterable[Step] | None]:
+    """The source's steps; None on other ranks."""
+    return leased_steps(batches) if dist.get_rank() == source else nullcontext()
+
+
+def say_why_no_step(url: str, source: int, timeout: float, **options: Any) -> None:
+    with given(source, loader(url, **options)) as steps:
+        try:
+            next(same_steps(steps, source=source, timeout=timeout))
+        except Exception as error:
+            say(type(error).__name__, str(error).replace("\n", " "))
+
+
+def starved(url: str, folder: Path, source: int) -> None:
+    """The source has no batch in time: all ranks get an error."""
+    say_why_no_step(url, source, 60, wait=0.2)
+
+
+def starved_together(url: str, folder: Path, unlucky: int) -> None:
+    """One of the ranks in lockstep has no batch in time: all ranks get an error, and give back what they have."""
+    with leased_steps(loader(url, wait=0.2 if dist.get_rank() == unlucky else 60)) as steps:
+        if dist.get_rank() == unlucky:
+            dist.barrier()
+        else:
+            own = next(steps)
+            dist.barrier()
+            steps = iter([own])  # type: ignore[assignment]
+        try:
+            next(lockstep(steps, timeout=100))
+        except (NotReadyError, ReplayBufError) as error:
+            say(type(error).__name__, str(error).replace("\n", " "))
+
+
+def uneven(url: str, folder: Path) -> None:
+    """Ranks whose steps end at different times all end with the first."""
+    with leased_steps(loader(url)) as steps:
+        mine = [next(steps) for _ in range(1 + dist.get_rank())]
+        say(sum(1 for step in lockstep(mine, timeout=60) if step.acknowledge() is None))
+
+
+def dead_source(url: str, folder: Path, source: int) -> None:
+    """The source dies while the others wait for its batch."""
+    if dist.get_rank() == source:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    say_why_no_step(url, source, 60)
+
+
+def late_source(url: str, folder: Path, source: int) -> None:
+    """The source is stuck for longer than the others wait."""
+    if dist.get_rank() == source:
+        time.sleep(4)
+    else:
+        say_why_no_step(url, source, 1)
+
+
+def unsendable(url: str, folder: Path, source: int) -> None:
+    """The source's batch can't be pickled."""
+    say_why_no_step(url, source, 60, collate=lambda items: lambda: items)
+
+
+def differently(url: str, folder: Path) -> None:
+    """One rank acknowledges a step, and the other gives it back; then the lease of one has ended."""
+    with leased_steps(loader(url)) as steps:
+        shared = lockstep(steps, timeout=60)
+        step = next(shared)
+        try:
+            step.acknowledge() if dist.get_rank() else step.give_back()
+        except ReplayBufError as error:
+            say(type(error).__name__, error)
+        if dist.get_rank():
+            step._step._lease._storage.acknowledge = _lost  # type: ignore[union-attr,method-assign]
+        try:
+            step.acknowledge()
+        except Exception as error:
+            say(type(error).__name__, error)
+
+
+async def _lost(*_: object) -> None:
+    raise ReplayBufError("the store says no")
+
+
+ROLES = {
+    role.__name__: role
+    for role in (
+        *(together, each_alone, same, starved, starved_together, uneven, dead_source, late_source),
+        *(unsendable, differently),
+    )
+}
+
+
+def main() -> None:
+    role, url, folder, meeting, *rest = sys.argv[1:]
+    if meeting == "env":
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    else:
+        rank, size, *rest = rest
+        where = f"file://{meeting}"
+        dist.init_process_group(
+            "gloo", init_method=where, rank=int(rank), world_size=int(size), timeout=timedelta(seconds=60)
+        )
+    ROLES[role](url, Path(folder), *map(int, rest))
+
+
+if __name__ == "__main__":
+    main()

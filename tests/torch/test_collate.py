@@ -1,0 +1,189 @@
+"""Collators beside naive ones, which go token by token."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replaybuf import RolloutState, Status, StorageItem
+from replaybuf.errors import InputError, RolloutError
+from replaybuf.torch import Pack, Pad, group_advantages, sequences
+
+TOKENS = st.lists(st.integers(0, 1000), max_size=12)
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> RolloutState:
+    response = draw(TOKENS)
+    as_given = draw(st.sampled_from([list, np.array, torch.tensor]))
+    return RolloutState(
+        message=[],
+        prompt_ids=as_given(draw(st.lists(st.integers(0, 1000), min_size=1, max_size=12))),
+        response_ids=as_given(response),
+        logprobs=as_given([-float(token) for token in response]),
+        response_mask=draw(st.sampled_from([None, [token % 2 for token in response]])),
+        reward=draw(st.sampled_from([0.0, 1.0, {"score": 0.5}])),
+        status=Status.COMPLETED,
+    )
+
+
+def item(uid: int, group: list[Any]) -> StorageItem[Any]:
+    return StorageItem(uid, uid, "math", Status.COMPLETED, 0, 1.0, 1, 0.0, None, item=group)
+
+
+ITEMS = st.lists(st.lists(rollouts(), min_size=1, max_size=3), min_size=1, max_size=4).map(
+    lambda groups: [item(uid, group) for uid, group in enumerate(groups, 1)]
+)
+
+
+def score(rollout: RolloutState) -> float:
+    return rollout.reward["score"] if isinstance(rollout.reward, dict) else rollout.reward
+
+
+def naive(items: list[StorageItem[Any]]) -> list[list[dict[str, Any]]]:
+    """For each rollout its tokens, each with all that belongs to it."""
+    rows = []
+    for one in items:
+        scores = [score(rollout) for rollout in one.item]
+        mean = sum(scores) / len(scores)
+        spread = math.sqrt(sum((value - mean) ** 2 for value in scores) / len(scores))
+        for rollout, value in zip(one.item, scores, strict=True):
+            row = []
+            for token in rollout.prompt_ids:
+                row.append({"input_ids": int(token), "loss_mask": False, "logprobs": 0.0, "advantages": 0.0})
+            for place, token in enumerate(rollout.response_ids):
+                trained = rollout.response_mask is None or bool(rollout.response_mask[place])
+                advantage = (value - mean) / (spread + 1e-6)
+                row.append(
+                    {
+                        "input_ids": int(token),
+                        "loss_mask": trained,
+                        "logprobs": float(rollout.logprobs[place]),
+                        "advantages": advantage,
+                    }
+                )
+            for place, cell in enumerate(row):
+                cell["labels"] = cell["input_ids"] if cell["loss_mask"] else -100
+                cell["position_ids"] = place
+                cell["uid"] = one.uid
+            rows.append(row)
+    return rows
+
+
+DTYPES = {
+    "input_ids": torch.int64,
+    "attention_mask": torch.int64,
+    "position_ids": torch.int64,
+    "labels": torch.int64,
+    "loss_mask": torch.bool,
+    "logprobs": torch.float32,
+    "advantages": torch.float32,
+}
+PACKED = [name for name in DTYPES if name != "attention_mask"]
+PADDING = {**dict.fromkeys(DTYPES, 0), "input_ids": 7, "labels": -100, "loss_mask": False}
+
+
+@given(items=ITEMS, side=st.sampled_from(["left", "right"]), multiple_of=st.sampled_from([1, 8]))
+def test_padding_is_that_of_a_naive_collator(items: list[StorageItem[Any]], side: Any, multiple_of: int) -> None:
+    made = Pad(7, side=side, multiple_of=multiple_of)(items)
+    rows = naive(items)
+    width = math.ceil(max(map(len, rows)) / multiple_of) * multiple_of
+    assert set(made) == {*DTYPES, "uids"}
+    assert made["uids"].tolist() == [row[0]["uid"] for row in rows]
+    for name, dtype in DTYPES.items():
+        assert made[name].dtype == dtype
+        assert made[name].shape == (len(rows), width)
+        for number, row in enumerate(rows):
+            values = [cell.get(name, 1) for cell in row]
+            padding = [PADDING[name]] * (width - len(row))
+            expected = values + padding if side == "right" else padding + values
+            assert made[name][number].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@given(items=ITEMS, most=st.integers(24, 60))
+def test_packed_rows_have_every_sequence_once(items: list[StorageItem[Any]], most: int) -> None:
+    rows = naive(items)
+    found = []
+    for made in Pack(most)(items):
+        ends = made["cu_seqlens"].tolist()
+        assert made["cu_seqlens"].dtype == torch.int32
+        assert made["input_ids"].shape == (1, ends[-1])
+        assert ends[-1] <= most
+        assert "attention_mask" not in made
+        pairs = list(itertools.pairwise(ends))
+        assert int(made["max_seqlen"]) == max(end - begin for begin, end in pairs)
+        for uid, (begin, end) in zip(made["uids"].tolist(), pairs, strict=True):
+            found.append([uid, *(made[name][0, begin:end].tolist() for name in PACKED)])
+    expected = [[row[0]["uid"], *([cell[name] for cell in row] for name in PACKED)] for row in rows]
+    assert same(found, expected)
+
+
+def same(found: list[Any], expected: list[Any]) -> bool:
+    def rounded(rows: list[Any]) -> list[str]:
+        return sorted(str([[round(float(x), 3) + 0.0 for x in np.ravel(part)] for part in row]) for row in rows)
+
+    return rounded(found) == rounded(expected)
+
+
+def test_logprobs_are_left_out_unless_all_have_them() -> None:
+    group = [RolloutState(message=[], prompt_ids=[1], response_ids=[2], reward=1.0) for _ in range(2)]
+    group[0].logprobs = [-1.0]
+    assert "logprobs" not in Pad(0)([item(1, group)])
+    assert "logprobs" not in Pack(10)([item(1, group)])[0]
+
+
+def test_other_names_and_dicts() -> None:
+    rollout = {"prompt": [1, 2], "tokens": np.array([3]), "score": torch.tensor(1.0)}
+    fields = {"prompt_ids": "prompt", "response_ids": "tokens", "reward": "score", "logprobs": None}
+    [sequence] = sequences([item(5, [rollout])], fields=fields, advantages=lambda rewards: [2 * x for x in rewards])
+    assert sequence.input_ids.tolist() == [1, 2, 3]
+    assert sequence.advantages.tolist() == [0, 0, 2]
+    assert (sequence.logprobs, sequence.uid, len(sequence)) == (None, 5, 3)
+
+
+def test_advantages_of_a_group() -> None:
+    assert group_advantages([1.0, 1.0]) == [0.0, 0.0]
+    assert group_advantages([0.0, 1.0]) == pytest.approx([-1, 1], abs=1e-5)
+
+
+GOOD = RolloutState(message=[], prompt_ids=[1], response_ids=[2, 3], reward=1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"prompt_ids": None}, "group 4, rollout 1 has no prompt_ids"),
+        ({"response_ids": None}, "group 4, rollout 1 has no response_ids"),
+        ({"logprobs": [0.0]}, "group 4, rollout 1: logprobs has 1 numbers, and response_ids 2"),
+        ({"response_mask": [1] * 3}, "group 4, rollout 1: response_mask has 3 numbers"),
+        ({"response_ids": ["a"]}, "group 4, rollout 1: response_ids isn't a row of numbers"),
+        ({"response_ids": [[1, 2]]}, r"response_ids has the shape \(1, 2\)"),
+        ({"reward": None}, "group 4, rollout 1 has no reward: expected a finite number, got None"),
+        ({"reward": math.nan}, "group 4, rollout 1 has no reward"),
+    ],
+)
+def test_a_rollout_that_does_not_fit_is_named(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(RolloutError, match=what):
+        Pad(0)([item(4, [GOOD, GOOD.model_copy(update=changes)])])
+
+
+def test_nothing_is_cut_or_made_up() -> None:
+    for call, what in (
+        (lambda: Pad(0, max_tokens=2)([item(4, [GOOD])]), "a sequence of group 4 has 3 tokens; max_tokens is 2"),
+        (lambda: Pack(2)([item(4, [GOOD])]), "sequence 0 has a length of 3, more than the 2 of a row"),
+        (lambda: Pad(0)([]), "no sequences to pad"),
+        (lambda: Pack(9).pack([]), "no sequences to pack"),
+        (lambda: Pad(0, side="top"), "side must be 'right' or 'left', got 'top'"),  # type: ignore[arg-type]
+        (lambda: Pad(0, multiple_of=0), "multiple_of must be at least 1"),
+    ):
+        with pytest.raises(InputError, match=what):
+            call()
+    with pytest.raises(RolloutError, match="advantages gave 1 numbers for its 2 rollouts"):
+        sequences([item(4, [GOOD, GOOD])], advantages=lambda rewards: [0.0])

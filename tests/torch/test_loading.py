@@ -1,0 +1,253 @@
+"""Batches through a DataLoader: with workers and without, whatever ends the loop, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from replaybuf import ReplayBufferConfig
+from replaybuf.errors import ConfigError, InputError, LeaseLostError, NotReadyError, QueryError
+from replaybuf.rules.tallies import Tally
+from replaybuf.torch import GroupDataset, leased_steps
+from replaybuf.torch.bridge import run
+from tests.torch.groups import TASK, group, numbers, put, totals
+
+NONE: dict[str, Any] = {}
+FORKED = {"num_workers": 2, "in_order": False, "multiprocessing_context": "fork"}
+SPAWNED = {"num_workers": 2, "in_order": False, "multiprocessing_context": "spawn", "prefetch_factor": 3}
+LOADERS = pytest.mark.parametrize("options", [NONE, FORKED, SPAWNED], ids=["none", "forked", "spawned"])
+QUICK = pytest.mark.parametrize("options", [NONE, FORKED], ids=["none", "forked"])
+
+
+def loader(dataset: GroupDataset, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, batch_size=None, **options)
+
+
+@LOADERS
+def test_every_group_is_in_one_batch(shared_config: ReplayBufferConfig, options: dict[str, Any]) -> None:
+    put(shared_config, 22)
+    dataset = GroupDataset(shared_config, {TASK: 4}, collate=numbers, timeout=0)
+    seen = []
+    with leased_steps(loader(dataset, **options)) as steps:
+        for step in steps:
+            seen.append(step.batch)
+            assert [item.uid for item in step.items[TASK]] == sorted(step.open)
+            step.acknowledge()
+            assert not step.open
+    assert sorted(itertools.chain(*seen)) == list(range(22))
+    assert sorted(map(len, seen)) == [2, 4, 4, 4, 4, 4]
+    assert totals(shared_config) == {Tally.PUT: 22, Tally.SAMPLED_NEW: 22, Tally.TAKEN: 22}
+
+
+@QUICK
+def test_a_break_gives_everything_back(shared_config: ReplayBufferConfig, options: dict[str, Any]) -> None:
+    put(shared_config, 20)
+    dataset = GroupDataset(shared_config, {TASK: 3}, collate=numbers, timeout=60)
+    with leased_steps(loader(dataset, **options)) as steps:
+        next(steps).acknowledge()
+        for _ in steps:  # not acknowledged
+            break
+    left = totals(shared_config)
+    assert (left[Tally.SIZE], left[Tally.LEASED], left[Tally.TAKEN]) == (17, 0, 3)
+    assert left[Tally.LEASE_EXPIRED] == 0  # given back, not run out
+
+
+@QUICK
+def test_an_error_in_the_step_counts_as_a_failed_delivery(config: ReplayBufferConfig, options: dict[str, Any]) -> None:
+    put(config, 4)
+    dataset = GroupDataset(config, {TASK: 2}, timeout=60)
+    with leased_steps(loader(dataset, **options)) as steps:
+        step = next(steps)
+        uids = step.open
+        with pytest.raises(ZeroDivisionError), step:
+            1 / 0  # noqa: B018
+    with leased_steps(loader(GroupDataset(config, {TASK: 4}, timeout=60))) as steps:
+        [items] = next(steps).items.values()
+        assert {item.uid: item.deliveries for item in items} == {
+            item.uid: 2 if item.uid in uids else 1 for item in items
+        }
+
+
+@QUICK
+def test_a_wait_ends_with_what_was_missing(config: ReplayBufferConfig, options: dict[str, Any]) -> None:
+    put(config, 3)
+    dataset = GroupDataset(config, {TASK: 4}, timeout=0.3)
+    with (
+        leased_steps(loader(dataset, **options)) as steps,
+        pytest.raises(NotReadyError, match=r"the trainer waited for 0.3 s: task math: 3 of 4 completed groups"),
+    ):
+        next(steps)
+    assert totals(config)[Tally.SIZE] == 3
+
+
+def test_waiting_while_the_trainer_trains_does_not_count(config: ReplayBufferConfig) -> None:
+    put(config, 2)
+    dataset = GroupDataset(config, {TASK: 2}, collate=numbers, timeout=1)
+    options = {**FORKED, "num_workers": 1, "in_order": True}
+    with leased_steps(loader(dataset, **options)) as steps:
+        next(steps).acknowledge()
+        time.sleep(2)  # a long step; the worker has been waiting since its beginning
+        put(config, 2, since=2)
+        assert next(steps).batch == [2, 3]
+
+
+def refuses(items: list[Any]) -> None:
+    raise RuntimeError(f"not these {len(items)}")
+
+
+@LOADERS
+def test_errors_of_workers_arrive(config: ReplayBufferConfig, options: dict[str, Any]) -> None:
+    put(config, 8)
+    dataset = GroupDataset(config, {TASK: 2}, collate=refuses, timeout=60)
+    with pytest.raises(RuntimeError, match="not these 2"), leased_steps(loader(dataset, **options)) as steps:
+        next(steps)
+    assert totals(config)[Tally.SIZE] == 8
+
+
+def test_a_killed_worker_is_an_error_and_its_groups_come_back(shared_config: ReplayBufferConfig) -> None:
+    put(shared_config, 12)
+    dataset = GroupDataset(shared_config, {TASK: 2}, collate=numbers_and_pid, timeout=60, seconds=2)
+    seen = []
+
+    def train_and_kill() -> None:
+        with leased_steps(loader(dataset, **FORKED)) as steps:
+            for step in steps:
+                seen.extend(step.batch[0])
+                step.acknowledge()
+                os.kill(step.batch[1], signal.SIGKILL)
+
+    with pytest.raises(RuntimeError, match="worker"):
+        train_and_kill()
+    dataset = GroupDataset(shared_config, {TASK: 1}, collate=numbers, timeout=60)
+    with leased_steps(loader(dataset)) as steps:
+        while len(seen) < 12:
+            step = next(steps)
+            seen += step.batch
+            step.acknowledge()
+    assert sorted(seen) == list(range(12))
+    assert totals(shared_config)[Tally.TAKEN] == 12
+
+
+def numbers_and_pid(items: list[Any]) -> tuple[list[int], int]:
+    return numbers(items), os.getpid()
+
+
+def test_persistent_workers_go_on_with_the_next_pass(config: ReplayBufferConfig) -> None:
+    put(config, 12)
+    dataset = GroupDataset(config, {TASK: 2}, collate=numbers_and_pid, timeout=60)
+    batches = loader(dataset, persistent_workers=True, **FORKED)
+    seen, pids = [], set()
+    for _ in range(3):
+        with leased_steps(batches) as steps:
+            for step in itertools.islice(steps, 2):
+                seen += step.batch[0]
+                pids.add(step.batch[1])
+                step.acknowledge()
+    assert sorted(seen) == list(range(12))
+    assert len(pids) <= 2
+
+
+def test_leases_go_on_while_a_step_lasts(shared_config: ReplayBufferConfig) -> None:
+    """Those of the trainer, and those of batches that wait in the DataLoader."""
+    put(shared_config, 8)
+    dataset = GroupDataset(shared_config, {TASK: 2}, collate=numbers, timeout=0, seconds=1.5)
+    seen = []
+    with leased_steps(loader(dataset, **FORKED)) as steps:
+        for step in steps:
+            time.sleep(2)
+            seen += step.batch
+            step.acknowledge()
+    assert sorted(seen) == list(range(8))
+    assert totals(shared_config) == {Tally.PUT: 8, Tally.SAMPLED_NEW: 8, Tally.TAKEN: 8}
+
+
+async def test_a_batch_whose_lease_has_ended_is_not_yielded(config: ReplayBufferConfig) -> None:
+    async with config.build() as buffer:
+        await buffer.put(group(0), TASK)
+        lease = await buffer.lease_batch({TASK: 1}, seconds=0.05, heartbeat=False)
+        adopted = buffer.adopt(lease.handle, seconds=0.05, heartbeat=False)
+        assert adopted.items[TASK][0].item == []
+        await asyncio.sleep(0.1)
+        assert await buffer.get(1, TASK, timeout=10)
+        with pytest.raises(LeaseLostError):
+            await adopted.extend()
+        with pytest.raises(LeaseLostError):
+            await adopted.acknowledge()
+
+
+@pytest.mark.parametrize("policy", ["uniform", "prioritized"])
+def test_weights_come_with_the_items(config: ReplayBufferConfig, policy: str) -> None:
+    config = config.model_copy(update={"policy": policy, "seed": 1})
+    put(config, 4)
+    with leased_steps(loader(GroupDataset(config, {TASK: 2}, beta=1.0, timeout=60))) as steps:
+        step = next(steps)
+        assert [item.weight for item in step.items[TASK]] == [1.0, 1.0]
+        assert [item.weight for item in step.batch] == [1.0, 1.0]
+
+
+def test_a_buffer_of_this_process_is_drawn_from_without_workers() -> None:
+    buffer = ReplayBufferConfig(url="memory://", policy="fifo").build()
+    with pytest.raises(InputError, match="workers open a buffer of their own"):
+        leased_steps(loader(GroupDataset(buffer, {TASK: 1}), num_workers=1)).__enter__()
+    run(buffer.put(group(0), TASK))
+    with leased_steps(loader(GroupDataset(buffer, {TASK: 1}, collate=numbers))) as steps:
+        step = next(steps)
+        assert step.batch == [0]
+        step.acknowledge()
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "what"),
+    [
+        (({},), InputError, "sizes asks for no groups"),
+        (({TASK: 0},), InputError, "sizes asks for no groups"),
+        (({TASK: 1.5},), InputError, "size"),
+    ],
+)
+def test_what_asks_for_nothing_is_refused(
+    config: ReplayBufferConfig, arguments: tuple[Any, ...], error: type[Exception], what: str
+) -> None:
+    with pytest.raises(error, match=what):
+        GroupDataset(config, *arguments)
+
+
+def test_what_cannot_be_asked_for_is_refused_at_once(config: ReplayBufferConfig) -> None:
+    for options, error in (
+        ({"timeout": "soon"}, InputError),
+        ({"seconds": -1}, InputError),
+        ({"where": {"$nor": 1}}, QueryError),
+        ({"group_status": "archived"}, InputError),
+        ({"beta": "a"}, InputError),
+    ):
+        with pytest.raises(error):
+            GroupDataset(config, {TASK: 1}, **options)
+    with pytest.raises(InputError, match="source must be a ReplayBufferConfig or a ReplayBuffer, got str"):
+        GroupDataset("sqlite:///x.db", {TASK: 1})  # type: ignore[arg-type]
+    for url in ("memory://", "pandas://", "sqlite:///:memory:"):
+        with pytest.raises(ConfigError, match="private buffer in memory"):
+            GroupDataset(ReplayBufferConfig(url=url), {TASK: 1})
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2000 worker processes")
+def test_a_loader_that_would_hold_groups_back_is_refused(config: ReplayBufferConfig) -> None:
+    dataset = GroupDataset(config, {TASK: 1})
+    for bad, what in (
+        (DataLoader(dataset, batch_size=2), "batch_size=None"),
+        (loader(dataset, num_workers=2), "in_order=False"),
+        (DataLoader([1], batch_size=None), "the DataLoader of a GroupDataset, got one of list"),
+        (loader(dataset, num_workers=2000, in_order=False), "the limit is 1024"),
+    ):
+        with pytest.raises(InputError, match=what), leased_steps(bad):
+            pass
+    with pytest.raises(InputError, match="iterate over leased_steps"):
+        next(iter(loader(dataset)))
+    with leased_steps(loader(dataset)), pytest.raises(InputError, match="is being iterated over"):
+        leased_steps(loader(dataset)).__enter__()

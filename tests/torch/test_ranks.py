@@ -1,0 +1,158 @@
+"""Several gloo ranks in processes of their own: disjoint groups, the same batch, and a rank that is killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from replaybuf import ReplayBufferConfig
+from replaybuf.errors import InputError
+from replaybuf.rules.tallies import Tally
+from replaybuf.torch import lockstep
+from tests.torch.conftest import ROOT, Ranks
+from tests.torch.groups import put, totals
+
+
+def acknowledged(folder: Path) -> Counter[int]:
+    """How often each group was trained on and acknowledged, by all ranks together."""
+    return Counter(int(line) for file in folder.glob("rank*.txt") for line in file.read_text().split())
+
+
+def each_once(config: ReplayBufferConfig, folder: Path, count: int) -> bool:
+    """By the ranks' own books, and by the store's."""
+    books, store = acknowledged(folder), totals(config)
+    taken = store[Tally.TAKEN], store[Tally.SIZE], store[Tally.LEASED]
+    return books == Counter(range(count)) and taken == (count, 0, 0)
+
+
+def test_the_other_rank_trains_what_a_killed_one_had(
+    shared_config: ReplayBufferConfig, ranks: Ranks, tmp_path: Path
+) -> None:
+    """Each has a loader of its own; all groups are acknowledged once, those of the killed one after their lease."""
+    put(shared_config, 12)
+    survivor, victim = ranks.start("each_alone", 1, 11)
+    ranks.end(victim, -9)
+    ranks.end(survivor)
+    assert each_once(shared_config, tmp_path, 12)
+    assert totals(shared_config)[Tally.LEASE_EXPIRED] == 1
+
+
+def test_a_job_in_lockstep_goes_on_after_a_rank_was_killed(
+    shared_config: ReplayBufferConfig, ranks: Ranks, tmp_path: Path
+) -> None:
+    """Killed in the middle of a step: the other rank can't go on; started again, they train each group once."""
+    put(shared_config, 16)
+    survivor, victim = ranks.start("together", 1, 16)
+    ranks.end(victim, -9)
+    _, said = ranks.end(survivor, 1)
+    assert "Connection closed by peer" in said or "waited" in said
+    assert len(acknowledged(tmp_path)) == 4
+    for rank in ranks.start("together", -1, 16):
+        ranks.end(rank)
+    assert each_once(shared_config, tmp_path, 16)
+
+
+def test_torchrun_restarts_a_job_of_which_a_rank_was_killed(
+    shared_config: ReplayBufferConfig, shared_url: str, tmp_path: Path
+) -> None:
+    put(shared_config, 16)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--max-restarts=1"]
+    command = [*launcher, "-m", "tests.torch.roles", "together", shared_url, str(tmp_path), "env", "1", "16"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert each_once(shared_config, tmp_path, 16)
+
+
+def test_all_ranks_of_a_group_train_on_the_same_batch(
+    shared_config: ReplayBufferConfig, ranks: Ranks, tmp_path: Path
+) -> None:
+    """One take; acknowledged once, by the source."""
+    put(shared_config, 6)
+    outputs = [ranks.end(rank)[0] for rank in ranks.start("same", 1, 3)]
+    assert outputs[0] == outputs[1] != ""
+    books = [(tmp_path / f"rank{rank}.txt").read_text() for rank in (0, 1)]
+    assert books[0] == books[1] == "0\n1\n2\n3\n4\n5\n"
+    assert totals(shared_config) == {Tally.PUT: 6, Tally.SAMPLED_NEW: 6, Tally.TAKEN: 6}
+
+
+@pytest.fixture
+def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """For what is about ranks and not about stores, a SQLite file will do."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        return f"sqlite:///{tmp_path}/buffer.db"
+    return str(request.getfixturevalue("postgres_database"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "shared_config" in metafunc.fixturenames:
+        metafunc.parametrize("shared_url", ["sqlite", "postgresql"], indirect=True)
+
+
+def test_an_error_of_the_source_reaches_all_ranks(ranks: Ranks) -> None:
+    own, other = (ranks.end(rank)[0] for rank in ranks.start("starved", 0))
+    assert own.startswith("NotReadyError the trainer waited for 0.2 s: task math: 0 of 2 completed groups")
+    assert other.startswith(
+        "RankError rank 0, the source of the batches, has no next step: NotReadyError: the trainer waited for 0.2 s"
+    )
+
+
+def test_an_error_of_one_rank_in_lockstep_reaches_all(config: ReplayBufferConfig, ranks: Ranks) -> None:
+    put(config, 2)
+    other, own = (ranks.end(rank)[0] for rank in ranks.start("starved_together", 1))
+    assert own.startswith("NotReadyError the trainer waited for 0.2 s")
+    assert other.startswith("RankError other ranks have no next step: rank 1: NotReadyError: ")
+    assert totals(config)[Tally.SIZE] == 2
+
+
+def test_ranks_end_together(config: ReplayBufferConfig, ranks: Ranks) -> None:
+    """Rank 1 has a step more, and gives it back."""
+    put(config, 6)
+    assert [ranks.end(rank)[0] for rank in ranks.start("uneven")] == ["1\n", "1\n"]
+    left = totals(config)
+    assert (left[Tally.TAKEN], left[Tally.SIZE], left[Tally.LEASED]) == (4, 2, 0)
+
+
+def test_a_dead_source_ends_the_wait_for_it(ranks: Ranks) -> None:
+    source, other = ranks.start("dead_source", 0)
+    ranks.end(source, -9)
+    said = ranks.end(other)[0]
+    assert said.startswith("RankError rank 1 of 2 waited ")
+    assert "s for the next step of rank 0, the source of its batches" in said
+
+
+def test_a_source_that_is_late_ends_the_wait_for_it(ranks: Ranks) -> None:
+    _, other = ranks.start("late_source", 0)
+    said = ranks.end(other)[0]
+    assert said.startswith("RankError rank 1 of 2 waited 1.")
+    assert "s for the next step of rank 0" in said
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error_on_all_ranks(config: ReplayBufferConfig, ranks: Ranks) -> None:
+    put(config, 2)
+    own, other = (ranks.end(rank)[0] for rank in ranks.start("unsendable", 0))
+    assert "pickle" in own
+    assert other.startswith("RankError rank 0, the source of the batches, has no next step: ")
+
+
+def test_ranks_settle_a_step_alike(config: ReplayBufferConfig, ranks: Ranks) -> None:
+    """Or it isn't settled; and an error of one store is known to all."""
+    put(config, 4)
+    first, second = (ranks.end(rank)[0].splitlines() for rank in ranks.start("differently"))
+    unlike = "RankError the ranks settle a step differently, and nothing was changed: "
+    assert first[0] == second[0] == unlike + "rank 0: give back; rank 1: acknowledge"
+    assert second[1] == "ReplayBufError the store says no"
+    assert first[1].startswith(
+        "RankError other ranks could not acknowledge the step: rank 1: ReplayBufError: the store"
+    )
+
+
+def test_without_ranks_it_says_what_to_call() -> None:
+    with pytest.raises(InputError, match=r"call torch\.distributed\.init_process_group first"):
+        next(lockstep([]))
