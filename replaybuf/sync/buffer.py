@@ -106,6 +106,10 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     state_dict = mirrored(ReplayBuffer[R].state_dict, as_it_is)
     load_state_dict = mirrored(ReplayBuffer[R].load_state_dict, as_it_is)
 
+    export = mirrored(ReplayBuffer[R].export, run)
+    to_pandas = mirrored(ReplayBuffer[R].to_pandas, run)
+    to_dataset = mirrored(ReplayBuffer[R].to_dataset, run)
+
 
 def _leased(lease: Lease[R] | None) -> SyncLease[R] | None:
     return None if lease is None else SyncLease(lease)

@@ -46,8 +46,8 @@ def attention(q, k, v, cu_q, cu_k, *_, softmax_scale, **__):
     for begin, end, first, last in zip(cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:]):
         seen = torch.ones(end - begin, last - first, dtype=torch.bool).tril((last - first) - (end - begin))
         heads = (part.transpose(0, 1) for part in (q[begin:end], k[first:last], v[first:last]))
-        part = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=seen, scale=softmax_scale, enable_gqa=True)
-        parts.append(part.transpose(0, 1))
+        options = {"attn_mask": seen, "scale": softmax_scale, "enable_gqa": True}
+        parts.append(torch.nn.functional.scaled_dot_product_attention(*heads, **options).transpose(0, 1))
     return torch.cat(parts)
 
 
@@ -68,12 +68,13 @@ runpy.run_path("async_train.py", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("script", ["train.py", "on_a_cpu.py"], ids=["GRPOTrainer", "AsyncGRPOTrainer"])
-def test_a_trainer_that_is_killed_goes_on_and_every_prompt_is_trained_once(folder: Path, script: str) -> None:
+@pytest.mark.parametrize(("script", "last"), [("train.py", 10), ("on_a_cpu.py", 9)], ids=["GRPO", "AsyncGRPO"])
+def test_a_trainer_that_is_killed_goes_on_and_every_prompt_is_trained_once(
+    folder: Path, script: str, last: int
+) -> None:
     (folder / "on_a_cpu.py").write_text(ON_A_CPU)
-    log, generator = folder / f"{script}.log", start("generate.py", folder)
+    log, generator, trainer = folder / f"{script}.log", start("generate.py", folder), start(script, folder)
     try:
-        trainer = start(script, folder)
         until(lambda: "step 6 trains" in log.read_text(), "the trainer was in step 6", trainer, generator)
         trainer.kill()
         assert trainer.wait() == -signal.SIGKILL
@@ -82,13 +83,14 @@ def test_a_trainer_that_is_killed_goes_on_and_every_prompt_is_trained_once(folde
         assert trainer.wait(timeout=240) == 0, log.read_text()
         assert generator.poll() is None
     finally:
-        generator.kill()
-        generator.wait()
+        for process in (trainer, generator):
+            process.kill()
+            process.wait()
     again = log.read_text()[len(killed) :]
     assert re.findall(r"step (\d+) trains", again)[0] in ("3", "5")  # after the last step that was saved whole
     steps = trained(log)
-    assert sorted(steps) == list(range(1, 11))
-    assert sorted(number for prompts in steps.values() for number in prompts) == list(range(40))
+    assert sorted(steps) == list(range(1, last + 1))
+    assert sorted(number for prompts in steps.values() for number in prompts) == list(range(4 * last))
     norms = [float(norm) for norm in re.findall(r"'grad_norm': '?([-\w.]+)", log.read_text())]
     assert all(norm == norm for norm in norms)  # none is NaN
     assert any(norms)
