@@ -22,7 +22,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.copies.facts import check_facts, damaged, is_damage, payloads_digest, write_facts
-from replaybuf.storage.sql.copies.snapshot_file import close_file, file_engine, open_file, same_file
+from replaybuf.storage.sql.copies.snapshot_file import close_file, file_engine, open_file, same_file, write_file
 from replaybuf.storage.sql.copies.state_dict import load_state, read_state
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.port import Engine, Steps
@@ -223,16 +223,7 @@ def write_state(
         load_state(tx, codec, state)
         write_facts(tx, about, _look_through(tx, progress))
 
-    async def write() -> None:
-        with partial_file(path) as partial:
-            target = file_engine(partial)
-            try:
-                await target.write(work)
-            finally:
-                await close_file(target)
-            publish(partial, path)
-
-    asyncio.run(write())
+    write_file(path, work)
 
 
 def load_file_state(

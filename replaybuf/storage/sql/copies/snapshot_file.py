@@ -1,7 +1,8 @@
-"""The files of snapshots: opening, checking and closing one."""
+"""The files of snapshots: writing, opening, checking and closing one."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 from sqlalchemy import Connection
 
 from replaybuf.errors import SnapshotMismatchError
+from replaybuf.partial import partial_file, publish
 from replaybuf.storage.sql.copies.facts import GROUPS, damaged, is_damage, read_facts
 from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.port import Function
 from replaybuf.storage.sql.engine.sqlite import SqliteEngine
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -22,6 +25,21 @@ def file_engine(path: str, *, read_only: bool = False) -> SqliteEngine:
     """Return the engine for the SQLite file of a snapshot."""
     url = parse_url("sqlite://").set(database=str(Path(path).absolute()))
     return SqliteEngine(url, durability="normal", lock_timeout=30, read_only=read_only)
+
+
+def write_file(path: str, work: Function[None]) -> None:
+    """Write a snapshot by `work(tx)`, in a transaction of an empty database, and publish it when complete; blocks."""
+
+    async def write() -> None:
+        with partial_file(path) as partial:
+            target = file_engine(partial)
+            try:
+                await target.write(work)
+            finally:
+                await close_file(target)
+            publish(partial, path)
+
+    asyncio.run(write())
 
 
 async def open_file(path: str, expected: Mapping[str, str]) -> SqliteEngine:

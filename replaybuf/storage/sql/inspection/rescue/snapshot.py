@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import insert
 
-from replaybuf.partial import partial_file, publish
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.copies.facts import payloads_digest, write_facts
 from replaybuf.storage.sql.copies.snapshot import write_lanes, write_tallies
-from replaybuf.storage.sql.copies.snapshot_file import close_file, file_engine
+from replaybuf.storage.sql.copies.snapshot_file import write_file
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.rescue.metadata import Found, name_of
 from replaybuf.storage.sql.inspection.rescue.rows import Row, marked_by, payload_of
@@ -58,16 +56,7 @@ def write_snapshot(damaged: Salvage, found: Found, file: str, last: int, told: C
         return_all(tx)
         write_facts(tx, {}, digest)
 
-    async def write() -> None:
-        with partial_file(file) as partial:
-            target = file_engine(partial)
-            try:
-                await target.write(work)
-            finally:
-                await close_file(target)
-            publish(partial, file)
-
-    asyncio.run(write())
+    write_file(file, work)
     return written
 
 
