@@ -116,6 +116,8 @@ def check_priorities(priorities: Any) -> dict[int, float]:
 
 def check_uids(uids: Any, what: str) -> tuple[int, ...]:
     """Check several uids."""
+    if type(uids) is tuple and not uids:  # as of most puts
+        return ()
     numbers = tuple(map(whole, check_list(uids, what)))
     for number in numbers:
         if number is None or not 0 <= number < _INT64:

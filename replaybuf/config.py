@@ -24,6 +24,7 @@ from replaybuf.rules.policies import ReplayPolicy, resolve_policy
 from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.sync import SyncReplayBuffer
 
 #: The class of the rollouts, for type checkers.
 R = TypeVar("R", default=RolloutState)
@@ -191,6 +192,10 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             return ReplayBuffer(storage, rollout_type, **options)
         except InputError as error:
             raise ConfigError(str(error)) from None
+
+    def build_sync(self) -> SyncReplayBuffer[R]:
+        """Return the buffer as `build` does, for callers without `await`: the same calls, which block."""
+        return SyncReplayBuffer(self.build())
 
     def rules(self) -> Rules:
         """Return the policies for draws and evictions, and the limits. Raises ConfigError."""

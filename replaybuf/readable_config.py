@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -30,7 +32,7 @@ else:
 
         def __call__(cls, *args: Any, **values: Any) -> Any:
             try:
-                return super().__call__(*args, **values)
+                return super().__call__(*args, **{name: _plain(value, name) for name, value in values.items()})
             except ValidationError as error:
                 raise ConfigError(f"{cls.__name__}: {_problems(cls, error)}") from None
 
@@ -46,10 +48,22 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
     not_misspelt: ClassVar[frozenset[str]] = frozenset({"REPLAYBUF_STATUS"})
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Read the config from a mapping, such as a section of a training config. Raises ConfigError."""
+    def from_mapping(cls, values: Mapping[str, Any] | Any) -> Self:
+        """Read the config from a section of a training config, whose names are those of the fields.
+
+        A mapping, OmegaConf's as well (also structured ones; interpolations are resolved), or an instance of a
+        dataclass, such as TRL's and verl's arguments. A `_target_` may name this class. Raises ConfigError.
+        """
+        if dataclasses.is_dataclass(values) and not isinstance(values, type):
+            values = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
+        section = _plain(values, cls.__name__)
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"{cls.__name__}: expected a mapping or a dataclass, got {type(section).__name__}")
+        target = section.get("_target_")
+        if target is not None and str(target).rpartition(".")[2] in ("", cls.__name__):
+            section = {name: value for name, value in section.items() if name != "_target_"}
         try:
-            return cls(**values)
+            return cls(**section)
         except TypeError as error:
             raise ConfigError(f"{cls.__name__}: {error}") from None
 
@@ -126,6 +140,18 @@ def _problems(config: type[BaseModel], error: ValidationError, called: Callable[
             lines[f"{name} is no field" + (f"; did you mean {near}?" if near else "")] = []
     text = "; ".join(f"{start}: {' / '.join(dict.fromkeys(rest))}" if rest else start for start, rest in lines.items())
     return f"{text} (fields: {', '.join(config.model_fields)})" if unknown else text
+
+
+def _plain(value: Any, name: str) -> Any:
+    """Return OmegaConf's containers as dicts and lists, with interpolations resolved. Raises ConfigError."""
+    omegaconf = sys.modules.get("omegaconf")  # a value can only be one of its containers where it has been imported
+    if omegaconf is None or not omegaconf.OmegaConf.is_config(value):
+        return value
+    try:
+        return omegaconf.OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+    except omegaconf.errors.OmegaConfBaseException as error:
+        where = getattr(error, "full_key", None) or name
+        raise ConfigError(f"{where}: {redact_words(str(error).partition(chr(10))[0])}") from None
 
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:

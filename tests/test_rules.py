@@ -65,7 +65,7 @@ ratios = st.sampled_from([0.1, 0.3, 1 / 3, 0.5, 1, 1, 1.5, 2, 2, 3, 4, 7.3])
 ranges = st.builds(
     lambda low, width: (low, low + width),
     st.sampled_from([-20, -7.3, -1, 0, 0, 0.5, 1, 3, 8]),
-    st.sampled_from([2, 2, 3, 4, 6.5, 8, 15, 30]),
+    st.sampled_from([0.5, 1, 1.5, 2, 2, 3, 4, 6.5, 8, 15, 30]),
 )
 fields = st.fixed_dictionaries(
     {"max_times_sampled": st.sampled_from([0, 1, 1, 2, 3, 4])},
@@ -184,7 +184,7 @@ def test_puts_and_draws_are_held_back_when_reverb_holds_them_back(limits: Limits
         ({"samples_per_insert": float("nan")}, "samples_per_insert must be a positive number"),
         ({"samples_per_insert": 1, "error_buffer": 0.5}, "error_buffer 0.5 is too small"),
         ({"samples_per_insert": 4, "error_buffer": 3, "max_times_sampled": 0}, "use at least 4"),
-        ({"samples_per_insert": 1, "error_buffer": (0, 1)}, r"error_buffer \(0, 1\) is too narrow .* at least 2 apart"),
+        ({"samples_per_insert": 1, "error_buffer": (0.5, 1.5)}, r"\(0.5, 1.5\) is too narrow .*, 2 apart are"),
         ({"samples_per_insert": 1, "error_buffer": (4, 0)}, "too narrow"),
         ({"samples_per_insert": 1, "error_buffer": (0, float("inf"))}, "must be finite"),
         ({"samples_per_insert": 1, "error_buffer": (float("nan"), 4)}, "must be finite"),
@@ -253,6 +253,7 @@ def draw_of(size: int) -> Draw:
         ({"samples_per_insert": 3, "error_buffer": 3, "max_times_sampled": 0}, 1),
         ({"samples_per_insert": 1, "min_size": 4, "error_buffer": 1, "capacity": 4, "on_full": "block"}, 1),
         ({"samples_per_insert": 1, "min_size": 1, "error_buffer": (0, 8)}, 8),
+        ({"samples_per_insert": 1, "min_size": 1, "error_buffer": (0, 1)}, 1),
         ({"samples_per_insert": 2, "min_size": 1, "error_buffer": (-4, 4), "max_times_sampled": 0}, 2),
     ],
 )

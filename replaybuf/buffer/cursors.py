@@ -1,4 +1,4 @@
-"""Cursors: small versioned values beside the groups, for places in datasets and the state that trainers publish."""
+"""Cursors: small versioned values stored with the groups, for places in datasets and what trainers publish."""
 
 from __future__ import annotations
 

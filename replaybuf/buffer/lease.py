@@ -130,7 +130,7 @@ class Lease(Generic[R]):
         """Store a result as `finish` does, but keep the lease, which then holds the new group in place of the others.
 
         If this consumer dies, the new group comes back instead of them. It takes no room, so this never waits for any.
-        A caller that is cancelled meanwhile still holds either the new group or the others.
+        A caller that is cancelled during the call still holds either the new group or the others.
         """
         chosen = self._replaced(replaces)
         return await to_its_end(self._save(items, task_name, chosen, options))
@@ -169,7 +169,7 @@ class Lease(Generic[R]):
             _logger.debug("%r ends: %s", self, error)
             self._lost = not isinstance(error, ClosedError) and bool(self._open)
             return False
-        except Exception as error:  # of any kind: the other leases must go on
+        except Exception as error:  # of any kind: the other leases still need their heartbeats
             _logger.warning("%r could not be extended and will be tried again: %s", self, error)
         return True
 

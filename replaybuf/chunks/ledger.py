@@ -145,7 +145,7 @@ class Rows:
 
 
 class Ledger:
-    """The groups beside the chunks of the task `name`; `size` fragments make a chunk."""
+    """The groups that go with the chunks of the task `name`; `size` fragments make a chunk."""
 
     def __init__(self, buffer: ReplayBuffer, name: str, size: int) -> None:
         self.buffer = buffer

@@ -107,7 +107,7 @@ class _Memory:
 
 
 def owned(raw: bytes) -> AnyArray:
-    """Return a writable array in the memory of bytes that nobody else has: a copy would be a second one.
+    """Return a writable array in the memory of bytes that nobody else holds, which saves a copy.
 
     Python shares bytes of length 0 and 1 among all who ask for them: those are copied.
     """

@@ -15,7 +15,7 @@ from replaybuf.rollouts.classes import Classes, is_storable, name_of, stored_nam
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.shapes import Shape, is_namedtuple, kind_of
 
-#: Part of the format: payloads call this class so, wherever its module is.
+#: Part of the format: the name of this class in payloads, wherever its module is.
 _STATUS: Final = "replaybuf.rollout.Status"
 
 _MANY: Final = 1000

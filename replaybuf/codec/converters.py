@@ -22,7 +22,7 @@ from replaybuf.errors import ConfigError, DecodeError
 #: By class: the name that stands in payloads, `encode(value)`, which returns what can be stored, and `decode(stored)`.
 ConverterMap = Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]]
 
-# msgpack packs these itself and asks nobody.
+# msgpack packs these itself, without calling a converter.
 _NATIVE: Final = frozenset(
     {type(None), bool, int, float, str, bytes, bytearray, memoryview, list, dict, msgpack.ExtType, msgpack.Timestamp}
 )

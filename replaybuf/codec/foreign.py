@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 
-#: What holds nothing else, and msgpack packs as it is.
+#: Types that hold no other values and that msgpack packs unchanged.
 SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _NUMBERS: Final = frozenset({int, float})
 _CONTAINERS: Final = frozenset({list, tuple, set, frozenset})
@@ -70,7 +70,7 @@ def _holds_numbers(items: list[Any]) -> bool:
 def wrapped(value: Any) -> Any:
     """Return the value with stand-ins for such objects, as far as it consists of dicts, lists, tuples and sets.
 
-    What holds none may be returned itself. RecursionError for what is nested too deeply, or holds itself.
+    A value without any may be returned itself. RecursionError for values nested too deeply, or inside themselves.
     """
     kind = type(value)
     if kind in _FOREIGN:

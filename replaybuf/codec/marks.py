@@ -16,7 +16,7 @@ ENUM, ARRAY, SCALAR, NUMPY_STR, NUMPY_BYTES, PLAIN_ARRAY, ARRAY_BEHIND, STATUS =
 OBJECT, NAMEDTUPLE = range(30, 32)
 OBJECT_ARRAY, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(40, 45)
 
-#: Those whose contents hold users' values as they are.
+#: Marks whose contents are users' values, unchanged.
 HOLDERS = frozenset({OBJECT, NAMEDTUPLE})
 
 #: How a value is stored: its mark, and the function that returns the content behind it. Without a mark, the content

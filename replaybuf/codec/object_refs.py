@@ -1,8 +1,8 @@
 """Ray ObjectRefs in payloads: the values of their objects, which outlive the cluster.
 
 Packing looks the values up and waits for nothing: where one is missing, the codec says which (`UnfetchedError`), and
-whoever may wait fetches them all in one call and encodes again. Ray is never imported here: a value can only be an
-ObjectRef where it has been.
+a caller that may wait fetches them all in one call and encodes again. Ray is never imported here: a value can only be
+an ObjectRef where it has been.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ _SCALAR: Final[Form] = (mark(SCALAR), arrays.take_scalar_apart)
 
 @dataclass(slots=True)
 class Packed:
-    """Packed values: the length of each one's msgpack, all of it, one after the other, and what is behind it."""
+    """Packed values: the length of each one's msgpack, the msgpack of all, and the bytes behind it."""
 
     lengths: list[int]
     msgpack: memoryview

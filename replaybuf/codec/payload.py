@@ -108,7 +108,7 @@ class Codec:
         self._marks = restores((self._converters, *families))
 
     def as_stored(self) -> Codec:
-        """Return a codec for payloads that are written anew: it needs neither torch nor Ray.
+        """Return a codec for rewriting payloads: it needs neither torch nor Ray.
 
         It reads tensors, objects of Ray and what no converter can rebuild as stand-ins, and writes these as they were.
         """

@@ -36,7 +36,7 @@ class Finding:
 class Look:
     """The state that checks share: how thorough to be, where the database is, and the damage found so far.
 
-    Checks that take long call `tell(done, total)` now and then.
+    Checks that take long call `tell(done, total)` from time to time.
     """
 
     where: str

@@ -26,9 +26,9 @@ class AgentLoop(Protocol):
         The group that is returned may have another number of rollouts.
 
         Rollouts that are COMPLETED already stay as they are. The others become COMPLETED, with their response and
-        reward; or FAILED, with `error_msg`; or FILTERED; or, if generation is paused meanwhile, ABORTED, with the text
-        and tokens so far in `response` and `response_ids`. With `partial`, ABORTED rollouts are continued from there.
-        `response_model_steps` may be left to the strategy, unless the weights change during the call.
+        reward; or FAILED, with `error_msg`; or FILTERED; or, if generation is paused during the call, ABORTED, with the
+        text and tokens so far in `response` and `response_ids`. With `partial`, ABORTED rollouts are continued from
+        there. `response_model_steps` may be left to the strategy, unless the weights change during the call.
 
         An exception fails this group only: it is tried again, up to the buffer's `max_deliveries`. If the call is
         cancelled, nothing of it is kept.

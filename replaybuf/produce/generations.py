@@ -281,7 +281,7 @@ class Generations:
                     status=stored,
                     keep_unfit=self._sampler.buffer.limits.keeps_unfit,
                 )
-            except FullError as error:  # the group is kept, and its lease goes on, until there is room
+            except FullError as error:  # the group is kept, and its lease extended, until there is room
                 _logger.warning("task %s: %s", self._sampler.task_name, error)
                 await self._sampler.buffer.waits.changed(seen, _ROOM_SECONDS)
             else:

@@ -36,7 +36,7 @@ class Sampler:
     heartbeat.
     """
 
-    #: The groups of the buffer that are handed out before new prompts, beside the prompts of dead workers.
+    #: The groups of the buffer that are handed out before new prompts, in addition to the prompts of dead workers.
     again: Sequence[Again] = ()
 
     def __init__(
@@ -119,7 +119,7 @@ class Sampler:
         while True:
             now = await cursors.read(self.ledger.name)
             if await cursors.move(replace(now, position=position, value=value)):
-                return  # otherwise another process has moved it meanwhile
+                return  # otherwise another process has moved it in the meantime
 
     def _make_group(self, item: Any, number: int) -> list[Any]:
         rollout, size = self._make_rollout(item), self.prompt_repeat_k

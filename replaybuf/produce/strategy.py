@@ -114,7 +114,7 @@ class ProduceStrategy(ReadableConfig):
         """Generate until `batch_size` completed groups of the sampler's task are in the buffer. Return a summary.
 
         `train_step` is the step that they are for, `model_step` that of the weights which generate. Groups that are
-        there already count. Afterwards nothing is being generated any more; `buffer.take_batch` gives the batch. With
+        there already count. Afterwards no generation is running; `buffer.take_batch` gives the batch. With
         `progress` a bar is shown if stderr is a terminal.
 
         Raises PromptsExhaustedError if the dataset has no more prompts, and ProduceError if the groups can't be made
@@ -216,7 +216,7 @@ class ProduceStrategy(ReadableConfig):
         return wanted if running else max(1, wanted)  # should_continue asked for more
 
     def bounded(self, wanted: int, limits: Limits, level: Level, flying: int, running: int) -> int:
-        """Bound a number of groups by the room beside the groups in flight, and by the concurrency here."""
+        """Bound a number of groups by the room that the groups in flight leave, and by the concurrency here."""
         room = limits.insertable(level, Status.COMPLETED)
         if room is not None:
             wanted = min(wanted, room - flying)

@@ -17,7 +17,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_step, check_timeout
 from replaybuf.errors import InputError, NotReadyError
 
-#: The name under which it is kept beside the cursors of prompt ledgers.
+#: Its name among the cursors, where prompt ledgers keep theirs.
 TRAINER = "replaybuf:trainer"
 
 _LOOK_SECONDS = 0.1

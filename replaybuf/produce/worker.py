@@ -182,7 +182,7 @@ class _Work:
             raise NotReadyError(f"after {self.patience:g} s: {await self._why_idle(state)}")
 
     def _report(self, state: TrainState) -> None:
-        """Log the work so far now and then."""
+        """Log the work so far from time to time."""
         if time.monotonic() - self.reported >= _REPORT_SECONDS:
             self.reported = time.monotonic()
             so_far = replace(self.summary, seconds=time.monotonic() - self.began)

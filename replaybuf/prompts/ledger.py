@@ -112,7 +112,7 @@ class Prompt:
     async def save(self, group: Sequence[Any] | None = None) -> None:
         """Keep what was generated so far: if this worker dies, the next one goes on from there.
 
-        A caller that is cancelled meanwhile still has the prompt.
+        A caller that is cancelled during the call still has the prompt.
         """
         await to_its_end(self._save(group))
 

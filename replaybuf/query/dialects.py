@@ -106,7 +106,7 @@ class Sqlite(Dialect):
 
 
 class Postgres(Dialect):
-    """Sends long lists as JSON, too.
+    """Sends long lists as JSON, as on SQLite.
 
     The planner turns `= ANY(array)` into a scan of the array for each row once a prepared statement is reused (its
     sixth run), and an array's length can keep it from hashing.

@@ -1,7 +1,7 @@
 """What a group's metadata says about its rollouts, so that SQL can answer without decoding payloads.
 
-A group has two records of its rollouts. Its *marks* change with a refresh, so they are small and beside the other
-metadata; its *outline* never changes and is beside the payload.
+A group has two records of its rollouts. Its *marks* change with a refresh, so they are small and stored with the other
+metadata; its *outline* never changes and is stored with the payload.
 """
 
 from __future__ import annotations

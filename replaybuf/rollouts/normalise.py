@@ -64,7 +64,14 @@ async def normalise(
 
     `said` is the status of the group in place of what its rollouts say.
     """
-    _require_fields(rollout_type, rollouts, model_step, train_step, rule)
+    features = _features(
+        rollout_type.cls is dict,
+        model_step is not None,
+        train_step is not None,
+        rule.active,
+        rule.token_stale_threshold is not None,
+    )
+    rollout_type.require_all(rollouts, features)
     if _count_tokens(rollouts, rollout_type) < _MANY_TOKENS:
         return _normalise(rollouts, rollout_type, model_step, train_step, rule, said)
     # One at a time: each thread that computes holds up the event loop for some milliseconds, in turn with the others.
@@ -72,21 +79,9 @@ async def normalise(
         return await asyncio.to_thread(_normalise, rollouts, rollout_type, model_step, train_step, rule, said)
 
 
-def _require_fields(
-    rollout_type: RolloutType,
-    rollouts: Sequence[Any],
-    model_step: int | None,
-    train_step: int | None,
-    rule: ExpiryRule,
-) -> None:
-    features = _features(rollout_type.cls is dict, model_step is not None, train_step is not None, rule)
-    for rollout in rollouts:
-        rollout_type.require_all(rollout, features)
-
-
 @lru_cache
 def _features(
-    is_dict: bool, model_step: bool, train_step: bool, rule: ExpiryRule
+    is_dict: bool, model_step: bool, train_step: bool, expiry: bool, token_expiry: bool
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the features that a put uses, each with the fields that it needs."""
     # A dict gets its mask where it needs it, and its model steps from `model_step`.
@@ -97,9 +92,9 @@ def _features(
         features.append(("model_step", ("response_ids", "response_model_steps")))
     if train_step:
         features.append(("current_train_step", ("response_model_steps",)))
-    elif rule.active:
+    elif expiry:
         features.append(("stale_threshold", ("seq_staleness",)))
-    if rule.token_stale_threshold is not None:
+    if token_expiry:
         features.append(("token_stale_threshold", ("response_ids", "response_model_steps", "response_mask")))
     return tuple((feature, tuple(name for name in names if name not in given)) for feature, names in features)
 
@@ -166,8 +161,12 @@ def _mask(rollouts: Sequence[Any], kind: RolloutType, rule: ExpiryRule, train_st
 
 def _count_tokens(rollouts: Sequence[Any], kind: RolloutType) -> int:
     """Return the number of response tokens in the group, as far as it can be determined."""
-    lists = (kind.get(rollout, "response_ids") for rollout in rollouts)
-    return sum(len(tokens) for tokens in lists if isinstance(tokens, (list, tuple)))
+    count = 0
+    for rollout in rollouts:
+        tokens = kind.get(rollout, "response_ids")
+        if isinstance(tokens, (list, tuple)):
+            count += len(tokens)
+    return count
 
 
 def _status_of(rollouts: Sequence[Any], kind: RolloutType) -> Status:

@@ -1,4 +1,4 @@
-"""The outline of a group: what people ask of its rollouts in SQL, as plain values, written once beside the payload."""
+"""The outline of a group: what people ask of its rollouts in SQL, as plain values, written once with the payload."""
 
 from __future__ import annotations
 

@@ -191,11 +191,12 @@ class RolloutType:
             )
         return self._shape.build(fields)
 
-    def require_all(self, rollout: Any, features: Iterable[tuple[str, Sequence[str]]]) -> None:
-        """Call `require` for several features, each with our names of the fields that it needs."""
-        self.check_class(rollout)
-        for feature, names in features:
-            if self._theirs or not self.names.issuperset(names):
+    def require_all(self, rollouts: Iterable[Any], features: Iterable[tuple[str, Sequence[str]]]) -> None:
+        """Call `require` for each rollout and each of several features, with our names of the fields that it needs."""
+        lacking = [one for one in features if self._theirs or not self.names.issuperset(one[1])]
+        for rollout in rollouts:
+            self.check_class(rollout)
+            for feature, names in lacking:
                 self.require(rollout, names, feature)
 
     def require(self, rollout: Any, names: Iterable[str], feature: str) -> None:

@@ -77,7 +77,7 @@ class Shape(ABC):
             object.__setattr__(instance, name, value)
 
     def problem(self, fields: Fields) -> str:
-        """Return which of these fields the class lacks and which ones it requires, for people; or "" if all is well."""
+        """Return which of these fields the class lacks and which ones it requires, as a text; "" if none."""
         # Names that were found valid are remembered, in their order.
         if (names := tuple(fields)) in self._seen:
             return ""

@@ -165,11 +165,10 @@ class Limits:
                 f"error_buffer must be one number, or the lowest and the highest error, got {error!r:.100}"
             )
         low, high = error
-        least = 2 * max(1.0, ratio)
-        if not least <= high - low < math.inf:
+        if not (math.isfinite(low) and math.isfinite(high) and self._drawable_when_puts_wait >= 1):
             raise ConfigError(
                 f"error_buffer {self._tolerance} is too narrow for samples_per_insert {ratio:g}: neither puts nor "
-                f"draws could go on; its ends must be finite and at least {least:g} apart"
+                f"draws could go on; its ends must be finite, {2 * max(1.0, ratio):g} apart are enough"
             )
         begins = ratio * self.min_size
         if low > begins:
@@ -259,16 +258,20 @@ class Limits:
         """
         if self.samples_per_insert is None:
             return self.capacity
-        # Puts wait when one more would take the error, which goes in steps of 1/q, above the highest one.
-        ratio = Fraction(self.samples_per_insert).limit_denominator(10**6)
-        low, high = map(Fraction, self._errors)
-        step = Fraction(1, ratio.denominator)
-        least = (math.floor((high - ratio) / step) + 1) * step
-        by_rate = math.floor(least - low)
-        largest = min(by_rate, self._always_insertable)
+        largest = min(self._drawable_when_puts_wait, self._always_insertable)
         if self.capacity is not None and self.on_full != "evict":
             largest = min(largest, self._largest_when_full(self.capacity))
         return largest
+
+    @property
+    def _drawable_when_puts_wait(self) -> int:
+        """The number of draws that the rate allows at least when it holds back puts."""
+        ratio = Fraction(self.samples_per_insert or 1).limit_denominator(10**6)
+        low, high = map(Fraction, self._errors)
+        # One more put would take the error, which goes in steps of 1/q, above the highest one.
+        step = Fraction(1, ratio.denominator)
+        error = (math.floor((high - ratio) / step) + 1) * step
+        return math.floor(error - low)
 
     @property
     def _always_insertable(self) -> int:

@@ -235,7 +235,7 @@ class CheckpointStorage(ABC):
 
 
 class CursorStorage(LeaseStorage):
-    """Small versioned values beside the groups: positions in datasets, and prompts that are leased when one moves."""
+    """Small versioned values stored with the groups: places in datasets, and prompts leased when one moves."""
 
     @abstractmethod
     async def cursor(self, name: str) -> Cursor:
@@ -274,7 +274,7 @@ class CopyStorage(ABC):
     async def save(self, path: str, about: Mapping[str, str], progress: OnProgress | None = None) -> None:
         """Write a consistent snapshot to the SQLite file `path`, replacing it, while others go on writing.
 
-        `about` is kept in the snapshot; `resume` compares it. `progress` is called now and then, in any thread.
+        `about` is kept in the snapshot; `resume` compares it. `progress` is called from time to time, in any thread.
         """
 
     @abstractmethod
@@ -282,7 +282,7 @@ class CopyStorage(ABC):
         """Load the snapshot at `path` into this store, wholly or not at all.
 
         Raises NotEmptyError when the store isn't empty, SnapshotMismatchError when the snapshot's `about` differs from
-        `expected`, and SnapshotError when it isn't whole. `progress` is called now and then, in any thread.
+        `expected`, and SnapshotError when it isn't whole. `progress` is called from time to time, in any thread.
         """
 
 

@@ -1,4 +1,4 @@
-"""An open store: the thread, the engine, and the tasks that run beside the operations."""
+"""An open store: the thread, the engine, and the tasks that run alongside the operations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Options:
 
 
 class Store:
-    """The parts of an open store: the thread, the engine, and the tasks that run beside the operations."""
+    """The parts of an open store: the thread, the engine, and the tasks that run alongside the operations."""
 
     def __init__(self, options: Options, scope: Scope) -> None:
         self._options = options

@@ -32,7 +32,7 @@ class Inotify:
             raise
 
     def switch(self, on: bool) -> None:
-        """Begin or stop to call. What was written meanwhile counts once."""
+        """Start or stop calling. Writes in between count as one."""
         if on and not self._on:
             self._loop.add_reader(self._fd, self._read)
         elif self._on and not on:

@@ -6,9 +6,9 @@ SQLite has one writer at a time and needs none of them.
 1. WRITERS: every write transaction takes it in its first statement, shared. Refreshes, restores, resumes and the
    beginning of a race take it exclusively: no put or take uses a step, an epoch or keys that are just being changed.
 2. SCHEMA: creating the tables, so that two processes may open a new database.
-3. SWEEP: making a checkpoint, in a transaction beside the one that copies, which takes WRITERS at the end: nobody who
-   has WRITERS waits for SWEEP. Sweeps and undone takes try for it, shared: no payload is deleted that a copy will need,
-   and a take is undone in a checkpoint that was being made once that is there.
+3. SWEEP: making a checkpoint, in a transaction alongside the one that copies, which takes WRITERS at the end: nobody
+   who has WRITERS waits for SWEEP. Sweeps and undone takes try for it, shared: no payload is deleted that a copy will
+   need, and a take is undone in a checkpoint that was being made once that is there.
 4. TASK (by name): puts and draws of tasks with limits, which act on counts that they read.
 5. Rows of groups, by uid; lanes, by id.
 6. KEY (by name): puts with a key, so that the second of two finds the first one's group; then that group's row.

@@ -69,7 +69,7 @@ class Engine(ABC):
     async def write_beside(
         self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT
     ) -> T:
-        """Run `function(tx)` in a write transaction on one state of the database, if possible beside all other writers.
+        """Run `function(tx)` in a write transaction on one state of the database, if possible alongside other writers.
 
         That state is newer than the locks that `guard(tx)` takes, which are held until the end. Before the commit,
         `confirm(tx)` sees what others have committed by then, while nobody writes alone. All three may be repeated,
@@ -116,7 +116,7 @@ class Changes(ABC):
 
     #: The longest time between two looks, in seconds.
     seconds: float
-    #: Whether others wait for announcements, beside looking.
+    #: Whether others wait for announcements, besides polling.
     announces: bool = False
 
     @abstractmethod
@@ -124,7 +124,7 @@ class Changes(ABC):
         """Return whether anything may have been committed by another process since the last look."""
 
     def switch(self, on: bool) -> None:  # noqa: B027
-        """Begin or stop to give hints, where that saves anything. What changes meanwhile is hinted at afterwards."""
+        """Start or stop giving hints, where that saves anything. A change in between is hinted at afterwards."""
 
     async def announce(self) -> None:  # noqa: B027
         """Tell the others that something was committed here."""

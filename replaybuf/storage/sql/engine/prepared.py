@@ -9,9 +9,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Table, insert
+from sqlalchemy import Connection, Table, bindparam, insert
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.dialects import Dialect
@@ -20,7 +22,7 @@ Row = Sequence[Any]
 
 
 class Prepared:
-    """A statement with the parameters `names`: a `bindparam` each, or the columns of an INSERT.
+    """A statement with the parameters `names`: a `bindparam` each.
 
     `build(dialect)` returns the statement. Values are given in the order of the names, as the driver takes them: JSON
     as text, lists as `Dialect.listed` returns them. Rows are the driver's: JSON as
@@ -69,9 +71,11 @@ class Form:
         return tuple(fixed if place is None else given[place] for place, fixed in self.places)
 
 
-def insertion(table: Table) -> Prepared:
-    """Return the INSERT of whole rows, each a tuple in the order of the table's columns."""
-    return Prepared(lambda _: insert(table), *(column.key for column in table.columns))
+@lru_cache(maxsize=1024)
+def insertion(table: Table, filled: Sequence[bool]) -> Prepared:
+    """Return the INSERT of the columns of a table that are `filled`; the values are in the order of its columns."""
+    values: dict[Any, Any] = {column: bindparam(f"new_{column.key}") for column in compress(table.columns, filled)}
+    return Prepared(lambda _: insert(table).values(values), *(one.key for one in values.values()))
 
 
 class Driver:

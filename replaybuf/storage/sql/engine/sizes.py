@@ -59,5 +59,5 @@ def sqlite_limit(connection: Connection) -> RowLimit:
     driver: Any = connection.connection.driver_connection
     raw: sqlite3.Connection = getattr(driver, "_conn", driver)  # below aiosqlite's
     limit = raw.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
-    # As in PostgreSQL, where the megabyte is, too, a part of the whole.
+    # As in PostgreSQL, where the megabyte is part of the total, too.
     return RowLimit(limit - limit // 1000, "SQLite's limit SQLITE_MAX_LENGTH")

@@ -39,7 +39,7 @@ class NoOthers(Changes):
 class DataVersion(Changes):
     """The file's data version, which changes when another connection commits: SQLite has no notifications.
 
-    It is read now and then; on Linux also soon after each write to the log.
+    It is read at intervals; on Linux also soon after each write to the log.
     """
 
     seconds = _POLL_SECONDS
@@ -75,7 +75,7 @@ class DataVersion(Changes):
 
     def switch(self, on: bool) -> None:
         self._on = on
-        if self._next_look is None:  # what was written before is looked for even when nobody waits for a moment
+        if self._next_look is None:  # earlier writes are still looked for after a moment in which nobody waits
             self._listen()
 
     async def close(self) -> None:

@@ -115,7 +115,7 @@ class DatabaseThread:
     async def run(self, work: Callable[[], Awaitable[T]], *, undo: Callable[[T], Awaitable[object]] | None = None) -> T:
         """Run `work()` in the database's thread and return its result.
 
-        When the caller is cancelled, work that has begun goes on to its end, and then `undo(result)` is run. Raises
+        When the caller is cancelled, work that has begun is completed, and then `undo(result)` is run. Raises
         ClosedError after `close`.
         """
         call: _Call[T] = _Call(undo)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, CursorResult, and_, false, true
+from sqlalchemy import ColumnElement, Connection, CursorResult, Table, and_, false, true
 
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.sql.engine.dialects import DIALECTS, Dialect
-from replaybuf.storage.sql.engine.prepared import Driver, Prepared, announce
+from replaybuf.storage.sql.engine.prepared import Driver, Prepared, announce, insertion
 from replaybuf.storage.sql.schema.tables import lane
 
 
@@ -85,6 +86,17 @@ class Transaction:
             form = statement.form(self.dialect, self.connection)
             driver = self.driver or Driver(self.connection)
             driver.run_many(form.sql, [form.values(row) for row in rows] if form.places else rows)
+
+    def insert(self, table: Table, rows: Sequence[Sequence[Any]]) -> None:
+        """Insert rows of all columns of a table, in its order.
+
+        Columns that are None in all of them are left out: `sqlite3` takes longer to bind a None than a number, and most
+        columns of a group are None.
+        """
+        if rows:
+            columns, empty = [*zip(*rows, strict=True)], (None,) * len(rows)
+            filled = tuple([column != empty for column in columns])
+            self.run_many(insertion(table, filled), [*zip(*compress(columns, filled), strict=True)])
 
     def execute(self, statement: Any, parameters: Any = None) -> CursorResult[*tuple[Any, ...]]:
         """Run a SQLAlchemy statement."""

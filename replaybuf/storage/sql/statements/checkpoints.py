@@ -15,7 +15,7 @@ from sqlalchemy import and_, delete, exists, func, literal, select, update
 
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.engine.locks import Lock
-from replaybuf.storage.sql.engine.prepared import Prepared, Row, insertion
+from replaybuf.storage.sql.engine.prepared import Prepared, Row
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, cursor, garbage, group
 from replaybuf.storage.sql.statements.columns import STORED, uid_in
@@ -103,13 +103,12 @@ class Undone:
 
 # With JSON as text, which may be damaged.
 _STORED = Prepared(lambda dialect: select(*STORED).where(dialect.one_of(group.c.uid, "uids")), "uids")
-_COPIES = insertion(checkpoint_group)
 
 
 def undo_draw(tx: Transaction, undone: Undone) -> Undone | None:
     """Undo a draw in the checkpoints that were made after it.
 
-    Returns what is left to be done when the one is there that is being made in a transaction of its own.
+    Returns what is left to do once the checkpoint that is being made in a transaction of its own is there.
     """
     none_is_made = may_sweep(tx)
     drawn, newest = undone.drawn, undone.since
@@ -124,7 +123,7 @@ def undo_draw(tx: Transaction, undone: Undone) -> Undone | None:
         counted = ours if made.copied_to is None else and_(ours, checkpoint_group.c.uid <= made.copied_to)
         before, bytes_before = size_of(tx, made.id, counted)
         tx.execute(delete(checkpoint_group).where(*copied))
-        tx.run_many(_COPIES, [(made.id, *row) for row in undone.rows])
+        tx.insert(checkpoint_group, [(made.id, *row) for row in undone.rows])
         after, bytes_after = size_of(tx, made.id, counted)
         tallies = Counter({(row["lane"], row["name"]): row["amount"] for row in made.tallies})
         tallies.update({(lane_id, str(name)): n for (lane_id, name), n in undone.counts.items()})

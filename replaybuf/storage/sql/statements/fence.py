@@ -42,7 +42,7 @@ def check_fence(tx: Transaction) -> None:
 
 
 def compare(tx: Transaction, row: Row) -> None:
-    """Do as `check_fence` does, given the row that `FENCE` reads."""
+    """Check the fence, given the row that `FENCE` reads."""
     if (row.epoch or 0) != tx.scope.epoch:
         raise _fenced_off(tx.scope.buffer, row)
     shift, newest = row.ticket_shift or 0, row.checkpoint or 0

@@ -34,7 +34,7 @@ def note(tx: Transaction, uids: Iterable[int], leaving: Leaving) -> None:
 
 
 def told(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
-    """Return groups that have left, for their caller; not those whose metadata is damaged, too."""
+    """Return groups that have left, for their caller, without those whose metadata is damaged as well."""
     items: list[StorageItem] = []
     for row in rows:
         with contextlib.suppress(DecodeError):

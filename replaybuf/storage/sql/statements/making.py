@@ -6,7 +6,7 @@ the uid up to which groups have been copied. Until it is published, triggers cop
 at the mark when anybody is about to change or remove it.
 
 So neither the state nor the payloads that it needs depend on the maker being alive: a mark whose maker has been silent
-is dropped by whoever notices it, and its groups are left to the sweep.
+is dropped by the first process to notice, and its groups are left to the sweep.
 """
 
 from __future__ import annotations

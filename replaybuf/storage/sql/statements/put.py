@@ -89,10 +89,12 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     if tx.scope.rules.limits.slows_puts:
         refused |= _refused(tx, groups, replaced, refused)
     kept = [place for place in range(len(groups)) if place not in refused]
-    gone = [row for place in kept for row in replaced.get(place, ())]
-    kept_by_checkpoints = set(uids_in_checkpoints(tx, origins(gone)))
-    made_from = [sorted(origins(replaced.get(place, ())) & kept_by_checkpoints) for place in kept]
-    remove_replaced(tx, gone)
+    made_from: Sequence[Sequence[int]] = ()
+    if replaced:
+        gone = [row for place in kept for row in replaced.get(place, ())]
+        kept_by_checkpoints = set(uids_in_checkpoints(tx, origins(gone)))
+        made_from = [sorted(origins(replaced.get(place, ())) & kept_by_checkpoints) for place in kept]
+        remove_replaced(tx, gone)
     uids = iter(store(tx, [groups[place] for place in kept], made_from=made_from))
     return [refused[place] if place in refused else next(uids) for place in range(len(groups))]
 
@@ -292,23 +294,23 @@ def group_row(
 
 def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row]) -> None:
     """Insert rows of `rb_group`, as by `group_row`, and of `rb_payload`, as by `payload_row`."""
-    tx.run_many(_GROUPS, groups)
+    tx.insert(group, groups)
     insert_payloads(tx, payloads)
 
 
 def insert_payloads(tx: Transaction, payloads: Sequence[Row]) -> None:
     """Insert rows of `rb_payload`, as by `payload_row`."""
-    tx.run_many(_PAYLOADS, [row for row in payloads if len(row[-1]) <= _LARGE])
+    tx.insert(payload, [row for row in payloads if len(row[-1]) <= _LARGE])
     for row in payloads:
         if len(row[-1]) > _LARGE:
-            tx.fetch(_PAYLOADS, *row)
+            tx.fetch(_PAYLOAD, *row)
 
 
 #: Larger payloads are sent one by one: asyncpg copies what it sends for many rows once more.
 _LARGE = 1 << 20
 
 
-_GROUPS, _PAYLOADS = insertion(group), insertion(payload)
+_PAYLOAD = insertion(payload, (True,) * len(payload.columns))
 
 
 def aside_since(new: NewGroup) -> float | None:

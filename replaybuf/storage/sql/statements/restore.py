@@ -34,7 +34,7 @@ from replaybuf.storage.values import Checkpoint
 def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkpoint:
     """Restore the buffer to its checkpoint of a step, in a new epoch, which the transaction joins."""
     join(tx)
-    forget(tx, marks_of_buffer(tx))  # who makes one is about to be fenced off
+    forget(tx, marks_of_buffer(tx))  # their makers are about to be fenced off
     kept = find_checkpoint(tx, step)
     shift = tx.scope.ticket_shift if keep_new else shift_to(tx, kept.next_ticket)
     new = _set_new_apart(tx, kept.id) if keep_new else []

@@ -143,6 +143,6 @@ def remove(tx: Transaction, uids: Sequence[int]) -> None:
 
 
 def set_aside(tx: Transaction, home: Lane, reasons: Mapping[int, str]) -> None:
-    """Make groups of a lane FAILED, each for its reason."""
+    """Make groups of a lane FAILED, each with its own reason."""
     steps = [(home.task_name, transitions.set_aside(home.status, why), [uid]) for uid, why in reasons.items()]
     apply(tx, steps, [home])

@@ -111,7 +111,7 @@ class Drawing:
 
     def _transact(self, tx: Transaction) -> Taken | None:
         rows, ended = draw_behind_fence(tx, self._codec, self._draw, self._set_aside, self._store.lanes)
-        # When groups leave, only puts that wait for room need to know; groups set aside have come to FAILED.
+        # When groups leave, only puts that wait for room need to know; groups set aside have become FAILED.
         self._news = ended or bool(self._set_aside) or tx.scope.rules.limits.slows_puts
         if rows is None:
             return None

@@ -28,7 +28,7 @@ from replaybuf.storage.values import NewGroup, StorageItem
 
 MAX_GROUPS = 512
 MAX_BYTES = 16 * 1024 * 1024
-#: What is worth a transaction beside others, and how much such a one holds.
+#: How much has to wait for a concurrent transaction to be worth it, and how much one holds.
 ENOUGH_BYTES, SHARE_BYTES = 256 * 1024, 4 * 1024 * 1024
 #: Up to this size, a batch is written in milliseconds.
 BRIEF_BYTES = 4 * 1024 * 1024
@@ -140,7 +140,7 @@ class GroupCommit:
                 return
 
     async def _wait(self, under_way: UnderWay) -> None:
-        """Wait until a commit has ended, or enough puts wait for another one beside it."""
+        """Wait until a commit has ended, or enough puts wait for a concurrent one."""
         under_way.news.clear()
         with self._lock:
             self._listening = not self._is_enough()
@@ -148,7 +148,7 @@ class GroupCommit:
             await under_way.news.wait()
 
     def _is_enough(self) -> bool:
-        """Return whether what waits is worth a transaction beside others."""
+        """Return whether enough waits for a concurrent transaction."""
         return self._store.engine.writers > 1 and len(self._queue) * self._bytes >= ENOUGH_BYTES
 
     def _stop_if_empty(self) -> bool:

@@ -29,7 +29,7 @@ _TURN_SECONDS = 0.02
 
 
 class _StoppedError(Exception):
-    """Nobody waits for the checkpoint any more."""
+    """Its caller no longer waits for the checkpoint."""
 
 
 class Making:
@@ -56,7 +56,7 @@ class Making:
             except DroppedError:  # restored by this process, or it was silent for so long that others took over
                 continue
             except Exception:
-                # If that fails, too, others drop it when nothing is heard of it.
+                # If that fails, too, others drop it once it has been silent for long enough.
                 with contextlib.suppress(ReplayBufError):
                     await self._write(partial(_drop, mark=made))
                 raise

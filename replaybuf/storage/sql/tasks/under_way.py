@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-#: What a commit calls when the next one may begin. It needn't: its end says so, too.
+#: What a commit calls when the next one may begin; otherwise that begins when it ends.
 Passed = Callable[[], None]
 
 

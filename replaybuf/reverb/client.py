@@ -1,0 +1,132 @@
+"""Reverb's client: the tables of one database, for synchronous callers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from replaybuf.errors import ConfigError, InputError
+from replaybuf.redact import redact
+from replaybuf.reverb.samples import ReplaySample, TableInfo
+from replaybuf.reverb.table import SAMPLE_TIMEOUT, Table
+from replaybuf.storage.values import UNSET, Unset
+from replaybuf.sync import run
+
+
+class Client:
+    """Inserts into the tables of a database, and samples from them; there is no server to be started.
+
+    `tables` are their definitions, which every process gives. Calls may come from any thread, and block until they are
+    done; `table(name)` is the same table for coroutines. A client can be pickled, as its url and its tables.
+    """
+
+    def __init__(self, url: str, tables: Iterable[Table]) -> None:
+        self._url = url
+        self._tables: dict[str, Table] = {}
+        for table in tables:
+            if not isinstance(table, Table):
+                raise ConfigError(f"tables must be of replaybuf.reverb.Table, got {type(table).__name__}")
+            if table.name in self._tables:
+                raise ConfigError(f"tables: there are two of the name {table.name}")
+            self._tables[table.name] = table.replace(url=url)
+        if not self._tables:
+            raise ConfigError("tables: there must be at least one")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._url, list(self._tables.values()))
+
+    def __repr__(self) -> str:
+        return f"Client({redact(self._url)!r}, tables={', '.join(self._tables)})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all waits with ClosedError, and release the database. Idempotent."""
+        for table in self._tables.values():
+            run(table.close())
+
+    def table(self, name: str) -> Table:
+        """Return a table. Raises InputError if there is none of this name."""
+        if not isinstance(name, str) or name not in self._tables:
+            raise InputError(f"there is no table {name!r:.100}; there are {', '.join(self._tables)}")
+        return self._tables[name]
+
+    def insert(
+        self, data: Any, priorities: Mapping[str, float], *, timeout: float | Unset | None = UNSET
+    ) -> dict[str, int]:
+        """Store an item with the same data in each of these tables. Return its keys, by table.
+
+        One table after the other: if the second one has no room in time (FullError), the first one has its item.
+        """
+        if not isinstance(priorities, Mapping) or not priorities:
+            raise InputError(f"priorities must be a dict with the priority for each table, got {priorities!r:.100}")
+        chosen = {self.table(name): priority for name, priority in priorities.items()}
+        return {table.name: run(table.insert(data, priority, timeout=timeout)) for table, priority in chosen.items()}
+
+    def sample(
+        self, table: str, num_samples: int = 1, *, timeout: float | None = SAMPLE_TIMEOUT
+    ) -> Iterator[list[ReplaySample]]:
+        """Yield so many samples, each a list of one, as Reverb does for what was inserted with `insert`.
+
+        Each is sampled when it is asked for, from all items that there are then: one may come again. `sample_batch`
+        gives different items, in one transaction. Raises NotReadyError if one isn't there in `timeout` seconds.
+        """
+        chosen = self.table(table)
+        return ([sample] for _ in range(num_samples) for sample in run(chosen.sample(1, timeout=timeout, at_least=1)))
+
+    def sample_batch(
+        self,
+        table: str,
+        num_samples: int,
+        *,
+        timeout: float | None = SAMPLE_TIMEOUT,
+        at_least: int | None = None,
+    ) -> list[ReplaySample]:
+        """Sample so many different items in one transaction: `Table.sample`."""
+        return run(self.table(table).sample(num_samples, timeout=timeout, at_least=at_least))
+
+    def mutate_priorities(
+        self, table: str, updates: Mapping[int, float] | None = None, deletes: Iterable[int] | None = None
+    ) -> None:
+        """Set the priorities of items of a table by key, then remove some; those that are gone are left out."""
+        chosen = self.table(table)
+        if updates:
+            run(chosen.update_priorities(updates))
+        if deletes is not None:
+            run(chosen.delete(deletes))
+
+    def reset(self, table: str) -> None:
+        """Remove all items of a table; `Table.reset` says what becomes of its rate limiter."""
+        run(self.table(table).reset())
+
+    def server_info(self) -> dict[str, TableInfo]:
+        """Return what is known of each table, by name."""
+        return {name: run(table.info()) for name, table in self._tables.items()}
+
+    def checkpoint(self, step: int | None = None) -> int:
+        """Keep all tables as they are now, one after the other. Return the step: by default one more than the last."""
+        if step is None:
+            step = 1 + max(self._steps(), default=0)
+        for table in self._tables.values():
+            run(table.checkpoint(step))
+        return step
+
+    def restore(self, step: int | None = None) -> int:
+        """Make all tables what they were at a checkpoint, by default the last. Return its step."""
+        if step is None:
+            step = max(self._steps(), default=0)
+        for table in self._tables.values():
+            run(table.restore(step))
+        return step
+
+    def _steps(self) -> set[int]:
+        """Return the steps that all tables have a checkpoint of."""
+        made = [{one.step for one in run(table.buffer.checkpoints())} for table in self._tables.values()]
+        return set.intersection(*made)

@@ -1,0 +1,139 @@
+"""open-instruct's replay buffer over the store: a table of prompts' results, for the threads of its data loader.
+
+    from replaybuf.reverb import open_instruct as replay_buffer_lib
+
+    table = replay_buffer_lib.Table(
+        max_size=rb.capacity or global_batch_size,
+        sampler=replay_buffer_lib.make_selector(rb.sampler),
+        remover=replay_buffer_lib.make_selector(rb.remover),
+        max_times_sampled=rb.max_times_sampled,
+        rate_limiter=replay_buffer_lib.MinSize(rb.min_size or global_batch_size),
+        url="sqlite:///run.db",
+        rollout_type=ProcessedResult,
+    )
+
+The names are those of its module `replay_buffer` (pull request 1583, commit 354e747). `docs/open-instruct.md` says what
+differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.checks import whole
+from replaybuf.config import ReplayBufferConfig
+from replaybuf.errors import ClosedError, ConfigError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.policies import ReplayPolicy, resolve_policy
+from replaybuf.sync import run
+
+#: The class of the results, for type checkers.
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class MinSize:
+    """Nothing is sampled while there are fewer items."""
+
+    min_size: int
+
+
+def make_selector(name: str) -> ReplayPolicy:
+    """Return the policy of a sampler or remover: "uniform", "prioritized", "fifo", "lifo". Raises ConfigError.
+
+    Any other policy of the buffer will do, too: "staleness", or a class of one's own as "module:Class".
+    """
+    return resolve_policy(name)
+
+
+class Table(Generic[R]):
+    """Results that are inserted under a key and sampled in batches, in a database.
+
+    `max_size`: beyond it the `remover` chooses which leave. `max_times_sampled`: an item leaves with its n-th sample.
+    `rate_limiter`: how many must be there before any is sampled (default: 1). `url` is where the table is kept, and
+    `name` tells several there apart; `rollout_type` is the class of the results, and `options` are further ones of
+    ReplayBufferConfig. Calls may come from any thread, and block until they are done. `buffer` is the buffer below.
+
+    Raises ConfigError for what could never be sampled, with the names of the arguments.
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        sampler: ReplayPolicy,
+        remover: ReplayPolicy,
+        max_times_sampled: int = 1,
+        rate_limiter: MinSize | None = None,
+        *,
+        url: str,
+        rollout_type: type[R],
+        name: str = "replay_buffer",
+        **options: Any,
+    ) -> None:
+        if rate_limiter is not None and not isinstance(rate_limiter, MinSize):
+            raise ConfigError(f"rate_limiter must be a MinSize, got {type(rate_limiter).__name__}")
+        least = 1 if rate_limiter is None else rate_limiter.min_size
+        for argument, number in (("max_size", max_size), ("min_size", least), ("max_times_sampled", max_times_sampled)):
+            if (whole(number) or 0) < 1:
+                raise ConfigError(f"{argument} must be a whole number of at least 1, got {number!r:.100}")
+        if max_size < least:
+            raise ConfigError(
+                f"max_size (capacity) {max_size} is below min_size {least}: nothing could ever be sampled; raise the "
+                "one or lower the other"
+            )
+        self.name = name
+        self.buffer: ReplayBuffer[R] = ReplayBufferConfig(
+            url=url,
+            name=name,
+            policy=sampler,
+            remover=remover,
+            capacity=max_size,
+            max_times_sampled=max_times_sampled,
+            min_size=least,
+            rollout_type=rollout_type,
+            **options,
+        ).build()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    def __bool__(self) -> bool:
+        """Return True, also for an empty table: `if table:` tests whether there is one."""
+        return True
+
+    @property
+    def is_shutdown(self) -> bool:
+        """Whether `shutdown` was called here."""
+        return self._closed
+
+    def insert(self, key: str, data: R, priority: float = 1.0) -> int:
+        """Store a result and return its uid; when it returns, the result is committed. One of this key is replaced."""
+        uid = run(self.buffer.put([data], self.name, key=key, priority=priority, status=Status.COMPLETED))
+        assert uid is not None
+        return uid
+
+    def sample(self, n: int, *, timeout: float | None = None) -> list[R] | None:
+        """Wait until there are `min_size` results, and sample up to n of them; None after a `shutdown`.
+
+        With a timeout (seconds) it raises NotReadyError at the end of it, saying what was missing; without one, the log
+        says so every half minute (`replaybuf.waits`).
+        """
+        least = min(n, self.buffer.limits.min_size)
+        try:
+            return [rollouts[0] for rollouts in run(self.buffer.get(n, self.name, timeout=timeout, at_least=least))]
+        except ClosedError:
+            if self._closed:
+                return None
+            raise
+
+    def update_priorities(self, priorities: dict[int, float]) -> int:
+        """Set the priorities of results by uid. Return the number of these that are still there."""
+        return run(self.buffer.update_priorities(priorities))
+
+    def shutdown(self) -> None:
+        """End all waits, in any thread, and release the database; the results stay in it. Idempotent."""
+        self._closed = True
+        run(self.buffer.close())

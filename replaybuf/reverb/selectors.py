@@ -1,0 +1,109 @@
+"""Reverb's selectors: which item a table gives next, as its sampler, or removes next, as its remover."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from replaybuf.errors import ConfigError
+from replaybuf.rules.policies import (
+    FIFOPolicy,
+    LIFOPolicy,
+    OrderTerm,
+    PrioritizedPolicy,
+    ReplayPolicy,
+    UniformPolicy,
+)
+
+
+class LowestFirstPolicy(ReplayPolicy):
+    """Lowest priority first, then oldest."""
+
+    name = "lowest_first"
+    order = (OrderTerm("priority"), OrderTerm("timestamp_id"))
+
+
+class HighestFirstPolicy(ReplayPolicy):
+    """Highest priority first, then oldest."""
+
+    name = "highest_first"
+    order = (OrderTerm("priority", descending=True), OrderTerm("timestamp_id"))
+
+
+class Selector:
+    """A selector, by the policy that does the same here. A random one gives probabilities other than 1."""
+
+    policy: type[ReplayPolicy]
+    is_random: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Fifo(Selector):
+    """The oldest item."""
+
+    policy = FIFOPolicy
+
+
+@dataclass(frozen=True)
+class Lifo(Selector):
+    """The newest item."""
+
+    policy = LIFOPolicy
+
+
+@dataclass(frozen=True)
+class Uniform(Selector):
+    """Any item, each with the same probability."""
+
+    policy = UniformPolicy
+    is_random = True
+
+
+@dataclass(frozen=True)
+class MinHeap(Selector):
+    """The item of the lowest priority; of several, the oldest (in Reverb the one least recently updated)."""
+
+    policy = LowestFirstPolicy
+
+
+@dataclass(frozen=True)
+class MaxHeap(Selector):
+    """The item of the highest priority; of several, the oldest (in Reverb the one least recently updated)."""
+
+    policy = HighestFirstPolicy
+
+
+@dataclass(frozen=True)
+class Prioritized(Selector):
+    """Any item, with a probability proportional to priority ** priority_exponent; items of priority 0 come last.
+
+    With an exponent of 0 all items are alike, those of priority 0 too. Raises ConfigError for a negative exponent.
+    """
+
+    priority_exponent: float
+    is_random = True
+
+    def __post_init__(self) -> None:
+        exponent = self.priority_exponent
+        if isinstance(exponent, bool) or not isinstance(exponent, (int, float)) or not 0 <= exponent < math.inf:
+            raise ConfigError(f"priority_exponent must be a number of at least 0, got {exponent!r:.100}")
+
+    @property
+    def policy(self) -> type[ReplayPolicy]:  # type: ignore[override]
+        """Prioritized draws, or uniform ones with an exponent of 0."""
+        return PrioritizedPolicy if self.priority_exponent else UniformPolicy
+
+
+def exponent_of(sampler: Selector, remover: Selector) -> float:
+    """Return the exponent that turns the priorities of a table's items into weights; 1 for none.
+
+    Raises ConfigError for a sampler and a remover with different ones: an item has one weight.
+    """
+    exponents = [one.priority_exponent for one in (sampler, remover) if isinstance(one, Prioritized)]
+    different = sorted({float(exponent) for exponent in exponents if exponent})
+    if len(different) > 1:
+        raise ConfigError(
+            f"remover: its priority_exponent has to be that of the sampler, got {different[0]:g} and {different[1]:g}"
+        )
+    return different[0] if different else 1.0

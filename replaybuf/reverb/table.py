@@ -1,0 +1,318 @@
+"""A Reverb table over the store: a buffer of its own, with one task, where every group is one item."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.checks import check_list, check_priority, check_task_name, whole
+from replaybuf.config import ReplayBufferConfig
+from replaybuf.errors import ConfigError, InputError
+from replaybuf.reverb.rate_limiters import Queue, RateLimiter, Stack
+from replaybuf.reverb.samples import CallStats, RateLimiterInfo, ReplaySample, SampleInfo, TableInfo
+from replaybuf.reverb.selectors import Fifo, Lifo, Selector, exponent_of
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.tallies import Tally, levels
+from replaybuf.storage.values import UNSET, Checkpoint, StorageItem, Unset
+
+#: The default time that a sample waits, in seconds: as long as a put does.
+SAMPLE_TIMEOUT = 600.0
+
+_DATA = "data"
+# Limits say what is wrong in their own words.
+_REVERBS_WORDS = {"capacity": "max_size", "min_size": "min_size_to_sample"}
+
+
+class Table:
+    """Items that are inserted with a priority, sampled, and removed beyond `max_size`, in a database.
+
+    `sampler` and `remover` are selectors (`replaybuf.reverb.selectors`), `rate_limiter` one of
+    `replaybuf.reverb.rate_limiters`. An item leaves with its sample number `max_times_sampled`; below 1, it stays.
+    `url` is where the table is kept, and `options` are further ones of ReplayBufferConfig, such as `seed` or
+    `durability`. A table without a url is a definition: for a `Client`, or for `replace(url=...)`. All processes that
+    open a table of this name there should have the same definition.
+
+    `buffer` is the replay buffer below, for what Reverb doesn't have: leases, queries, tags, metrics. The name of the
+    table is that of its buffer and of the buffer's only task.
+
+    Raises ConfigError for what can't be done here, with the name of the argument.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sampler: Selector,
+        remover: Selector,
+        max_size: int,
+        rate_limiter: RateLimiter,
+        max_times_sampled: int = 0,
+        extensions: Any = (),
+        signature: Any = None,
+        *,
+        url: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._definition = {
+            "name": name,
+            "sampler": sampler,
+            "remover": remover,
+            "max_size": max_size,
+            "rate_limiter": rate_limiter,
+            "max_times_sampled": max_times_sampled,
+            "url": url,
+            **options,
+        }
+        self.name = _checked_name(name)
+        self._refuse(extensions, signature)
+        for argument, value, kind in (
+            ("sampler", sampler, Selector),
+            ("remover", remover, Selector),
+            ("rate_limiter", rate_limiter, RateLimiter),
+        ):
+            if not isinstance(value, kind):
+                module = "rate_limiters" if kind is RateLimiter else "selectors"
+                raise ConfigError(f"table {name}: {argument} must be one of replaybuf.reverb.{module}, got {value!r}")
+        self.sampler, self.remover, self.rate_limiter = sampler, remover, rate_limiter
+        self.max_size, self.max_times_sampled = max_size, max(0, _checked_times(name, max_times_sampled))
+        self.url = url
+        config = self._config(options)
+        self._exponent = exponent_of(sampler, remover)
+        self._buffer = None if url is None else config.build()
+
+    def _refuse(self, extensions: Any, signature: Any) -> None:
+        if extensions:
+            raise ConfigError(f"table {self.name}: extensions can't be run here; leave them out")
+        if signature is not None:
+            raise ConfigError(
+                f"table {self.name}: signature is not checked here, items may hold any values; leave it out"
+            )
+
+    def _config(self, options: Mapping[str, Any]) -> ReplayBufferConfig[Any]:
+        ours = {
+            "name": self.name,
+            "policy": self.sampler.policy,
+            "remover": self.remover.policy,
+            "capacity": self.max_size,
+            "max_times_sampled": self.max_times_sampled,
+            "rollout_type": dict,
+            **self.rate_limiter.limits,
+        }
+        for name in ours:
+            if name in options:
+                raise ConfigError(f"table {self.name}: {name} is what the arguments of the table say; leave it out")
+        try:
+            config = ReplayBufferConfig[Any](url="memory://" if self.url is None else self.url, **ours, **options)
+            config.rules()
+        except ConfigError as error:
+            words = re.sub(r"\b(capacity|min_size)\b", lambda match: _REVERBS_WORDS[match[0]], str(error))
+            raise ConfigError(f"table {self.name}: {words}") from None
+        return config
+
+    @classmethod
+    def queue(cls, name: str, max_size: int, **options: Any) -> Self:
+        """Return a table that is a bounded queue: oldest first, each item once; inserts wait when it is full."""
+        return cls(name, Fifo(), Fifo(), max_size, Queue(max_size), 1, **options)
+
+    @classmethod
+    def stack(cls, name: str, max_size: int, **options: Any) -> Self:
+        """Return a table that is a bounded stack: newest first, each item once; inserts wait when it is full."""
+        return cls(name, Lifo(), Lifo(), max_size, Stack(max_size), 1, **options)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return another table with the definition of this one, but for these arguments."""
+        return type(self)(**{**self._definition, **changes})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _table, (type(self), self._definition)
+
+    def __repr__(self) -> str:
+        limiter = self.rate_limiter
+        return f"Table({self.name!r}, {self.sampler}, {self.remover}, max_size={self.max_size}, {limiter})"
+
+    # Opening
+
+    @property
+    def buffer(self) -> ReplayBuffer[Any]:
+        """The buffer below. Raises InputError for a table without a url."""
+        if self._buffer is None:
+            raise InputError(f"table {self.name} has no url: give it one, or give the table to a Client")
+        return self._buffer
+
+    async def __aenter__(self) -> Self:
+        await self.buffer.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all waits with ClosedError, and release the database. Idempotent."""
+        await self.buffer.close()
+
+    # Items
+
+    async def insert(
+        self, data: Any, priority: float = 1.0, *, key: str | None = None, timeout: float | Unset | None = UNSET
+    ) -> int:
+        """Store an item and return its key; when it returns, the item is committed.
+
+        `data` is a number, a text, an array or tensor, or nested lists, tuples and dicts of them. An item that was
+        inserted under the same text `key` is replaced. If the rate limiter holds it back, the insert waits for up to
+        `timeout` seconds (default: `put_timeout` of the options, 600; None: for ever), then it raises FullError.
+        """
+        weight, rollout = self._weight(priority), {_DATA: data}
+        uid = await self.buffer.put(
+            [rollout], self.name, priority=weight, key=key, status=Status.COMPLETED, timeout=timeout
+        )
+        assert uid is not None
+        return uid
+
+    async def sample(
+        self, num_samples: int = 1, *, timeout: float | None = SAMPLE_TIMEOUT, at_least: int | None = None
+    ) -> list[ReplaySample]:
+        """Sample so many different items, in one transaction.
+
+        Waits until there are so many, or `at_least` so many, for up to `timeout` seconds (None: for ever); then it
+        raises NotReadyError, which says what was missing. With a timeout of 0 it takes what is there. Reverb's client
+        samples one item after the other, and the same one again: so does `Client.sample`.
+        """
+        drawn = await self.buffer.sample({self.name: num_samples}, timeout=timeout, at_least=at_least, beta=1)
+        return [self._sample(item) for item in drawn[self.name]]
+
+    async def update_priorities(self, priorities: Mapping[int, float]) -> int:
+        """Set the priorities of items by key. Return the number of these items that are still there."""
+        if not isinstance(priorities, Mapping):
+            raise InputError(f"expected a dict of keys and priorities, got {type(priorities).__name__}")
+        weights = {key: self._weight(priority) for key, priority in priorities.items()}
+        return await self.buffer.update_priorities(weights)
+
+    async def delete(self, keys: Iterable[int]) -> int:
+        """Remove items by key. Return the number of those that were there."""
+        uids = check_list(keys, "keys")
+        return await self.buffer.delete({"task_name": self.name, "uid": {"$in": uids}}) if uids else 0
+
+    async def reset(self) -> int:
+        """Remove all items. Return their number.
+
+        The rate limiter goes on from the error that it had, which its range bounds: Reverb's begins anew at 0.
+        """
+        return await self.buffer.delete({"task_name": self.name})
+
+    # Looking
+
+    async def can_sample(self, num_samples: int) -> bool:
+        """Return whether `sample` would give so many at once."""
+        return await self.buffer.is_ready({self.name: num_samples})
+
+    async def can_insert(self, num_inserts: int) -> bool:
+        """Return whether so many inserts would all be stored at once."""
+        level = (await self.buffer.levels([self.name]))[self.name]
+        allowed = self.buffer.limits.insertable(level, Status.COMPLETED)
+        return allowed is None or allowed >= num_inserts
+
+    async def info(self) -> TableInfo:
+        """Return what Reverb's TableInfo has."""
+        tallies, waits = await self.buffer.tallies(), self.buffer.waits
+        level = levels(tallies, [self.name])[self.name]
+        low, high = self.rate_limiter.error_range
+
+        def of(name: Tally) -> int:
+            return tallies.get((self.name, Status.COMPLETED, name), 0)
+
+        there = level.completed + of(Tally.LEASED)
+        inserts, samples = waits.for_room, waits.for_groups
+        limiter = RateLimiterInfo(
+            samples_per_insert=self.buffer.limits.samples_per_insert or 1.0,
+            min_diff=max(low, -sys.float_info.max),
+            max_diff=min(high, sys.float_info.max),
+            min_size_to_sample=max(1, self.buffer.limits.min_size),
+            insert_stats=CallStats(level.inserted, inserts.count, inserts.seconds, inserts.timeouts),
+            sample_stats=CallStats(level.sampled, samples.count, samples.seconds, samples.timeouts),
+        )
+        return TableInfo(
+            name=self.name,
+            sampler_options=self.sampler,
+            remover_options=self.remover,
+            max_size=self.max_size,
+            max_times_sampled=self.max_times_sampled,
+            rate_limiter_info=limiter,
+            current_size=there,
+            num_episodes=there,
+            num_deleted_episodes=level.inserted - there,
+            num_unique_samples=of(Tally.SAMPLED_NEW),
+        )
+
+    # Checkpoints
+
+    async def checkpoint(self, step: int | None = None) -> Checkpoint:
+        """Keep the table as it is now, for a `restore`; `step` is a train step, by default one more than the last.
+
+        It takes milliseconds, and blocks nobody. The last three are kept (`keep_checkpoints` of the options).
+        """
+        if step is None:
+            step = 1 + max((made.step for made in await self.buffer.checkpoints()), default=0)
+        return await self.buffer.checkpoint(step)
+
+    async def restore(self, step: int | None = None) -> Checkpoint:
+        """Make the table exactly what it was at a checkpoint, by default the last. Raises CheckpointError.
+
+        Other processes that have the table open are fenced off: their calls raise FencedError until they open it anew.
+        """
+        if step is None:
+            step = max((made.step for made in await self.buffer.checkpoints()), default=0)
+        return await self.buffer.restore(step)
+
+    # Priorities
+
+    def _weight(self, priority: float) -> float:
+        """Return what is stored as the priority: prioritized draws are proportional to it."""
+        number = check_priority(priority)
+        if self._exponent == 1.0 or number == 0.0:
+            return number
+        try:
+            weight = float(number**self._exponent)
+        except OverflowError:
+            weight = 0.0
+        if weight == 0.0:
+            raise InputError(f"priority {number:g} ** {self._exponent:g} is beyond the range of floats")
+        return weight
+
+    def _sample(self, item: StorageItem[Any]) -> ReplaySample:
+        assert item.probability is not None
+        assert item.weight is not None  # 1 / (N p)
+        info = SampleInfo(
+            key=item.uid,
+            probability=item.probability if self.sampler.is_random else 1.0,
+            table_size=round(1 / (item.weight * item.probability)),
+            priority=self._priority(item.priority),
+            times_sampled=item.times_sampled,
+        )
+        return ReplaySample(info, item.item[0][_DATA])
+
+    def _priority(self, weight: float) -> float:
+        """Return the priority with this weight, to 15 digits."""
+        return weight if self._exponent == 1.0 else float(f"{weight ** (1 / self._exponent):.15g}")
+
+
+def _table(kind: type[Table], definition: dict[str, Any]) -> Table:
+    return kind(**definition)
+
+
+def _checked_name(name: Any) -> str:
+    try:
+        return check_task_name(name, "name")
+    except InputError as error:
+        raise ConfigError(f"a table's {error}") from None
+
+
+def _checked_times(name: str, times: Any) -> int:
+    number = whole(times)
+    if number is None:
+        raise ConfigError(f"table {name}: max_times_sampled must be a whole number, got {times!r:.100}")
+    return number

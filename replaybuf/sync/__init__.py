@@ -1,0 +1,17 @@
+"""The synchronous face of a buffer: the same calls without `await`, for trainers and workers without an event loop.
+
+    from replaybuf import ReplayBufferConfig
+
+    with ReplayBufferConfig(url="sqlite:///run.db").build_sync() as buffer:
+        buffer.put(group, "math")
+        batch, counts = buffer.take_batch({"math": 64}, timeout=600)
+
+`docs/calling.md` says where it is at home.
+"""
+
+from replaybuf.sync.buffer import SyncCursors, SyncReplayBuffer
+from replaybuf.sync.items import Items
+from replaybuf.sync.lease import SyncLease, SyncLeasing
+from replaybuf.sync.loop import run
+
+__all__ = ["Items", "SyncCursors", "SyncLease", "SyncLeasing", "SyncReplayBuffer", "run"]

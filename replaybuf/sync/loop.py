@@ -1,0 +1,133 @@
+"""Running coroutines for callers without an event loop: in a thread that all of them in a process share."""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, Generic, TypeVar
+
+from replaybuf.errors import InputError
+
+T = TypeVar("T")
+
+# An interrupt that came together with a result follows this much later, when the caller has the result.
+_FOLLOWING_SECONDS = 0.02
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of replaybuf, from any thread, and return its result. Blocks, also an event loop of the caller.
+
+    All coroutines run in one background thread of this process, so that nothing is set up for a call. Errors are those
+    of the coroutine, raised in the caller. If a signal's handler raises in the caller meanwhile (Ctrl-C), the coroutine
+    is cancelled, and the exception goes on when it has ended; a second one doesn't wait for that. A result that came
+    at the same moment is returned, and KeyboardInterrupt is raised a little later.
+
+    A forked process has a thread of its own. Raises InputError in the background thread itself, which would wait for
+    itself.
+    """
+    thread = _running or _start()
+    if thread.ident == _thread.get_ident():
+        coroutine.close()
+        raise InputError("a synchronous call from a coroutine that is run by one would never end: await it there")
+    call = _Call(coroutine)
+    try:
+        thread.loop.call_soon_threadsafe(call.begin)
+        call.ended.acquire()
+    except BaseException as interrupt:
+        thread.loop.call_soon_threadsafe(call.cancel)
+        if not call.done:
+            call.ended.acquire()
+        if call.error is not None or not isinstance(interrupt, KeyboardInterrupt):
+            raise
+        thread.interrupt_soon()
+    if call.error is not None:
+        error, call.error = call.error, None
+        trace = error.__traceback__
+        try:
+            raise error.with_traceback(trace and trace.tb_next)  # without the frame of `_main`
+        finally:
+            del error, trace  # they would keep this frame alive
+    return call.result  # without a call in between, in which a signal's handler could raise
+
+
+class _Call(Generic[T]):
+    """A coroutine between its caller and the background thread. `ended` is locked until it is done."""
+
+    __slots__ = ("_coroutine", "_task", "done", "ended", "error", "result")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._task: asyncio.Task[None] | None = None
+        self.result: T
+        self.error: BaseException | None = None
+        self.done = False
+        self.ended = threading.Lock()
+        self.ended.acquire()
+
+    def begin(self) -> None:
+        """Start the coroutine (background thread)."""
+        self._task = asyncio.get_running_loop().create_task(self._main())
+
+    def cancel(self) -> None:
+        """Cancel the coroutine; its caller may have been interrupted before it was begun (background thread)."""
+        if self._task is not None:
+            self._task.cancel()
+        elif not self.done:
+            self._coroutine.close()
+            self.error = asyncio.CancelledError()
+            self._end()
+
+    async def _main(self) -> None:
+        try:
+            self.result = await self._coroutine
+        except BaseException as error:  # of any kind: it is the caller's, and the loop goes on
+            self.error = error
+        finally:
+            self._task = None
+            self._end()
+
+    def _end(self) -> None:
+        self.done = True
+        self.ended.release()
+
+
+class _LoopThread:
+    """A thread with an event loop, which ends with the process."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self.loop.run_forever, name="replaybuf-sync", daemon=True)
+        thread.start()
+        self.ident = thread.ident
+
+    def interrupt_soon(self) -> None:
+        """Raise KeyboardInterrupt in the main thread a little later."""
+        self.loop.call_soon_threadsafe(lambda: self.loop.call_later(_FOLLOWING_SECONDS, _thread.interrupt_main))
+
+
+_running: _LoopThread | None = None
+_starting = threading.Lock()
+_inherited: list[_LoopThread | None] = []
+
+
+def _start() -> _LoopThread:
+    """Return the thread, which somebody else may have started meanwhile."""
+    global _running
+    with _starting:
+        if _running is None:
+            _running = _LoopThread()
+        return _running
+
+
+def _forked() -> None:
+    """Forget the parent's thread in a forked process. It is kept as it is: closing it would disturb the parent's."""
+    global _running, _starting
+    _inherited.append(_running)
+    _running, _starting = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

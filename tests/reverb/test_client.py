@@ -1,0 +1,89 @@
+"""Reverb's client, for callers without an event loop."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import replaybuf.reverb as reverb
+from replaybuf import ConfigError, FullError, InputError, NotReadyError
+
+
+def table(name: str = "replay", **changes: Any) -> reverb.Table:
+    arguments: dict[str, Any] = {
+        "sampler": reverb.selectors.Uniform(),
+        "remover": reverb.selectors.Fifo(),
+        "max_size": 100,
+        "rate_limiter": reverb.rate_limiters.MinSize(1),
+        "seed": 1,
+    }
+    return reverb.Table(name=name, **(arguments | changes))
+
+
+def test_an_item_is_inserted_into_several_tables(any_url: str) -> None:
+    with reverb.Client(any_url, tables=[table(), reverb.Table.stack("stack", 2)]) as client:
+        keys = client.insert([0, 1], priorities={"replay": 1.0, "stack": 2.0})
+        [[sample]] = client.sample("stack")
+        assert sample == reverb.ReplaySample((keys["stack"], 1.0, 1, 2.0, 1), [0, 1])
+        assert {name: info.current_size for name, info in client.server_info().items()} == {"replay": 1, "stack": 0}
+
+
+def test_samples_are_independent() -> None:
+    """One item may come again, as in Reverb, and each by its priority; a batch has different ones."""
+    with reverb.Client("memory://", tables=[table(sampler=reverb.selectors.Prioritized(1.0))]) as client:
+        keys = {data: client.insert(data, {"replay": data})["replay"] for data in (1, 3)}
+        drawn = Counter(sample.data for [sample] in client.sample("replay", 400))
+        assert 250 < drawn[3] < 350
+        batch = client.sample_batch("replay", 2)
+        assert {sample.data for sample in batch} == {1, 3}
+        client.mutate_priorities("replay", updates={keys[1]: 9.0}, deletes=[keys[3], 10**9])
+        assert [sample.info.priority for sample in client.sample_batch("replay", 9, at_least=1)] == [9.0]
+        client.reset("replay")
+        with pytest.raises(NotReadyError):
+            next(iter(client.sample("replay", timeout=0)))
+
+
+def test_a_sample_waits_for_an_insert_of_another_thread(any_url: str) -> None:
+    with reverb.Client(any_url, tables=[reverb.Table.queue("queue", 1)]) as client:
+        inserting = threading.Thread(target=lambda: [client.insert(number, {"queue": 1.0}) for number in range(5)])
+        inserting.start()
+        assert [sample.data for [sample] in client.sample("queue", 5, timeout=20)] == list(range(5))
+        inserting.join()
+        client.insert(5, {"queue": 1.0})
+        with pytest.raises(FullError):
+            client.insert(6, {"queue": 1.0}, timeout=0.01)
+
+
+def test_all_tables_go_back_to_a_checkpoint(shared_url: str) -> None:
+    """In another client too, which was sent to another process."""
+    tables = [table(), reverb.Table.queue("queue", 9)]
+    with reverb.Client(shared_url, tables) as client:
+        client.insert("a", {"replay": 1.0, "queue": 1.0})
+        assert (client.checkpoint(), client.checkpoint(), client.checkpoint(7)) == (1, 2, 7)
+        list(client.sample("queue"))
+        client.reset("replay")
+        with pickle.loads(pickle.dumps(client)) as again:
+            assert again.restore() == 7
+            assert {info.current_size for info in again.server_info().values()} == {1}
+
+
+def test_tables_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two of the name replay"):
+        reverb.Client("memory://", tables=[table(), table()])
+    with pytest.raises(ConfigError, match="at least one"):
+        reverb.Client("memory://", tables=[])
+    with reverb.Client("memory://", tables=[table()]) as client:
+        for call in (lambda: client.sample("other"), lambda: client.insert(1, {"other": 1.0})):
+            with pytest.raises(InputError, match="there is no table 'other'; there are replay"):
+                call()
+        with pytest.raises(InputError, match="priorities"):
+            client.insert(1, {})
+
+
+def test_a_client_shows_no_password() -> None:
+    client = reverb.Client("postgresql://me:secret@host/db", tables=[table()])
+    assert "secret" not in repr(client) + repr(client.table("replay"))

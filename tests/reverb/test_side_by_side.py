@@ -1,0 +1,106 @@
+"""The same operations on Reverb's own tables: when inserts and samples have to wait, and which item is sampled.
+
+dm-reverb needs TensorFlow and Python 3.10 or 3.11, so it runs in an environment of its own, the one of
+`python -m benchmarks peers` (1.3 GB, made once).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers.environments import CannotInstallError, python_of
+from replaybuf.reverb import Table, rate_limiters, selectors
+
+pytestmark = pytest.mark.frameworks
+
+OPERATIONS = 120
+LIMITERS: list[tuple[str, list[Any]]] = [
+    ("MinSize", [1]),
+    ("MinSize", [5]),
+    ("SampleToInsertRatio", [1.0, 1, 1.0]),
+    ("SampleToInsertRatio", [2.0, 4, 6.0]),
+    ("SampleToInsertRatio", [0.5, 3, 2.0]),
+    ("SampleToInsertRatio", [2.0, 2, [-1.0, 6.0]]),
+    ("SampleToInsertRatio", [4.0, 1, [0.0, 12.5]]),
+    ("SampleToInsertRatio", [1.5, 6, [3.0, 8.0]]),
+    ("Queue", [1]),
+    ("Queue", [4]),
+]
+
+
+def cases() -> list[dict[str, Any]]:
+    chance, made = random.Random(14), []
+    for limiter in LIMITERS:
+        for sampler, remover, times in (
+            ("Fifo", "Fifo", 0),
+            ("Lifo", "Fifo", 4),
+            ("MaxHeap", "MinHeap", 0),
+            ("Fifo", "Fifo", 1),
+        ):
+            if limiter[0] == "SampleToInsertRatio" and 0 < times < limiter[1][0]:
+                continue  # Reverb would stop there for ever; it is refused here
+            operations = [chance.choice(["insert", "sample"]) for _ in range(OPERATIONS)]
+            made.append(
+                {
+                    "sampler": sampler,
+                    "remover": remover,
+                    # Reverb counts the evicted as never sampled, and stops for ever where this store goes on.
+                    "max_size": OPERATIONS if limiter[0] != "MinSize" else 6,
+                    "rate_limiter": limiter,
+                    "max_times_sampled": times,
+                    "operations": operations,
+                }
+            )
+    return made
+
+
+async def in_ours(case: dict[str, Any]) -> list[list[Any]]:
+    name, arguments = case["rate_limiter"]
+    table = Table(
+        name="t",
+        sampler=getattr(selectors, case["sampler"])(),
+        remover=getattr(selectors, case["remover"])(),
+        max_size=case["max_size"],
+        rate_limiter=getattr(rate_limiters, name)(*arguments),
+        max_times_sampled=case["max_times_sampled"],
+        url="memory://",
+    )
+    seen: list[list[Any]] = []
+    async with table:
+        for number, operation in enumerate(case["operations"]):
+            allowed = [await table.can_insert(1), await table.can_sample(1)]
+            seen.append([*allowed, (await table.info()).current_size])
+            if operation == "insert" and allowed[0]:
+                await table.insert(float(number), float(number % 7), timeout=0)
+            elif operation == "sample" and allowed[1]:
+                [sample] = await table.sample(1, timeout=0)
+                seen[-1] += [sample.data, sample.info.times_sampled]
+    return seen
+
+
+@pytest.fixture(scope="module")
+def in_reverb() -> list[list[list[Any]]]:
+    """What Reverb does in each case."""
+    try:
+        python = python_of("reverb")
+    except CannotInstallError as error:
+        pytest.skip(f"dm-reverb: {error}")
+    script = Path(__file__).with_name("in_reverb.py")
+    done = subprocess.run([python, str(script)], input=json.dumps(cases()), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers: list[list[list[Any]]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+@pytest.mark.parametrize("number", range(len(cases())))
+async def test_reverb_does_the_same(in_reverb: list[list[list[Any]]], number: int) -> None:
+    case = cases()[number]
+    ours = await in_ours(case)
+    for at, (mine, theirs) in enumerate(zip(ours, in_reverb[number], strict=True)):
+        assert mine == theirs, (case, at)

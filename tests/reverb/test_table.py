@@ -1,0 +1,256 @@
+"""Reverb's tables over the stores: samples, priorities, limits, what is known of them, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replaybuf import ConfigError, FullError, InputError, NotReadyError
+from replaybuf.reverb import Table
+from replaybuf.reverb.rate_limiters import MinSize, Queue, SampleToInsertRatio
+from replaybuf.reverb.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Selector, Uniform
+from replaybuf.reverb.table import SAMPLE_TIMEOUT
+
+SOON = 20
+
+
+def table(url: str | None = "memory://", **changes: Any) -> Table:
+    arguments: dict[str, Any] = {
+        "name": "replay",
+        "sampler": Fifo(),
+        "remover": Fifo(),
+        "max_size": 100,
+        "rate_limiter": MinSize(1),
+        "seed": 7,
+    }
+    return Table(**{**arguments, **changes, "url": url})
+
+
+async def data_of(replay: Table, num_samples: int, **options: Any) -> list[Any]:
+    return [sample.data for sample in await replay.sample(num_samples, **options)]
+
+
+async def test_an_item_comes_back_as_it_was_inserted(any_url: str) -> None:
+    """With what Reverb says of it."""
+    step = {"observation": np.arange(6, dtype=np.uint8).reshape(2, 3), "rest": [1.5, ("a", None)]}
+    async with table(any_url) as replay:
+        key = await replay.insert(step, priority=2.0)
+        await replay.insert([np.float32(1.0)])
+        first, second = await replay.sample(2)
+        assert first.info == (key, 1.0, 2, 2.0, 1)
+        np.testing.assert_array_equal(first.data["observation"], step["observation"])
+        assert first.data["rest"] == step["rest"]
+        assert second.data == [np.float32(1.0)]
+        assert (await replay.sample(1))[0].info.times_sampled == 2
+
+
+async def test_tables_in_one_database_are_apart(shared_url: str) -> None:
+    """Each has its own limits, also for another process that opens it."""
+    async with table(shared_url) as replay, Table.queue("queue", 2, url=shared_url) as queue:
+        for number in range(2):
+            await queue.insert(number)
+        await replay.insert("a")
+        with pytest.raises(FullError, match=r"error_buffer \(0, 2\) allows no more"):
+            await queue.insert(2, timeout=0)
+        async with queue.replace() as again:
+            assert await data_of(again, 2) == [0, 1]
+        assert not await queue.can_sample(1)
+        assert await data_of(replay, 1) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [(Fifo(), [1, 5, 3]), (Lifo(), [3, 5, 1]), (MinHeap(), [1, 3, 5]), (MaxHeap(), [5, 3, 1])],
+)
+async def test_a_sampler_gives_items_in_its_order(any_url: str, sampler: Selector, expected: list[int]) -> None:
+    async with table(any_url, sampler=sampler) as replay:
+        for number in (1, 5, 3):
+            await replay.insert(number, priority=number)
+        assert await data_of(replay, 3) == expected
+        assert {sample.info.probability for sample in await replay.sample(3)} == {1.0}
+
+
+@pytest.mark.parametrize(("remover", "left"), [(Fifo(), [5, 3]), (MinHeap(), [5, 3]), (MaxHeap(), [1, 3])])
+async def test_a_remover_makes_room(remover: Selector, left: list[int]) -> None:
+    """Beyond max_size."""
+    async with table(remover=remover, max_size=2) as replay:
+        for number in (1, 5, 3):
+            await replay.insert(number, priority=number)
+        assert await data_of(replay, 2) == left
+
+
+async def test_an_item_leaves_with_its_last_sample() -> None:
+    async with table(max_times_sampled=2) as replay:
+        await replay.insert("a")
+        assert await data_of(replay, 1) == await data_of(replay, 1) == ["a"]
+        assert not await replay.can_sample(1)
+
+
+async def test_priorities_have_an_exponent(any_url: str) -> None:
+    """Probabilities are proportional to priority ** exponent, and priorities come back as they were given."""
+    priorities = {0: 1.0, 1: 4.0, 2: 9.1, 3: 0.0}
+    async with table(any_url, sampler=Prioritized(0.5)) as replay:
+        keys = {number: await replay.insert(number, priority) for number, priority in priorities.items()}
+        await replay.update_priorities({keys[0]: 16.0, 10**6: 1.0})
+        samples = {sample.data: sample.info for sample in await replay.sample(4)}
+    total = 4.0 + 2.0 + math.sqrt(9.1)
+    assert [samples[number].priority for number in range(4)] == [16.0, 4.0, 9.1, 0.0]
+    assert samples[0].probability == pytest.approx(4.0 / total)
+    assert samples[2].probability == pytest.approx(math.sqrt(9.1) / total)
+    assert {info.table_size for info in samples.values()} == {4}
+    assert list(samples)[-1] == 3
+
+
+@given(st.floats(1e-6, 1e6), st.sampled_from([0.2, 0.6, 1.0, 2.0]))
+def test_a_priority_is_kept_to_15_digits(priority: float, exponent: float) -> None:
+    replay = table(None, sampler=Prioritized(exponent))
+    assert replay._priority(replay._weight(priority)) == pytest.approx(priority, rel=1e-14)
+
+
+async def test_without_an_exponent_all_items_are_alike() -> None:
+    async with table(sampler=Prioritized(0)) as replay:
+        for priority in (0.0, 7.0):
+            await replay.insert("a", priority)
+        assert {sample.info[1:4] for sample in await replay.sample(2)} == {(0.5, 2, 0.0), (0.5, 2, 7.0)}
+
+
+async def test_priorities_beyond_floats_are_refused() -> None:
+    async with table(sampler=Prioritized(3)) as replay:
+        for priority in (1e200, 1e-200, -1.0, math.nan):
+            with pytest.raises(InputError, match="priority"):
+                await replay.insert("a", priority)
+
+
+async def test_a_sample_waits_for_as_many_as_it_needs(any_url: str) -> None:
+    """Or for fewer, and takes up to its number."""
+    assert SAMPLE_TIMEOUT == 600
+    async with table(any_url, rate_limiter=MinSize(2)) as replay:
+        await replay.insert(0)
+        with pytest.raises(NotReadyError, match="task replay: 1 of 2 completed groups, but min_size is 2"):
+            await replay.sample(2, timeout=0.01)
+        sampling = asyncio.create_task(data_of(replay, 5, at_least=3, timeout=SOON))
+        for number in (1, 2):
+            await replay.insert(number)
+        assert await sampling == [0, 1, 2]
+
+
+async def test_items_are_removed_by_key(any_url: str) -> None:
+    async with table(any_url) as replay:
+        keys = [await replay.insert(number) for number in range(4)]
+        assert await replay.delete([keys[1], 10**6]) == 1
+        assert await replay.delete([]) == 0
+        assert await data_of(replay, 3) == [0, 2, 3]
+        assert await replay.reset() == 3
+        assert not await replay.can_sample(1)
+
+
+async def test_an_item_with_a_key_replaces_the_one_before(any_url: str) -> None:
+    async with table(any_url) as replay:
+        await replay.insert("old", key="a")
+        await replay.insert("new", key="a")
+        assert await data_of(replay, 9, timeout=0) == ["new"]
+
+
+async def test_what_is_known_of_a_table(any_url: str) -> None:
+    limiter = SampleToInsertRatio(samples_per_insert=2, min_size_to_sample=1, error_buffer=(-1, 6))
+    async with table(any_url, rate_limiter=limiter, max_times_sampled=2) as replay:
+        keys = [await replay.insert(number) for number in range(3)]
+        assert not await replay.can_insert(1)
+        for _ in range(3):
+            await replay.sample(1)
+        await replay.delete([keys[1]])
+        info = await replay.info()
+        assert (info.name, info.sampler_options, info.remover_options) == ("replay", Fifo(), Fifo())
+        assert (info.max_size, info.max_times_sampled) == (100, 2)
+        assert (info.current_size, info.num_episodes, info.num_deleted_episodes, info.num_unique_samples) == (
+            1,
+            1,
+            2,
+            2,
+        )
+        rate = info.rate_limiter_info
+        assert (rate.samples_per_insert, rate.min_diff, rate.max_diff, rate.min_size_to_sample) == (2, -1, 6, 1)
+        assert (rate.insert_stats.completed, rate.sample_stats.completed) == (3, 3)
+        with pytest.raises(NotReadyError):
+            await replay.sample(2, timeout=0.01)
+        assert (await replay.info()).rate_limiter_info.sample_stats.timeouts == 1
+
+
+async def test_a_table_goes_back_to_its_checkpoint(shared_url: str) -> None:
+    """By default the last one."""
+    async with table(shared_url, max_times_sampled=1) as replay:
+        await replay.insert(0)
+        assert [(await replay.checkpoint()).step for _ in range(2)] == [1, 2]
+        assert await data_of(replay, 1) == [0]
+        await replay.insert(1)
+        assert (await replay.restore()).step == 2
+        assert await data_of(replay, 9, timeout=0) == [0]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no name": ({"name": ""}, "name is empty"),
+    "max_size": ({"max_size": 0}, "table replay: max_size must be a whole number of at least 1"),
+    "sampler of Reverb": ({"sampler": object()}, r"sampler must be one of replaybuf\.reverb\.selectors"),
+    "remover by name": ({"remover": "fifo"}, r"remover must be one of replaybuf\.reverb\.selectors"),
+    "limiter": ({"rate_limiter": Fifo()}, r"rate_limiter must be one of replaybuf\.reverb\.rate_limiters"),
+    "extensions": ({"extensions": [object()]}, "extensions"),
+    "signature": ({"signature": {"a": 1}}, "signature"),
+    "times": ({"max_times_sampled": 1.5}, "max_times_sampled must be a whole number"),
+    "never full enough": (
+        {"max_size": 3, "rate_limiter": MinSize(4)},
+        "max_size 3 is below min_size_to_sample 4: nothing could ever be drawn; raise max_size or lower",
+    ),
+    "two exponents": (
+        {"sampler": Prioritized(0.6), "remover": Prioritized(1.0)},
+        "remover: its priority_exponent has to be that of the sampler",
+    ),
+    "too few samples": (
+        {"rate_limiter": SampleToInsertRatio(4, 1, 8), "max_times_sampled": 1},
+        "samples_per_insert 4 can't be reached with max_times_sampled 1",
+    ),
+    "above": (
+        {"rate_limiter": SampleToInsertRatio(1, 1, (5, 10))},
+        "above samples_per_insert \\* min_size_to_sample",
+    ),
+    "narrow": ({"rate_limiter": SampleToInsertRatio(1, 1, 0.5)}, "error_buffer 0.5 is too small"),
+    "ours": ({"capacity": 4}, "capacity is what the arguments of the table say"),
+    "unknown": ({"durabilty": "full"}, "durabilty is no field; did you mean durability"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_done_is_refused_by_name(case: str) -> None:
+    changes, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        table(None, **changes)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MinSize(0), "min_size_to_sample must be a whole number of at least 1"),
+        (lambda: SampleToInsertRatio(1, 0, 2), "min_size_to_sample"),
+        (lambda: Queue(0), "size must be a whole number"),
+        (lambda: Prioritized(-1), "priority_exponent must be a number of at least 0"),
+    ],
+)
+def test_a_part_that_can_never_work_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+async def test_a_definition_has_no_items() -> None:
+    """Until it is given a url; it can be sent to other processes."""
+    definition = pickle.loads(pickle.dumps(table(None, sampler=Prioritized(0.6), remover=Uniform())))
+    assert repr(definition).startswith("Table('replay', Prioritized(priority_exponent=0.6), Uniform()")
+    with pytest.raises(InputError, match="table replay has no url"):
+        await definition.insert(1)
+    async with definition.replace(url="memory://") as replay:
+        assert isinstance(await replay.insert(1), int)

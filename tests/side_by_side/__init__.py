@@ -1,0 +1,9 @@
+"""Two buffers side by side: one in memory, which says what is right, and one over another storage.
+
+A hypothesis state machine runs the same random operations on both and compares all that can be seen of them after each:
+results, errors, groups with their rollouts, counts, and the SQL views of databases.
+"""
+
+from tests.side_by_side.machine import SideBySide
+
+__all__ = ["SideBySide"]

@@ -1,0 +1,313 @@
+"""`replaybuf.xtuner` does what xtuner's code relies on, with a stand-in for xtuner (`stand_in`)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from replaybuf.errors import (
+    ConfigError,
+    MissingDriverError,
+    MissingSnapshotError,
+    NotEmptyError,
+    QueryError,
+    UnsupportedError,
+)
+from tests.frameworks import XtunerRollout, XtunerStatus
+from tests.xtuner import stand_in
+
+COMPLETED, EXPIRED = XtunerStatus.COMPLETED, XtunerStatus.EXPIRED
+
+
+@pytest.fixture
+def xtuner() -> Iterator[ModuleType]:
+    """`replaybuf.xtuner`, beside the stand-in."""
+    with stand_in.installed():
+        import replaybuf.xtuner
+
+        yield replaybuf.xtuner
+
+
+@pytest.fixture
+async def build(xtuner: ModuleType) -> AsyncIterator[Callable[..., Any]]:
+    """A function that builds buffers, which are closed after the test."""
+    buffers: list[Any] = []
+
+    def build(url: str, kind: str = "Async", **options: Any) -> Any:
+        buffers.append(getattr(xtuner, f"{kind}ReplayBufferConfig")(url=url, **options).build())
+        return buffers[-1]
+
+    yield build
+    for buffer in buffers:
+        await buffer.close()
+
+
+@pytest.fixture
+async def buffer(build: Callable[..., Any], shared_url: str) -> Any:
+    return build(shared_url)
+
+
+def rollout(number: int, step: int | None = 1, **fields: Any) -> XtunerRollout:
+    values: dict[str, Any] = {
+        "message": [{"role": "user", "content": "?"}],
+        "prompt_ids": [1, 2],
+        "response_ids": [3],
+        "response_mask": [1],
+        "response_model_steps": None if step is None else [step],
+        "session_id": 100 + number,
+        "status": COMPLETED,
+    }
+    return XtunerRollout(**{"rollout_id": number, "group_id": number} | values | fields)
+
+
+def numbers(groups: list[list[XtunerRollout]]) -> list[int]:
+    return [one.rollout_id or 0 for group in groups for one in group]
+
+
+async def refresh(buffer: Any, retryable: bool, step: int = 4, **options: Any) -> dict[str, int]:
+    counts: dict[str, int] = await buffer.refresh_staleness(
+        task_stale_thresholds={"math": 2},
+        expired_groups_retryable_by_task={"math": retryable},
+        current_train_step=step,
+        **options,
+    )
+    return counts
+
+
+async def test_rollouts_and_statuses_are_xtuners(buffer: Any) -> None:
+    await buffer.put([rollout(1, None)], "math", model_step=3, current_train_step=5)
+    assert await buffer.count_statuses(["math"], [COMPLETED, EXPIRED]) == {"math": {COMPLETED: 1, EXPIRED: 0}}
+    (group,) = await buffer.get(1, "math", COMPLETED)
+    assert type(group[0]) is XtunerRollout
+    assert (group[0].status, group[0].response_model_steps, group[0].seq_staleness) == (COMPLETED, [3], 1)
+
+
+async def test_a_refresh_counts_all_that_are_expired_afterwards(buffer: Any) -> None:
+    for number, step in ((1, 0), (2, 1), (3, 3)):
+        await buffer.put([rollout(number, step)], "math")
+    assert await refresh(buffer, retryable=True, step=3) == {"math": 1}
+    assert await refresh(buffer, retryable=True) == {"math": 2}
+    assert await refresh(buffer, retryable=True, statuses=[COMPLETED]) == {"math": 0}
+    assert sorted(numbers(await buffer.get(9, "math", EXPIRED))) == [1, 2]
+
+
+async def test_groups_that_a_refresh_drops_are_counted_and_released_in_one_call(buffer: Any) -> None:
+    for number, step in ((1, 0), (2, 1), (3, 3)):
+        await buffer.put([rollout(number, step), rollout(number + 10, step)], "math")
+    await refresh(buffer, retryable=True, step=3)  # one is EXPIRED already
+    assert await refresh(buffer, retryable=False) == {"math": 2}
+    assert sorted(*stand_in.released) == [101, 102, 111, 112]
+    assert (len(buffer), await buffer.count("math", EXPIRED)) == (1, 0)
+
+
+async def test_a_group_that_expires_at_its_put_is_released_and_its_rollouts_discarded(buffer: Any) -> None:
+    stale = rollout(1, 0)
+    await buffer.put([stale], "math", current_train_step=5, stale_threshold=2, expired_groups_retryable=False)
+    assert stand_in.released == [[101]]
+    assert (stale.status, stale.prompt_ids, len(buffer)) == (EXPIRED, None, 0)
+
+
+async def test_a_group_that_is_evicted_is_released(build: Callable[..., Any]) -> None:
+    buffer = build("sqlite:///:memory:", capacity=1)
+    for number in (1, 2):
+        await buffer.put([rollout(number)], "math")
+    assert stand_in.released == [[101]]
+
+
+async def test_thresholds_mean_nothing_without_a_train_step(buffer: Any) -> None:
+    await buffer.put([rollout(1, 0, seq_staleness=9)], "math", stale_threshold=2, token_stale_threshold=1)
+    assert await buffer.count("math", COMPLETED) == 1
+
+
+async def test_a_failed_group_keeps_its_staleness(buffer: Any) -> None:
+    await buffer.put([rollout(1, 0, status=XtunerStatus.FAILED, seq_staleness=7)], "math", current_train_step=5)
+    ((one,),) = await buffer.get(1, "math", XtunerStatus.FAILED)
+    assert one.seq_staleness == 7
+
+
+async def test_a_group_without_a_final_status_counts_as_completed(buffer: Any) -> None:
+    await buffer.put([rollout(1, status=XtunerStatus.INIT)], "math")
+    assert await buffer.is_ready({"math": 1, "other": 0})
+
+
+async def test_batches_have_every_task_that_was_asked_for(buffer: Any) -> None:
+    await buffer.put([rollout(1)], "math")
+    assert await buffer.take_batch({"math": 0, "code": 2}) == ({"math": [], "code": []}, {"math": 0, "code": 0})
+    assert await buffer.get(0, "math", COMPLETED) == await buffer.get(1, "math", XtunerStatus.ARCHIVED) == []
+
+
+# Saving and resuming
+
+
+async def test_a_run_that_starts_again_resumes_in_place_of_what_the_last_one_left(
+    build: Callable[..., Any], shared_url: str, tmp_path: Path
+) -> None:
+    first = build(shared_url)
+    await first.put([rollout(1)], "math")
+    await first.save(tmp_path / "checkpoint")
+    await first.put([rollout(2)], "math")
+    await first.close()
+    again = build(shared_url)
+    await again.resume(tmp_path / "checkpoint")
+    assert numbers(await again.get(9, "math", COMPLETED)) == [1]
+
+
+async def test_a_run_that_has_begun_resumes_only_into_an_empty_buffer(buffer: Any, tmp_path: Path) -> None:
+    await buffer.put([rollout(1)], "math")
+    await buffer.save(tmp_path)
+    with pytest.raises(RuntimeError) as caught:
+        await buffer.resume(tmp_path)
+    assert isinstance(caught.value, NotEmptyError)
+    assert len(buffer) == 1
+
+
+async def test_a_file_of_xtuners_own_buffer_is_named(buffer: Any, tmp_path: Path) -> None:
+    (tmp_path / "replay_buffer.pth").write_bytes(b"")
+    with pytest.raises(MissingSnapshotError, match="replaybuf import"):
+        await buffer.resume(tmp_path)
+
+
+# Parts of the user's own
+
+
+async def test_nodes_and_dicts_ask_the_same(xtuner: ModuleType, buffer: Any) -> None:
+    for number, staleness in ((1, 0), (2, 3), (3, 5)):
+        await buffer.put([rollout(number, None, seq_staleness=staleness)], "math")
+    storage = xtuner.DatabaseStorage(buffer.buffer)
+    query = {"status": COMPLETED, "staleness": {"$gt": 0, "$between": [1, 4]}, "$or": [{"uid": {"$in": [1, 2]}}]}
+    for asked in (query, xtuner.parse_query(query)):
+        assert [(one.uid, one.staleness) for one in await storage.get(asked)] == [(2, 3)]
+        assert await storage.count(asked) == 1
+    await storage.delete([1, 2])
+    assert len(storage) == 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"uid": {"$near": 1}},
+        {"uid": {"$in": 3}},
+        {"uid": {"$between": [2, 1]}},
+        {"$and": {}},
+        {"uid": {"$between": [1]}},
+        7,
+    ],
+)
+def test_what_is_no_query_is_a_value_error(xtuner: ModuleType, query: Any) -> None:
+    with pytest.raises(QueryError):
+        xtuner.parse_query(query)
+
+
+async def test_a_policy_of_ones_own_draws_from_the_database(xtuner: ModuleType, buffer: Any) -> None:
+    class Newest(xtuner.FIFOReplayPolicy):  # type: ignore[misc, name-defined]
+        same_as = ""
+
+        @staticmethod
+        def _place(item: Any) -> int:
+            return -int(item.timestamp_id)
+
+    own = xtuner.ReplayBuffer(Newest(), xtuner.DatabaseStorage(buffer.buffer))
+    for number, step in ((1, 0), (2, 2), (3, 3)):
+        await own.put([rollout(number, step)], "math", current_train_step=4)
+    assert await refresh(own, retryable=False) == {"math": 1}
+    assert numbers(await own.get(1, "math", COMPLETED)) == [3]
+    assert numbers(await buffer.get(2, "math", COMPLETED)) == [2]
+
+
+async def test_a_storage_of_ones_own_is_called_as_xtuner_calls_it(xtuner: ModuleType) -> None:
+    storage = _in_a_dict(xtuner)
+    own = xtuner.ReplayBuffer(xtuner.StalenessReplayPolicy(), storage)
+    for number, step in ((1, 0), (2, 3), (3, 2)):
+        await own.put([rollout(number, step)], "math", current_train_step=4)
+    assert (len(own), await own.is_ready({"math": 3})) == (3, True)
+    assert await refresh(own, retryable=True) == {"math": 1}
+    assert numbers(await own.get(9, "math", COMPLETED)) == [3, 2]
+    assert await refresh(own, retryable=False) == {"math": 1}
+    assert (stand_in.released, len(own)) == ([[101]], 0)
+
+
+def test_a_storage_of_ones_own_needs_a_policy(xtuner: ModuleType) -> None:
+    with pytest.raises(ConfigError, match="needs a policy"):
+        xtuner.ReplayBuffer(None, _in_a_dict(xtuner))
+
+
+async def test_the_database_refuses_to_replace_rollouts(xtuner: ModuleType, buffer: Any) -> None:
+    with pytest.raises(UnsupportedError, match="put it anew"):
+        await xtuner.DatabaseStorage(buffer.buffer).update([])
+
+
+def _in_a_dict(xtuner: ModuleType) -> Any:
+    """A storage backend as users write it: no database, and it only knows the queries that the buffer asks."""
+
+    class InADict(xtuner.StorageBackend):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self.items: dict[int, Any] = {}
+            self.last = 0
+
+        async def put(self, item: Any) -> int:
+            self.last += 1
+            item.uid = item.timestamp_id = self.last
+            self.items[self.last] = item
+            return self.last
+
+        async def get(self, query: Any) -> list[Any]:
+            conditions = {node.field: getattr(node, "value", None) for node in xtuner.parse_query(query).conditions}
+            wanted = conditions["status"]
+            wanted = wanted if isinstance(wanted, list) else [wanted]
+            items = self.items.values()
+            return [one for one in items if one.task_name == conditions["task_name"] and one.status in wanted]
+
+        async def count(self, query: Any) -> int:
+            return len(await self.get(query))
+
+        async def delete(self, uids: list[int]) -> None:
+            for uid in uids:
+                self.items.pop(uid, None)
+
+        async def update(self, items: list[Any]) -> None:
+            self.items |= {one.uid: one for one in items}
+
+        def __len__(self) -> int:
+            return len(self.items)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"items": self.items}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.items = state["items"]
+
+    return InADict()
+
+
+# Configs
+
+
+def test_a_trainer_takes_the_config_as_one_of_xtuners(xtuner: ModuleType) -> None:
+    config = xtuner.AsyncReplayBufferConfig(url="sqlite:///run.db", capacity=10)
+    assert stand_in.TrainerConfig(replay_buffer_config=config).replay_buffer_config is config
+    with pytest.raises(ValidationError):
+        stand_in.TrainerConfig(replay_buffer_config=object())  # type: ignore[arg-type]
+
+
+def test_a_config_names_the_option_that_cant_be(xtuner: ModuleType) -> None:
+    with pytest.raises(ConfigError, match="capactiy"):
+        xtuner.SyncReplayBufferConfig(capactiy=10)
+
+
+async def test_a_config_has_xtuners_order_and_a_buffer_of_its_own(build: Callable[..., Any]) -> None:
+    for kind, policy in (("Sync", "fifo"), ("Async", "staleness")):
+        assert build("sqlite:///:memory:", kind).buffer.policy.name == policy
+
+
+def test_without_xtuner_the_config_says_what_to_install() -> None:
+    with stand_in.installed(is_installed=False):
+        import replaybuf.xtuner
+
+        assert replaybuf.xtuner.parse_query({}).conditions == []  # type: ignore[attr-defined]
+        with pytest.raises(MissingDriverError, match="InternLM/xtuner"):
+            replaybuf.xtuner.SyncReplayBufferConfig()
