@@ -21,5 +21,7 @@ def test_the_torch_room_names_the_extra() -> None:
 
 
 def test_sharing_out_by_length_needs_no_torch() -> None:
-    code = "from replaybuf.rules.balance import balance\nprint(balance([3, 2, 1], 2), 'torch' in __import__('sys').modules)"
-    assert run(code) == "[[0], [1, 2]] False\n"
+    sharing = (
+        "from replaybuf.rules.balance import balance\nprint(sorted(balance([3, 2, 1], 2)), 'torch' in sys.modules)"
+    )
+    assert run(f"import sys\n{sharing}") == "[[0], [1, 2]] False\n"
