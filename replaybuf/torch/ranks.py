@@ -120,7 +120,7 @@ def split_steps(
     """Yield the steps of the group's rank `source` as `same_steps` does, but each rank's `batch` is its own part.
 
     The source's batches are lists with a part for each rank, in their order. All parts are of one lease, which is
-    acknowledged at once.
+    acknowledged at once; `items` are the groups of all ranks.
     """
     return _sent(steps, Link(group, timeout), source, split=True)
 

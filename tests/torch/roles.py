@@ -57,6 +57,20 @@ def together(url: str, folder: Path, victim: int, until: int) -> None:
         train_until(lockstep(steps, timeout=60), folder, victim, until)
 
 
+def hoard(url: str, folder: Path) -> None:
+    """A trainer that never ends its first step, while its workers lease in advance, and then wait for more."""
+    config = ReplayBufferConfig(url=url, policy="fifo")
+    dataset = GroupDataset(config, {TASK: 2}, collate=pid, timeout=600, seconds=LEASE_SECONDS)
+    batches = DataLoader(dataset, batch_size=None, num_workers=2, in_order=False)
+    with leased_steps(batches) as steps:
+        say(next(steps).batch, next(steps).batch)
+        time.sleep(600)
+
+
+def pid(items: list[Any]) -> int:
+    return os.getpid()
+
+
 def split(url: str, folder: Path, source: int, victim: int, until: int) -> None:
     """The same with batches that the source leases for both, in advance."""
     with given(source, loader(url, size=4, workers=2, collate=halves)) as steps:
@@ -85,15 +99,16 @@ def trained_by_all(folder: Path) -> int:
 
 
 def each_alone(url: str, folder: Path, victim: int, until: int) -> None:
-    """Ranks with a loader each and no collectives; the victim dies in the middle of its 2nd step."""
+    """Ranks with a loader each, on their own; the victim dies in the middle of its 2nd step."""
     rank, name = dist.get_rank(), f"rank{dist.get_rank()}"
     trained = 0
     with leased_steps(loader(url, size=1)) as steps:
         while trained < until:
             step = next(steps)
-            if rank == victim and trained == 1:
-                say("dies with", *step.batch)
-                os.kill(os.getpid(), signal.SIGKILL)
+            if trained == 1:
+                dist.barrier()  # both have their second batch
+                if rank == victim:
+                    os.kill(os.getpid(), signal.SIGKILL)
             step.acknowledge()
             note(folder, name, step.batch)
             trained += len(step.batch)
@@ -208,7 +223,7 @@ async def _lost(*_: object) -> None:
 ROLES = {
     role.__name__: role
     for role in (
-        *(together, split, each_alone, same, starved, starved_together, uneven, dead_source, late_source),
+        *(together, split, hoard, each_alone, same, starved, starved_together, uneven, dead_source, late_source),
         *(unsendable, odd_parts, differently),
     )
 }
@@ -225,6 +240,7 @@ def main() -> None:
             "gloo", init_method=where, rank=int(rank), world_size=int(size), timeout=timedelta(seconds=60)
         )
     ROLES[role](url, Path(folder), *map(int, rest))
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

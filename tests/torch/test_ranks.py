@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -90,6 +92,26 @@ def test_a_job_of_torchrun_goes_on_when_it_is_started_again(
         )
         assert done.returncode == code, done.stderr
     assert each_once(shared_config, tmp_path, 16)
+
+
+def test_workers_of_a_killed_trainer_end_and_all_groups_come_back(
+    shared_config: ReplayBufferConfig, ranks: Ranks
+) -> None:
+    put(shared_config, 9)  # five batches would be asked for: somebody waits
+    [trainer] = ranks.start("hoard", size=1)
+    assert trainer.stdout is not None
+    workers = {int(word) for word in trainer.stdout.readline().split()}
+    trainer.kill()
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{worker}/stat").exists() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{worker}/stat").exists() for worker in workers)
+
+    async def take() -> int:
+        async with shared_config.build() as buffer:
+            return len(await buffer.get(9, "math", timeout=60))
+
+    assert asyncio.run(take()) == 9
 
 
 def test_all_ranks_of_a_group_train_on_the_same_batch(
