@@ -83,11 +83,14 @@ _ELSEWHERE = {
     "chunks": "Chunk OldestVersionPolicy Selection",
     "codec.payload": "Codec",
     "errors": """
-        AccessError DecodeError EncodeError MissingDriverError MissingSnapshotError NetworkFilesystemError
-        NotADatabaseError NotEmptyError NotPicklableError RankError SchemaError SnapshotMismatchError TooLargeError
+        AccessError DecodeError EncodeError FileEndsError FileError FileThereError MissingDriverError
+        MissingSnapshotError NetworkFilesystemError NotADatabaseError NotEmptyError NotPicklableError RankError
+        SchemaError SnapshotMismatchError TooLargeError UnsafePickleError
     """,
+    "files.exporting": "Exported",
     "produce": """
-        Generated ProduceStrategy ProduceSummary TrainState publish published reward_varies to_rollout wait_published
+        Generated ProduceStrategy ProduceSummary TrainState batch_sizes publish published reward_varies to_rollout
+        wait_published
     """,
     "progress": "Progress",
     "rollouts.rollout": "group_status",
@@ -98,6 +101,7 @@ _ELSEWHERE = {
     "storage.contract": "StorageBackend",
     "storage.memory.backend": "MemoryStorage",
     "storage.sql.backend": "SQLStorage",
+    "sync": "SyncLease SyncReplayBuffer",
     "storage.values": "Changes Checkpoint Cursor Draw Leased NewGroup Refresh",
 }
 

@@ -164,6 +164,22 @@ class SnapshotMismatchError(SnapshotError, ValueError):
     """The snapshot was written with another schema or policy."""
 
 
+class FileError(ReplayBufError, ValueError):
+    """The file can't be read, or not as rollouts; the message says where in it, and what was wrong."""
+
+
+class FileEndsError(FileError):
+    """The file ends in the middle of a row or a group; it was cut short."""
+
+
+class UnsafePickleError(FileError):
+    """The pickle holds more than data: it was to import or call something, which was not done."""
+
+
+class FileThereError(ReplayBufError, FileExistsError):
+    """There is a file of this name already; it was left as it is."""
+
+
 class FragmentError(ReplayBufError, ValueError):
     """A fragment does not follow the ones before it; it was not stored.
 

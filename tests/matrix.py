@@ -42,6 +42,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("chunks/test_restarts.py::*", ("sqlite",)),
     ("chunks/*", _STRATEGY),
     ("reverb/*checkpoint*", ("sqlite",)),
+    ("reverb/*other_processes*", ("sqlite",)),
     ("reverb/*apart*", ("postgresql",)),
     ("reverb/*in_its_order*", ("memory", "postgresql")),
     ("reverb/*", _LAYER),
@@ -53,6 +54,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_async.py::*", _LAYER),
     ("produce/test_sync.py::*", _STRATEGY),
     ("produce/test_records.py::*", _STRATEGY),
+    ("produce/test_word_problems.py::*", _STRATEGY),
     ("produce/test_sampler_state.py::*", ("postgresql",)),
     ("produce/test_cancelled_production.py::*", ("sqlite",)),
     ("produce/test_limits_in_production.py::*", ("sqlite",)),
@@ -69,6 +71,9 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_train_state.py::*restore*", ("postgresql",)),
     ("produce/test_train_state.py::*another_process*", ("sqlite",)),
     ("produce/test_train_state.py::*", _STRATEGY),
+    ("xtuner/test_replay_buffer.py::*refresh*", _DATABASES),
+    ("xtuner/test_replay_buffer.py::*resumes_in_place*", _DATABASES),
+    ("xtuner/test_replay_buffer.py::*", ("sqlite",)),
     *((f"faults/test_kills.py::*postgresql-{name}-*", _DATABASES) for name in _KILLED),
     ("faults/test_kills.py::*", ("sqlite",)),
     ("cancellation/*postgresql-by_wait_for*", ("sqlite",)),
@@ -79,6 +84,11 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("cancellation/*", _DATABASES),
     ("test_forks.py::*postgresql-pass-os*", _DATABASES),
     *((f"test_{name}.py::*", ("sqlite",)) for name in ("forks", "heartbeats", "pickling", "threads", "unclosed")),
+    ("sync/test_sync_calls.py::*thread*", ("memory", "sqlite", "postgresql")),
+    ("sync/test_sync_calls.py::*", _LAYER),
+    ("sync/test_sync_processes.py::*fork*postgresql-pass-*", _DATABASES),
+    ("sync/test_sync_processes.py::*ctrl_c_ends*", ("postgresql",)),
+    ("sync/test_sync_processes.py::*", ("sqlite",)),
     ("test_prompts.py::*", _STRATEGY),
     ("values/test_object_refs.py::*", _LAYER),
     ("values/test_stores.py::*", ("memory", "sqlite", "postgresql")),
@@ -137,6 +147,12 @@ _LONG = (
     "query/test_sql.py::test_the_largest_queries_run*wide tags*",  # wide and
     "query/test_sql.py::test_lists_of_100_000*postgresql-*not_in*",  # in; the predicates' law has both
     "query/test_sql.py::test_lists_of_100_000*sqlite-tags*not_in*",
+    "sync/test_sync_processes.py::*multiprocessing*spawn*",  # test_pickling.py
+    "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",
+    *(
+        f"sync/test_sync_processes.py::*ends_quietly*{end}*"
+        for end in ("never", "collected", "cycle", "block", "closed")
+    ),
     # In one transaction like others of which a kill is tested
     *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("put several", "take again", "take at random", "extend")),
     *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("give back", "update priorities", "refresh dropping")),

@@ -19,7 +19,7 @@ from replaybuf.errors import SnapshotMismatchError
 from replaybuf.progress import Progress
 from replaybuf.storage.sql.copies.facts import DIGEST
 from replaybuf.testing.harness import plain
-from tests.stores import build, fill, group
+from tests.stores import TASK, build, fill, group, number_of
 
 COUNT = 40
 
@@ -237,3 +237,27 @@ async def test_the_policy_is_still_compared(saved: tuple[Path, list[Any]], sql_u
     async with build(sql_url, policy="lifo") as buffer:
         with pytest.raises(SnapshotMismatchError, match=r"'fifo'.*'lifo'"):
             await buffer.resume(saved[0].parent)
+
+
+async def test_a_process_that_has_the_buffer_open_goes_on_with_the_tickets_of_a_snapshot(
+    shared_url: str, tmp_path: Path
+) -> None:
+    """What it puts is drawn at random as if it had been put where the snapshot was saved."""
+    options: dict[str, Any] = {"policy": "uniform", "seed": 5}
+
+    async def put_and_drawn(buffer: ReplayBuffer) -> list[int]:
+        for number in range(10, 20):
+            await buffer.put(group(number), TASK)
+        return [number_of(rollouts) for _ in range(20) for rollouts in await buffer.get(1, TASK)]
+
+    async with build("memory://", **options) as original:
+        for number in range(10):
+            await original.put(group(number), TASK)
+        await original.get(1, TASK)
+        await original.save(tmp_path / "snapshot")
+        expected = await put_and_drawn(original)
+    async with build(shared_url, **options) as first, build(shared_url, **options) as second:
+        await fill(second, 30)  # so that uids and tickets differ
+        await second.delete({})
+        await first.resume(tmp_path / "snapshot")
+        assert await put_and_drawn(second) == expected

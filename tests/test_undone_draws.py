@@ -1,4 +1,4 @@
-"""Draws that are undone because a group can't be decoded, while others change the store."""
+"""Draws of groups that can't be given to anyone, also while others change the store."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy import select, update
 
 from replaybuf.errors import DecodeError
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import payload
 from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import StorageItem
 from replaybuf.testing.tallying import conserved
+from tests.cancellation.ways import storage_of
 from tests.stores import TASK, build, group, numbers_of
 
 
@@ -55,3 +59,20 @@ async def test_a_draw_of_very_many_groups_is_undone_in_a_checkpoint(sql_url: str
         assert await buffer.checkpoints() == [made]
         await buffer.restore(1)
         assert numbers_of(await buffer.get(1, TASK)) == [1]
+
+
+async def test_a_payload_that_could_be_decoded_but_is_not_what_was_stored_is_set_aside(shared_url: str) -> None:
+    """A bit of a text has flipped: only the checksum tells."""
+
+    def flip(tx: Transaction) -> None:
+        data = bytearray(tx.execute(select(payload.c.data).where(payload.c.uid == 2)).scalar_one())
+        data[-1] ^= 1
+        tx.execute(update(payload).where(payload.c.uid == 2).values(data=bytes(data)))
+
+    async with build(shared_url, rollout_type=dict) as buffer:
+        for number in range(3):
+            await buffer.put([{"rollout_id": number, "text": "4"}], TASK)
+        state = storage_of(buffer)._state()
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(state.engine.write(flip), state.thread.loop))
+        assert [rollouts[0]["rollout_id"] for rollouts in await buffer.get(3, TASK)] == [0, 2]
+        assert await buffer.count(TASK, "failed") == 1

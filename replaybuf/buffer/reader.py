@@ -22,11 +22,15 @@ from replaybuf.checks import (
 )
 from replaybuf.errors import (
     ClosedError,
+    InputError,
     MissingSnapshotError,
     NotPicklableError,
     SnapshotError,
     SnapshotMismatchError,
 )
+from replaybuf.files.exporting import Chosen, Exported, export_files
+from replaybuf.files.frames import to_dataset, to_pandas
+from replaybuf.files.rows import RowsOf
 from replaybuf.progress import OnProgress
 from replaybuf.query import Node, Query, parse
 from replaybuf.redact import redact_path
@@ -176,6 +180,72 @@ class BufferReader(Generic[R]):
         """
         self._check_open()
         return self.storage.find(self._parsed(query), order=parse_order(order_by), limit=check_limit(limit))
+
+    # Files
+
+    async def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        where: Query | None = None,
+        order_by: str | OrderTerm | Iterable[str | OrderTerm] | None = None,
+        limit: int | None = None,
+        rows: RowsOf = "rollouts",
+        max_bytes: int | None = None,
+        force: bool = False,
+        progress: OnProgress | None = None,
+    ) -> Exported:
+        """Write groups to a file, without consuming them: JSONL (.jsonl, .jsonl.gz, .jsonl.zst), Parquet or Arrow.
+
+        A row is a rollout or a group (`rows="groups"`), with the group's metadata and all fields of the rollouts, of
+        any class; `replaybuf import` makes the same groups of it. The groups are those that match `where` when the
+        export begins; those that leave before they are read are left out and counted. Memory doesn't grow with them.
+
+        The file has its name when it is complete. From `max_bytes` on another one is begun: NAME-00000-of-00003.jsonl.
+        A file that is there is replaced only with `force`. Raises FileThereError, DiskFullError, AccessError,
+        QueryError and, for Parquet and Arrow, MissingDriverError without pyarrow. `progress` is called as in `save`.
+        """
+        chosen = self._chosen(where, order_by, limit, rows)
+        most = None if max_bytes is None else check_limit(max_bytes)
+        return await export_files(
+            self.storage, chosen, check_folder(path), max_bytes=most, force=force, progress=progress
+        )
+
+    async def to_pandas(
+        self,
+        *,
+        where: Query | None = None,
+        order_by: str | OrderTerm | Iterable[str | OrderTerm] | None = None,
+        limit: int | None = None,
+        rows: RowsOf = "rollouts",
+    ) -> Any:
+        """Return groups as a pandas DataFrame with the rows of `export`; all of them are in memory. Needs pandas."""
+        return await to_pandas(self.storage, self._chosen(where, order_by, limit, rows))
+
+    async def to_dataset(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        where: Query | None = None,
+        order_by: str | OrderTerm | Iterable[str | OrderTerm] | None = None,
+        limit: int | None = None,
+        rows: RowsOf = "rollouts",
+        progress: OnProgress | None = None,
+    ) -> Any:
+        """Return groups as a Hugging Face `datasets.Dataset`, which reads its rows from `folder` when they are used.
+
+        The folder gets Arrow files, written as by `export`, and may be deleted after the dataset. Needs the packages
+        datasets and pyarrow. Raises what `export` raises.
+        """
+        return await to_dataset(
+            self.storage, self._chosen(where, order_by, limit, rows), check_folder(folder), progress
+        )
+
+    def _chosen(self, where: Query | None, order_by: Any, limit: int | None, rows: RowsOf) -> Chosen:
+        self._check_open()
+        if rows not in ("rollouts", "groups"):
+            raise InputError(f"rows must be 'rollouts' or 'groups', not {rows!r:.100}")
+        return Chosen(self._parsed({} if where is None else where), parse_order(order_by), check_limit(limit), rows)
 
     def _parsed(self, query: Query) -> Node:
         return parse(query, self.rollout_type.statuses)

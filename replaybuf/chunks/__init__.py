@@ -3,5 +3,6 @@
 from replaybuf.chunks.buffer import ChunkBuffer
 from replaybuf.chunks.config import ChunkBufferConfig, OldestVersionPolicy
 from replaybuf.chunks.data import Chunk, Selection
+from replaybuf.chunks.sync import SyncChunkBuffer
 
-__all__ = ["Chunk", "ChunkBuffer", "ChunkBufferConfig", "OldestVersionPolicy", "Selection"]
+__all__ = ["Chunk", "ChunkBuffer", "ChunkBufferConfig", "OldestVersionPolicy", "Selection", "SyncChunkBuffer"]

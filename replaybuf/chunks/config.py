@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from replaybuf.chunks.buffer import ChunkBuffer
+from replaybuf.chunks.sync import SyncChunkBuffer
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
@@ -68,6 +69,10 @@ class ChunkBufferConfig(ReadableConfig):
             begin_sessions=self.begin_sessions,
             lease_seconds=self.lease_seconds,
         )
+
+    def build_sync(self) -> SyncChunkBuffer:
+        """Return the chunk buffer as `build` does, for callers without `await`: the same calls, which block."""
+        return SyncChunkBuffer(self.build())
 
     def store(self) -> ReplayBufferConfig[dict[str, Any]]:
         """Return the config of the underlying store, for a ReplayBuffer over the same groups."""

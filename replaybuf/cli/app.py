@@ -33,6 +33,8 @@ COMMANDS = {
     "sql": ("replaybuf.cli.sql:sql", "Run one SQL statement that only reads."),
     "save": ("replaybuf.cli.snapshots:save", "Write a snapshot of a buffer, while the run goes on."),
     "resume": ("replaybuf.cli.snapshots:resume", "Load a snapshot into a buffer that is empty."),
+    "export": ("replaybuf.cli.exports:export", "Write groups with their full texts and tokens to a file."),
+    "import": ("replaybuf.cli.imports:import_", "Put the groups of a file into a buffer, each exactly once."),
     "checkpoints": ("replaybuf.cli.snapshots:checkpoints", "List the step checkpoints in a database."),
     "doctor": ("replaybuf.cli.doctor:doctor", "Check a database, and mend what can be mended."),
     "db": ("replaybuf.cli.db:app", "Show or upgrade the schema of a database."),
@@ -108,8 +110,8 @@ def replaybuf(
     """Look into a replay buffer while a run goes on.
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
-    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "resume", "db upgrade" and
-    "doctor --repair" only read; they don't create a database and don't wait for the run.
+    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "resume", "import",
+    "db upgrade" and "doctor --repair" only read; they don't create a database and don't wait for the run.
 
     \b
     Examples:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import Annotated, Any
-
-import typer
 
 from replaybuf import units
 from replaybuf.cli.groups import age_of, archived_at, lease_text, status_style, tags_text
 from replaybuf.cli.options import Buffer, Url, listing, option
 from replaybuf.cli.output import Column, Output
-from replaybuf.query import LogicNode, Node, parse
+from replaybuf.cli.queries import query_of
 from replaybuf.redact import redact
 from replaybuf.rules.policies import parse_order
 from replaybuf.storage.sql.inspection.groups import list_groups, tasks_of
@@ -52,7 +49,7 @@ def ls(
       replaybuf ls run.db --where '{"staleness": {"$gte": 3}, "tags.level": {"$in": [4, 5]}}'
       replaybuf ls run.db --status failed --json --limit 0 | jq '.[].error'
     """
-    query, order = _query(where, task, status), parse_order([redact(term) for term in order_by or ()])
+    query, order = query_of(where, task, status), parse_order([redact(term) for term in order_by or ()])
     reader = open_reader(url)
     found = reader.inspect(lambda tx: list_groups(tx, buffer, query, order, limit or None, count=output.for_people))
     rows = found.rows
@@ -73,27 +70,6 @@ def _nothing(reader: Reader, buffer: str | None, task: str | None) -> str:
         return "no such groups"
     more = f" and {len(tasks) - _TASKS_NAMED} more" if len(tasks) > _TASKS_NAMED else ""
     return f"no such groups; there are the tasks {', '.join(tasks[:_TASKS_NAMED])}{more}"
-
-
-def _query(where: str | None, task: str | None, status: str | None) -> Node:
-    nodes = [parse(_read_json(where))] if where else []
-    if task is not None:
-        nodes.append(parse({"task_name": task}))
-    if status is not None:
-        nodes.append(parse({"status": redact(status)}))
-    return LogicNode("$and", tuple(nodes))
-
-
-def _read_json(where: str) -> dict[str, Any]:
-    try:
-        query = json.loads(where)
-    except ValueError as error:
-        raise typer.BadParameter(
-            f'{error}; a query is JSON in single quotes: --where \'{{"task_name": "math"}}\'', param_hint="--where"
-        ) from None
-    if not isinstance(query, dict):
-        raise typer.BadParameter("a query is a JSON object, such as {}", param_hint="--where")
-    return query
 
 
 def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[Column]:

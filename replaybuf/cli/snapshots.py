@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.bar import progress_bar
+from replaybuf.cli.copying import with_bar
 from replaybuf.cli.options import Buffer, Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output, iso
 from replaybuf.errors import ConfigError
@@ -106,14 +106,16 @@ def _with_bar(what: str, work: Callable[[OnProgress], None]) -> Progress:
     from replaybuf.progress import Progress
 
     last = Progress(0, 0, 0)
-    with progress_bar(what) as bar:
 
-        def tell(progress: Progress) -> None:
+    def noting(tell: OnProgress) -> None:
+        def note(progress: Progress) -> None:
             nonlocal last
             last = progress
-            bar(progress.groups, progress.total)
+            tell(progress)
 
-        work(tell)
+        work(note)
+
+    with_bar(what, noting)
     return last
 
 

@@ -67,9 +67,10 @@ def _cursors(cursors: Sequence[Cursor]) -> dict[str, Any]:
     """Return how many prompts were drawn from each dataset, and the state that the trainer has published."""
     if not cursors:  # saves the import
         return {"prompts": {}, "trainer": None}
+    from replaybuf.files.importing import IMPORT
     from replaybuf.produce.train_state import TRAINER, TrainState
 
-    by_name = {one.name: one for one in cursors}
+    by_name = {one.name: one for one in cursors if not one.name.startswith(IMPORT)}
     published = by_name.pop(TRAINER, None)
     trainer = None
     if published is not None:

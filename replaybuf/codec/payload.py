@@ -33,6 +33,7 @@ from replaybuf.codec.object_refs import Fetched, ObjectRefs, RestoreRefs, Unfetc
 from replaybuf.codec.pack import Packed, Packing
 from replaybuf.codec.releasing import Releasing
 from replaybuf.codec.tensors import RestoreTensors, Tensors
+from replaybuf.codec.trees import Trees
 from replaybuf.codec.unpack import Unpacking, restores
 from replaybuf.errors import ConfigError, DecodeError, EncodeError, MissingDriverError
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -114,6 +115,19 @@ class Codec:
         """
         other = copy.copy(self)
         other._converters = self._converters.as_stored()
+        other._use(Tensors("stored"), ObjectRefs("stored", 0.0))
+        return other
+
+    def as_trees(self) -> Codec:
+        """Return a codec for rollouts as trees: dicts of plain values, arrays, and `Marked` for all that has a mark.
+
+        It reads and writes payloads of any rollout type, knows no class, and imports nothing.
+        """
+        other = copy.copy(self)
+        other.rollout_type = RolloutType(dict)
+        other._converters = Converters({}, as_plain=True)
+        other._others = (Trees(),)
+        other.runs_code = False
         other._use(Tensors("stored"), ObjectRefs("stored", 0.0))
         return other
 

@@ -27,7 +27,7 @@ AnyArray = npt.NDArray[Any]
 _GRAD, _PARAMETER = 1, 2
 _MAX_DIMENSIONS: Final = 64
 #: The dtypes that can be stored, with the bytes of an item.
-_SIZES: Final = {
+SIZES: Final = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
     **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
     **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
@@ -136,7 +136,7 @@ def _problem(tensor: Any, dtype: str) -> str:
         return f"of the layout {tensor.layout} can't be stored: convert it with .to_dense()"
     if tensor.is_meta:
         return "on the device 'meta' can't be stored: it has no data"
-    if dtype not in _SIZES:
+    if dtype not in SIZES:
         return f"of dtype {dtype} can't be stored: convert it with .to(), or .view(torch.uint8) to keep its bytes"
     return ""
 
@@ -144,7 +144,7 @@ def _problem(tensor: Any, dtype: str) -> str:
 def _checked(content: Any) -> tuple[str, list[int], AnyArray, int]:
     """Return the parts of a content, its bytes as an array. ValueError or TypeError when it makes no sense."""
     name, shape, raw, flags = content
-    if name not in _SIZES:
+    if name not in SIZES:
         raise ValueError(f"unknown dtype of a tensor: {name!r:.80}")
     items = owned(raw) if type(raw) is bytes else raw  # which were just unpacked
     if type(items) is not np.ndarray or items.dtype != np.uint8 or items.ndim != 1:
@@ -153,7 +153,7 @@ def _checked(content: Any) -> tuple[str, list[int], AnyArray, int]:
         raise ValueError("no tensor")
     if len(shape) > _MAX_DIMENSIONS or any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"a tensor can't have the shape {shape!r:.80}")
-    if math.prod(shape) * _SIZES[name] != len(items):
+    if math.prod(shape) * SIZES[name] != len(items):
         raise ValueError(f"a tensor of shape {shape!r:.80} and dtype {name} can't have {len(items)} bytes")
     return name, shape, items, flags
 

@@ -8,6 +8,7 @@ from replaybuf.produce.sampler import Sampler, SamplerWithReplayBuffer
 from replaybuf.produce.strategy import ProduceStrategy, SyncProduceStrategy
 from replaybuf.produce.summary import ProduceSummary
 from replaybuf.produce.train_state import TrainState, publish, published, wait_published
+from replaybuf.produce.weights import batch_sizes
 from replaybuf.produce.worker import produce_loop
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "SamplerWithReplayBuffer",
     "SyncProduceStrategy",
     "TrainState",
+    "batch_sizes",
     "produce_loop",
     "publish",
     "published",

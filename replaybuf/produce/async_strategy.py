@@ -35,7 +35,8 @@ class AsyncProduceStrategy(ProduceStrategy):
     Tail batches: once there are `tail_batch_trigger_size` groups that have expired, or were interrupted at least
     `tail_batch_max_tries` times (None: only expired ones), the next batch is produced from them, without running ahead,
     so that the slowest prompts are generated to their end. Until then they wait, unless no other prompt is left. 0: no
-    tail batches; such groups come before new prompts like others.
+    tail batches; such groups come before new prompts like others. -1: groups that expire are dropped, and new prompts
+    take their place.
 
     The names are xtuner's, except `over_sample` (there `over_sample_threshold`).
     """
@@ -45,7 +46,7 @@ class AsyncProduceStrategy(ProduceStrategy):
     max_staleness: int | None = Field(default=None, ge=0)
     max_token_staleness: int | None = Field(default=None, ge=0)
     sync_weights_interval: int = Field(default=1, ge=1)
-    tail_batch_trigger_size: int = Field(default=0, ge=0)
+    tail_batch_trigger_size: int = Field(default=0, ge=-1)
     tail_batch_max_tries: int | None = Field(default=None, ge=1)
 
     @property
@@ -54,7 +55,17 @@ class AsyncProduceStrategy(ProduceStrategy):
 
     @property
     def expiry(self) -> ExpiryRule:
-        return ExpiryRule(self._threshold(self.max_staleness), self._threshold(self.max_token_staleness))
+        thresholds = self._threshold(self.max_staleness), self._threshold(self.max_token_staleness)
+        return ExpiryRule(*thresholds, retryable=self._retries_expired)
+
+    @property
+    def waiting(self) -> tuple[Status, ...]:
+        """The statuses of groups in the buffer that are generated again."""
+        return WAITING if self._retries_expired else (Status.ABORTED,)
+
+    @property
+    def _retries_expired(self) -> bool:
+        return self.tail_batch_trigger_size >= 0
 
     def _threshold(self, most: int | None) -> int | None:
         return None if most is None else (most + 1) * self.sync_weights_interval
@@ -71,6 +82,7 @@ class AsyncProduceStrategy(ProduceStrategy):
         expired = await buffer.refresh_staleness(
             task_stale_thresholds={task_name: rule.stale_threshold},
             task_token_stale_thresholds={task_name: rule.token_stale_threshold},
+            expired_groups_retryable_by_task={task_name: rule.retryable},
             current_train_step=train_step,
             statuses=EXPIRING_STATUSES,
         )
@@ -83,8 +95,8 @@ class AsyncProduceStrategy(ProduceStrategy):
 
     async def again(self, sampler: Sampler) -> tuple[bool, list[Again]]:
         """Return whether it is time for a tail batch, and which groups of the buffer come before new prompts."""
-        if not self.tail_batch_trigger_size:
-            return False, [*WAITING]
+        if self.tail_batch_trigger_size <= 0:
+            return False, [*self.waiting]
         task = {"task_name": sampler.task_name, "status": Status.ABORTED}
         tries = self.tail_batch_max_tries
         often = None if tries is None else {f"tags.{INTERRUPTED}": {"$gte": tries}}
@@ -104,5 +116,5 @@ class AsyncProduceStrategy(ProduceStrategy):
             )
         batch.summary.expired += await self.refresh(batch.sampler.buffer, batch.task_name, batch.train_step)
         tail, batch.again = await self.again(batch.sampler)
-        batch.rest = WAITING
+        batch.rest = self.waiting
         batch.ahead = 0 if tail else self.ahead(batch.size)

@@ -29,6 +29,7 @@ from replaybuf.produce.terms import Terms
 from replaybuf.produce.trouble import Trouble
 from replaybuf.prompts import Prompt
 from replaybuf.prompts.ledger import Again
+from replaybuf.rollouts.marks import reward_value
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.rollouts.rollout import Status, group_status
 
@@ -212,6 +213,8 @@ class Generations:
             group = group if made is None else as_group(made)
             status = judge(group, self._kind)
             error = error_of(group, self._kind) if status == Status.FAILED else None
+            if status == Status.COMPLETED:
+                self._summary.add_rewards(reward_value(self._kind.get(one, "reward")) for one in group)
         except NoCoroutineError:
             raise
         except (Exception, asyncio.CancelledError) as raised:

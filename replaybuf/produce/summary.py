@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 
 from replaybuf.errors import ProduceError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.units import number, short
 
 _NAMES = {Status.COMPLETED: "produced", Status.ABORTED: "interrupted", Status.INIT: "retried"}
+#: Of so many groups, the last ones, the times are kept for percentiles.
+_TIMES = 10_000
+
 _GROUPS = ("failed", "retried", "filtered", "expired", "interrupted", "lost")
 
 
@@ -28,6 +32,10 @@ class ProduceSummary:
     - `seconds`: the time of the production, of which `pause_seconds` for interrupting what was left over;
       `group_seconds`: the time that the calls of `generate_group` took, added up; `train_seconds`: that of the train
       step, where it was measured with `training()`.
+    - `raw_rewards_sum`, `raw_rewards_count`: of the rollouts of all groups that were completed, also of those that were
+      filtered or expired then; what filters leave says too much of the policy. Rollouts without a reward don't count.
+
+    `group_p50` and `group_p99` are percentiles of the seconds of one call of `generate_group`, of the last 10,000.
     """
 
     produced: int = 0
@@ -44,6 +52,29 @@ class ProduceSummary:
     pause_seconds: float = 0.0
     group_seconds: float = 0.0
     train_seconds: float = 0.0
+    raw_rewards_sum: float = 0.0
+    raw_rewards_count: int = 0
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMES), repr=False, compare=False)
+
+    @property
+    def group_p50(self) -> float:
+        """The median time of a group, in seconds; 0 without any."""
+        return self._percentile(50)
+
+    @property
+    def group_p99(self) -> float:
+        """The time that 99 of 100 groups took at most, in seconds; 0 without any."""
+        return self._percentile(99)
+
+    def _percentile(self, percent: int) -> float:
+        ordered = sorted(self.times)
+        return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)] if ordered else 0.0
+
+    def add_rewards(self, rewards: Iterable[float | None]) -> None:
+        """Count the rewards of a completed group's rollouts; None where one has none."""
+        known = [reward for reward in rewards if reward is not None]
+        self.raw_rewards_sum += sum(known)
+        self.raw_rewards_count += len(known)
 
     def add(self, status: Status, tokens: int, seconds: float) -> None:
         """Count a group of this status; INIT is one that failed and will be tried again."""
@@ -51,6 +82,7 @@ class ProduceSummary:
         setattr(self, name, getattr(self, name) + 1)
         self.tokens += tokens
         self.group_seconds += seconds
+        self.times.append(seconds)
 
     @contextmanager
     def producing(self) -> Iterator[None]:
@@ -76,7 +108,8 @@ class ProduceSummary:
 
     def as_dict(self, prefix: str = "produce/") -> dict[str, float]:
         """Return the figures by name, for a logger: `produce/produced` and so on, and `train/seconds`."""
-        figures = {f"{prefix}{name}": value for name, value in asdict(self).items() if name != "train_seconds"}
+        names = [one.name for one in fields(self) if one.name not in ("times", "train_seconds")]
+        figures = {f"{prefix}{name}": getattr(self, name) for name in (*names, "group_p50", "group_p99")}
         return figures | {"train/seconds": self.train_seconds}
 
     def __str__(self) -> str:

@@ -154,7 +154,7 @@ class _Work:
         wanted = await self._room(tail)
         if wanted < 1:
             return 0
-        return await self.running.start(wanted, again) or await self.running.start(wanted, WAITING)
+        return await self.running.start(wanted, again) or await self.running.start(wanted, self.strategy.waiting)
 
     async def _room(self, tail: bool) -> int:
         """Return how many groups may start now, given all workers' groups, the limits and this worker's concurrency."""

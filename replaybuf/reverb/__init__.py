@@ -14,6 +14,8 @@
 `replaybuf.reverb.open_instruct` has the smaller table of open-instruct. `docs/reverb.md` says what differs.
 """
 
+from typing import Any
+
 from replaybuf.reverb import rate_limiters, selectors
 from replaybuf.reverb.client import Client
 from replaybuf.reverb.samples import CallStats, RateLimiterInfo, ReplaySample, SampleInfo, TableInfo
@@ -31,3 +33,20 @@ __all__ = [
     "rate_limiters",
     "selectors",
 ]
+
+# Reverb's names that have no equal here, and what to use instead.
+_INSTEAD = {
+    "Server": "the database is the server; give its url and the tables to a Client",
+    "TFClient": "use Client",
+    "TimestepDataset": "use Client.sample_batch",
+    "TrajectoryDataset": "use Client.sample_batch",
+    "TrajectoryWriter": "insert each trajectory whole, with Client.insert; replaybuf.chunks joins fragments",
+    "StructuredWriter": "insert each trajectory whole, with Client.insert; replaybuf.chunks joins fragments",
+    "Writer": "insert each trajectory whole, with Client.insert; replaybuf.chunks joins fragments",
+    "item_selectors": "use replaybuf.reverb.selectors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    advice = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+    raise AttributeError(f"replaybuf.reverb has no {name}{advice}")

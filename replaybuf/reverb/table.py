@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -183,7 +184,9 @@ class Table:
         samples one item after the other, and the same one again: so does `Client.sample`.
         """
         drawn = await self.buffer.sample({self.name: num_samples}, timeout=timeout, at_least=at_least, beta=1)
-        return [self._sample(item) for item in drawn[self.name]]
+        items = drawn[self.name]
+        size = _table_size(items)
+        return [self._sample(item, size) for item in items]
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of items by key. Return the number of these items that are still there."""
@@ -283,13 +286,12 @@ class Table:
             raise InputError(f"priority {number:g} ** {self._exponent:g} is beyond the range of floats")
         return weight
 
-    def _sample(self, item: StorageItem[Any]) -> ReplaySample:
+    def _sample(self, item: StorageItem[Any], table_size: int) -> ReplaySample:
         assert item.probability is not None
-        assert item.weight is not None  # 1 / (N p)
         info = SampleInfo(
             key=item.uid,
             probability=item.probability if self.sampler.is_random else 1.0,
-            table_size=round(1 / (item.weight * item.probability)),
+            table_size=table_size,
             priority=self._priority(item.priority),
             times_sampled=item.times_sampled,
         )
@@ -302,6 +304,15 @@ class Table:
 
 def _table(kind: type[Table], definition: dict[str, Any]) -> Table:
     return kind(**definition)
+
+
+def _table_size(items: Sequence[StorageItem[Any]]) -> int:
+    """Return the number N of items that these were drawn from; their weight is 1 / (N p)."""
+    for item in items:
+        share = (item.weight or 0.0) * (item.probability or 0.0)
+        if 0 < share < math.inf:
+            return round(1 / share)
+    return len(items)  # of priorities so far apart that p is 0 for all of them
 
 
 def _checked_name(name: Any) -> str:

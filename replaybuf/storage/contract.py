@@ -255,6 +255,14 @@ class CursorStorage(LeaseStorage):
         Returns None, and does nothing, when the cursor can't be moved.
         """
 
+    @abstractmethod
+    async def put_behind(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
+        """Move a cursor like `move_cursor`, and put groups like `put`, all in one transaction. For imports.
+
+        Returns False, and does nothing, when the cursor can't be moved. Raises what `put` raises, of the first group
+        that can't be stored; then nothing is stored or moved.
+        """
+
 
 class CopyStorage(ABC):
     """Copies of the whole store. `replaybuf.storage.state_copies` makes files of state dicts."""

@@ -39,6 +39,9 @@ class NewGroup:
     copy and hands out copies, and `{}` is stored as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for
     `Codec.encode`. If `dropped` is a list, the groups that leave in the same transaction are added to it, after the
     commit.
+
+    A group that was in another store has its `payload`, which is stored as it is, and its `times_sampled`,
+    `deliveries` and `error`; `rollouts` are then only read.
     """
 
     task_name: str
@@ -55,6 +58,10 @@ class NewGroup:
     stays_leased: bool = False
     fetched: dict[Any, Any] | None = None
     dropped: list[StorageItem] | None = None
+    payload: bytes | None = None
+    times_sampled: int = 0
+    deliveries: int = 0
+    error: str | None = None
 
 
 @dataclass(slots=True)

@@ -52,6 +52,11 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
         return self.asynchronous.limits
 
     @property
+    def durable(self) -> bool:
+        """Whether groups outlive this process, and others can open the same buffer."""
+        return self.asynchronous.durable
+
+    @property
     def rollout_type(self) -> RolloutType:
         """The class of the rollouts, and what is known of it."""
         return self.asynchronous.rollout_type
@@ -68,6 +73,7 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     take_batch = mirrored(ReplayBuffer[R].take_batch, run)
     sample = mirrored(ReplayBuffer[R].sample, run)
     lease_batch = mirrored(ReplayBuffer[R].lease_batch, SyncLeasing[R], returns="SyncLeasing[R]", doc=_LEASE_BATCH)
+    adopt = mirrored(ReplayBuffer[R].adopt, SyncLease[R], returns="SyncLease[R]")
     is_ready = mirrored(ReplayBuffer[R].is_ready, run)
     wait_ready = mirrored(ReplayBuffer[R].wait_ready, run)
 
@@ -85,6 +91,10 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     dropped = mirrored(ReplayBuffer[R].dropped, run)
     metrics = mirrored(ReplayBuffer[R].metrics, run)
 
+    export = mirrored(ReplayBuffer[R].export, run)
+    to_pandas = mirrored(ReplayBuffer[R].to_pandas, run)
+    to_dataset = mirrored(ReplayBuffer[R].to_dataset, run)
+
     check_fence = mirrored(ReplayBuffer[R].check_fence, run)
     checkpoint = mirrored(ReplayBuffer[R].checkpoint, run)
     restore = mirrored(ReplayBuffer[R].restore, run)
@@ -95,6 +105,10 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     resume = mirrored(ReplayBuffer[R].resume, run)
     state_dict = mirrored(ReplayBuffer[R].state_dict, as_it_is)
     load_state_dict = mirrored(ReplayBuffer[R].load_state_dict, as_it_is)
+
+    export = mirrored(ReplayBuffer[R].export, run)
+    to_pandas = mirrored(ReplayBuffer[R].to_pandas, run)
+    to_dataset = mirrored(ReplayBuffer[R].to_dataset, run)
 
 
 def _leased(lease: Lease[R] | None) -> SyncLease[R] | None:

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Generic
 
 from replaybuf.buffer.lease import Lease, Leasing
-from replaybuf.storage.values import R, StorageItem
+from replaybuf.storage.values import Leased, R, StorageItem
 from replaybuf.sync.loop import run
 from replaybuf.sync.mirror import as_it_is, mirrored
 
@@ -37,6 +37,11 @@ class SyncLease(Generic[R]):
     def until(self) -> float:
         """When the lease ends unless it is extended, in seconds since the epoch by the store's clock."""
         return self.asynchronous.until
+
+    @property
+    def handle(self) -> Leased:
+        """What another process needs to go on with this lease (`adopt`): open groups, without rollouts; picklable."""
+        return self.asynchronous.handle
 
     @property
     def items(self) -> dict[str, list[StorageItem[R]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
@@ -72,10 +73,16 @@ class _Call(Generic[T]):
         self._task = asyncio.get_running_loop().create_task(self._main())
 
     def cancel(self) -> None:
-        """Cancel the coroutine; its caller may have been interrupted before it was begun (background thread)."""
-        if self._task is not None:
+        """Cancel the coroutine (background thread)."""
+        if self._task is None:
+            self._cancelled()
+        else:
             self._task.cancel()
-        elif not self.done:
+            self._task.add_done_callback(self._cancelled)
+
+    def _cancelled(self, task: object = None) -> None:
+        """End a call that was cancelled before its first step, so that nothing of it has run."""
+        if not self.done:
             self._coroutine.close()
             self.error = asyncio.CancelledError()
             self._end()
@@ -104,8 +111,12 @@ class _LoopThread:
         self.ident = thread.ident
 
     def interrupt_soon(self) -> None:
-        """Raise KeyboardInterrupt in the main thread a little later."""
-        self.loop.call_soon_threadsafe(lambda: self.loop.call_later(_FOLLOWING_SECONDS, _thread.interrupt_main))
+        """Repeat Ctrl-C in the main thread a little later."""
+        main = threading.main_thread().ident
+        assert main is not None
+        self.loop.call_soon_threadsafe(
+            lambda: self.loop.call_later(_FOLLOWING_SECONDS, signal.pthread_kill, main, signal.SIGINT)
+        )
 
 
 _running: _LoopThread | None = None

@@ -47,8 +47,7 @@ def mirrored(
 
     if returns is not None:
         call.__signature__ = inspect.signature(method).replace(return_annotation=returns)  # type: ignore[attr-defined]
-    if doc is not None:
-        call.__doc__ = doc
+    call.__doc__ = doc or (method.__doc__ or "").replace("`await ", "`")
     return cast("_Method[P, T]", call)
 
 

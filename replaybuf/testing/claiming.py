@@ -1,4 +1,4 @@
-"""Laws of claims (groups that are leased from the beginning) and of results that settle a lease."""
+"""Laws of claims (groups that are leased from the beginning), of imports, and of results that settle a lease."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import FullError, InputError, LeaseLostError
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.contract import CheckpointStorage, CursorStorage, LeaseStorage
 from replaybuf.storage.values import Cursor, NewGroup
@@ -70,6 +72,45 @@ class ClaimLaws(Harness):
         await buffer.put(group(1), "math")
         await buffer.cursors.claim([self.prompt(2), self.prompt(3)], Cursor("data"), LONG)
         assert ids(await buffer.get(9, "math")) == [1]
+
+
+class ImportLaws(Harness):
+    """Groups that are put in the transaction that moves a cursor."""
+
+    def moved(self, number: int, **told: Any) -> NewGroup:
+        """Return a completed group from another store, as that had it."""
+        rollouts = group(number)
+        payload = Codec(RolloutType(type(rollouts[0]))).encode(rollouts)
+        return NewGroup("math", Status.COMPLETED, 2, rollouts, 1.0, payload=payload, **told)
+
+    async def test_groups_are_put_with_the_cursors_move_or_not_at_all(self, buffer: ReplayBuffer) -> None:
+        storage = able(buffer.storage, CursorStorage)
+        assert await storage.put_behind([self.moved(1), self.moved(2)], Cursor("file", 0, 2, b"x"))
+        assert not await storage.put_behind([self.moved(3)], Cursor("file", 0, 3, b"y"))
+        assert await storage.cursor("file") == Cursor("file", 1, 2, b"x")
+        assert ids(await buffer.get(9, "math")) == [1, 2]
+
+    async def test_they_keep_what_they_were(self, buffer: ReplayBuffer) -> None:
+        storage = able(buffer.storage, CursorStorage)
+        told = {"priority": 2.5, "times_sampled": 3, "deliveries": 1, "error": "no", "key": "a", "tags": {"level": 1}}
+        await storage.put_behind([self.moved(1, **told)], Cursor("file"))
+        [item] = await found(buffer)
+        assert {name: getattr(item, name) for name in told} == told
+        assert (item.staleness, item.created_at) == (2, 1.0)
+
+    async def test_one_of_the_same_key_is_replaced(self, buffer: ReplayBuffer) -> None:
+        storage = able(buffer.storage, CursorStorage)
+        await buffer.put(group(1), "math", key="a")
+        await storage.put_behind([self.moved(2, key="a")], Cursor("file"))
+        assert ids([item.item for item in await found(buffer)]) == [2]
+
+    async def test_a_group_without_room_leaves_nothing_of_the_others(self, open_buffer: OpenBuffer) -> None:
+        buffer = await open_buffer(capacity=1, on_full="reject")
+        storage = able(buffer.storage, CursorStorage)
+        with pytest.raises(FullError):
+            await storage.put_behind([self.moved(1), self.moved(2)], Cursor("file"))
+        assert len(buffer) == 0
+        assert (await storage.cursor("file")).version == 0
 
 
 class SettlingLaws(Harness):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from replaybuf.testing.archiving import ArchiveLaws
 from replaybuf.testing.chances import ChanceLaws
 from replaybuf.testing.checkpointing import CheckpointLaws
-from replaybuf.testing.claiming import ClaimLaws, SettlingLaws
+from replaybuf.testing.claiming import ClaimLaws, ImportLaws, SettlingLaws
 from replaybuf.testing.damage import DamageLaws
 from replaybuf.testing.drawing import DrawingLaws
 from replaybuf.testing.dropping import DroppingLaws
@@ -68,7 +68,7 @@ class CheckpointContract(CheckpointLaws):
     """The laws of a `CheckpointStorage`."""
 
 
-class CursorContract(ClaimLaws):
+class CursorContract(ClaimLaws, ImportLaws):
     """The laws of a `CursorStorage`."""
 
 

@@ -39,7 +39,6 @@ _OURS = {
 }
 _REWARDS = ("rm_scores", "token_level_scores")
 
-
 #: Where the tokens of a row are: the first one, and the one behind the last. The others are padding.
 Span = tuple[int, int]
 
@@ -83,6 +82,11 @@ def from_groups(groups: Iterable[Sequence[RolloutState]]) -> DataProto:
     if not listed:
         raise InputError("there are no groups to make a batch of")
     batches = [_batch_of(group) for group in listed]
+    for part in ("tensors", "arrays"):
+        if different := {name for kept in batches for name in set(batches[0][part]) ^ set(kept[part])}:
+            raise InputError(
+                f"not all of the groups have {', '.join(sorted(different))}: they are of different batches"
+            )
     rollouts = [rollout for group in listed for rollout in group]
     tensors = {name: _stacked(torch, name, rollouts) for name in batches[0]["tensors"]}
     arrays = {name: _array(name, rollouts, kind) for name, kind in batches[0]["arrays"].items()}
@@ -108,7 +112,7 @@ def _rollout(batch: DataProto, value: Any, row: int) -> RolloutState:
     tensors: dict[str, Tensor] = {name: tensor[row] for name, tensor in batch.batch.items()}
     arrays = {name: array[row] for name, array in batch.non_tensor_batch.items()}
     stored = {name: _stored(name, tensors) for name in tensors}
-    ours = {_OURS[name]: stored[name].pop("tokens").numpy() for name in _OURS if name in stored}
+    ours = {_OURS[name]: _moved(stored[name]) for name in _OURS if name in stored}
     rewards = next((tensors[name] for name in _REWARDS if name in tensors), None)
     oldest, prompt = arrays.get("min_global_steps"), arrays.get("raw_prompt")
     return RolloutState(
@@ -120,6 +124,16 @@ def _rollout(batch: DataProto, value: Any, row: int) -> RolloutState:
         extra_fields={"verl": {"tensors": stored, "arrays": arrays}},
         **ours,
     )
+
+
+def _moved(stored: dict[str, Any]) -> Any:
+    """Take the tokens out, as an array. Those of a dtype that numpy lacks stay, and are shown as float32."""
+    try:
+        array = stored["tokens"].numpy()
+    except TypeError:
+        return stored["tokens"].float().numpy()
+    del stored["tokens"]
+    return array
 
 
 def _stored(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -174,9 +188,9 @@ def _stacked(torch: Any, name: str, rollouts: list[RolloutState]) -> Tensor:
 def _restored(torch: Any, name: str, rollout: RolloutState) -> Tensor:
     """Return a row's tensor, padded as it was."""
     stored = rollout.extra_fields["verl"]["tensors"][name]
-    if not stored:
+    if not stored:  # input_ids
         return torch.cat([_restored(torch, part, rollout) for part in ("prompts", "responses")])
-    tokens = torch.from_numpy(getattr(rollout, _OURS[name])) if name in _OURS else stored["tokens"]
+    tokens = stored["tokens"] if "tokens" in stored else torch.from_numpy(getattr(rollout, _OURS[name]))
     if "axis" not in stored:
         return tokens
     (left, before), (right, after) = stored["padding"]

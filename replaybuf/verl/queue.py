@@ -31,13 +31,15 @@ class BufferQueueClient:
     def __init__(
         self, config: ReplayBufferConfig, required_samples: int, *, task_name: str = "train", seconds: float = 60.0
     ) -> None:
-        """Raise ConfigError for what a queue doesn't do: samples that stay after they were trained on."""
+        """Raise ConfigError for options with which this is no queue of samples."""
         if whole(required_samples) is None or required_samples < 1:
             raise ConfigError(f"required_samples must be a whole number of at least 1, got {required_samples!r:.100}")
-        if config.max_times_sampled != 1:
-            raise ConfigError(
-                f"max_times_sampled={config.max_times_sampled}: verl's queue hands out each sample once; leave it at 1"
-            )
+        for option, wanted in (("max_times_sampled", 1), ("rollout_type", RolloutState), ("tensors", "torch")):
+            if getattr(config, option) != wanted:
+                raise ConfigError(
+                    f"{option}={getattr(config, option)!r:.100}: verl's queue hands out each sample once, as it was put; "
+                    "leave this option out"
+                )
         self.config = config
         self.required_samples = required_samples
         self.task_name = task_name

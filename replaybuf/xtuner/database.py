@@ -77,9 +77,11 @@ class DatabaseMoves:
 
     async def put(self, new: Put, dropped: list[list[Any]]) -> None:
         self._used = True
+        # Asking for what leaves has its price: puts are then committed one by one.
+        evicts = self.buffer.limits.capacity is not None
         left: list[OurItem] = []
         try:
-            await self.buffer.put(
+            uid = await self.buffer.put(
                 new.group,
                 new.task_name,
                 status=new.status,
@@ -88,10 +90,12 @@ class DatabaseMoves:
                 stale_threshold=new.rule.stale_threshold,
                 token_stale_threshold=new.rule.token_stale_threshold,
                 expired_groups_retryable=new.rule.retryable,
-                dropped=left,
+                dropped=left if evicts else None,
             )
         finally:
             dropped += _groups(left)
+        if uid is None and not evicts:
+            dropped.append(new.group)
 
     async def take(self, sizes: Mapping[str, int], status: Status) -> dict[str, list[list[Any]]]:
         self._used = True
@@ -117,7 +121,7 @@ class DatabaseMoves:
                 expired_groups_retryable_by_task={task: rule.retryable for task, rule in rules.items()},
                 current_train_step=step,
                 statuses=statuses,
-                dropped=left,
+                dropped=None if all(rule.retryable for rule in rules.values()) else left,
             )
         finally:
             dropped += _groups(left)
@@ -138,7 +142,7 @@ class DatabaseMoves:
         try:
             await self._resume(folder)
         except NotEmptyError:
-            if self._used:
+            if self._used or await self.buffer.checkpoints():  # which `buffer.restore` brings back
                 raise
             await self.buffer.delete({})
             await self._resume(folder)

@@ -110,6 +110,19 @@ async def test_groups_that_come_back_after_their_payloads_were_swept_are_whole(b
     assert await take_all(buffer) == [0, 1, 2]
 
 
+async def test_payloads_stay_until_their_time_of_grace_is_over(buffer: ReplayBuffer) -> None:
+    await fill(buffer, 3)
+    assert await take_all(buffer) == [0, 1, 2]
+    state = storage_of(buffer)._state()
+
+    async def swept(before: float) -> int:
+        sweeping = state.engine.write(lambda tx: sweep(tx, before, 100))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sweeping, state.thread.loop))
+
+    assert await swept(time.time() - 60) == 0
+    assert await swept(time.time() + 60) == 3
+
+
 async def test_groups_come_back_even_when_the_database_is_locked_at_first(
     shared_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,29 +32,70 @@ def trained(log: Path) -> dict[int, list[int]]:
     return {int(step): json.loads(prompts) for step, prompts in lines}
 
 
-def test_a_trainer_that_is_killed_goes_on_and_every_prompt_is_trained_once(folder: Path) -> None:
-    log, generator = folder / "train.py.log", start("generate.py", folder)
+#: What of AsyncGRPOTrainer needs CUDA, in torch; then the script of the page.
+ON_A_CPU = """
+import runpy
+from types import SimpleNamespace
+
+import torch
+from trl.experimental.async_grpo import async_grpo_trainer, packing
+
+
+def attention(q, k, v, cu_q, cu_k, *_, softmax_scale, **__):
+    parts = []
+    for begin, end, first, last in zip(cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:]):
+        seen = torch.ones(end - begin, last - first, dtype=torch.bool).tril((last - first) - (end - begin))
+        heads = (part.transpose(0, 1) for part in (q[begin:end], k[first:last], v[first:last]))
+        options = {"attn_mask": seen, "scale": softmax_scale, "enable_gqa": True}
+        parts.append(torch.nn.functional.scaled_dot_product_attention(*heads, **options).transpose(0, 1))
+    return torch.cat(parts)
+
+
+packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)
+async_grpo_trainer.get_peak_flops_per_device = lambda *_: 1e12
+before = async_grpo_trainer.AsyncGRPOTrainer.compute_loss
+
+
+def compute_loss(self, model, inputs, *arguments, **options):
+    lease = self.rollout_worker.leases[0]
+    numbers = sorted(group[0].group_id for group in lease.batch["math"])
+    print(f"step {self.state.global_step + 1} trains prompts {numbers}", flush=True)
+    return before(self, model, inputs, *arguments, **options)
+
+
+async_grpo_trainer.AsyncGRPOTrainer.compute_loss = compute_loss
+runpy.run_path("async_train.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("script", "last"), [("train.py", 10), ("on_a_cpu.py", 9)], ids=["GRPO", "AsyncGRPO"])
+def test_a_trainer_that_is_killed_goes_on_and_every_prompt_is_trained_once(
+    folder: Path, script: str, last: int
+) -> None:
+    (folder / "on_a_cpu.py").write_text(ON_A_CPU)
+    log, generator, trainer = folder / f"{script}.log", start("generate.py", folder), start(script, folder)
     try:
-        trainer = start("train.py", folder)
         until(lambda: "step 6 trains" in log.read_text(), "the trainer was in step 6", trainer, generator)
         trainer.kill()
         assert trainer.wait() == -signal.SIGKILL
         killed = log.read_text()
-        trainer = start("train.py", folder)
+        trainer = start(script, folder)
         assert trainer.wait(timeout=240) == 0, log.read_text()
         assert generator.poll() is None
     finally:
-        generator.kill()
-        generator.wait()
-    assert "step 5 trains" in killed
+        for process in (trainer, generator):
+            process.kill()
+            process.wait()
     again = log.read_text()[len(killed) :]
     assert re.findall(r"step (\d+) trains", again)[0] in ("3", "5")  # after the last step that was saved whole
     steps = trained(log)
-    assert sorted(steps) == list(range(1, 11))
-    assert sorted(number for prompts in steps.values() for number in prompts) == list(range(40))
-    losses = [float(loss) for loss in re.findall(r"'grad_norm': '?([-\d.e]+)", log.read_text())]
-    assert any(losses)
+    assert sorted(steps) == list(range(1, last + 1))
+    assert sorted(number for prompts in steps.values() for number in prompts) == list(range(4 * last))
+    norms = [float(norm) for norm in re.findall(r"'grad_norm': '?([-\w.]+)", log.read_text())]
+    assert all(norm == norm for norm in norms)  # none is NaN
+    assert any(norms)
 
 
-def test_the_lines_of_the_user_are_few() -> None:
-    assert lines_of(files_of("trl.md")["rollouts.py"]) <= 30
+@pytest.mark.parametrize("file", ["rollouts.py", "async_rollouts.py"])
+def test_the_lines_of_the_user_are_few(file: str) -> None:
+    assert lines_of(files_of("trl.md")[file]) <= 30

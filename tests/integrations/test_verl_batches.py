@@ -112,10 +112,23 @@ def test_groups_of_several_batches_make_one() -> None:
     assert mixed.meta_info["metrics"] == one.meta_info["metrics"] + other.meta_info["metrics"]
 
 
+def test_log_probabilities_of_a_type_that_numpy_lacks_are_kept() -> None:
+    import torch
+
+    batch = batch_of()
+    batch.batch["rollout_log_probs"] = batch.batch["rollout_log_probs"].to(torch.bfloat16)
+    groups = to_groups(batch)
+    assert groups[0][0].logprobs.dtype == np.float32
+    check_same(from_groups(groups), batch)
+
+
 def test_what_cannot_be_a_batch_is_refused() -> None:
     batch = batch_of()
     with pytest.raises(InputError, match=r"prompts has other widths or dtypes: \[\(\(12,\), 'torch.int64'\), \(\(13,"):
         from_groups([*to_groups(batch), *to_groups(batch_of(prompt=13))])
+    fewer = batch.select(non_tensor_batch_keys=["uid"])
+    with pytest.raises(InputError, match="not all of the groups have __num_turns__, acc, extras, "):
+        from_groups([*to_groups(batch), *to_groups(fewer)])
     with pytest.raises(RolloutError, match="the batch has no responses, uid: "):
         to_groups(batch.select(["prompts", "attention_mask"], ["extras"]))
     with pytest.raises(RolloutError, match="rows with the same uid aren't neighbours"):

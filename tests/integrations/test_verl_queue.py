@@ -116,7 +116,12 @@ def test_the_loop_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "required", "named"),
-    [({"max_times_sampled": 2}, 4, "max_times_sampled=2"), ({}, 0, "required_samples")],
+    [
+        ({"max_times_sampled": 2}, 4, "max_times_sampled=2"),
+        ({"rollout_type": dict}, 4, "rollout_type=<class 'dict'>"),
+        ({"tensors": "numpy"}, 4, "tensors='numpy'"),
+        ({}, 0, "required_samples"),
+    ],
 )
 def test_what_a_queue_does_not_do_is_refused_by_name(options: dict[str, Any], required: int, named: str) -> None:
     with pytest.raises(ConfigError, match=named):

@@ -22,14 +22,17 @@ NEAR = {
     "codec": ("tests/codec", "tests/values/test_object_refs.py", "-k", "not postgres"),
     "sql": (
         "tests/contract/test_sqlite.py",
+        "tests/contract/test_same_draws.py",
         "tests/test_checkpoints.py",
+        "tests/test_checkpoints_in_pieces.py",
         "tests/test_prompts.py",
         "tests/test_buffers.py",
         "tests/test_snapshots.py",
+        "tests/test_undone_draws.py",
         "tests/test_statemachine.py",
         "-k",
         "not postgres",
     ),
-    "prompts": ("tests/test_prompts.py", "-k", "not postgres"),
+    "prompts": ("tests/test_prompts.py", "tests/produce/test_sources.py", "-k", "not postgres"),
     "produce": ("tests/produce", "-k", "not postgres"),
 }

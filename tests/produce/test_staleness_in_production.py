@@ -101,3 +101,12 @@ async def test_expired_groups_are_accounted_for(sampler: Sampler) -> None:
     for step in range(4):
         await produce(strategy, loop, sampler, 3, train_step=step + 1, model_step=step)
         await assert_accounted(sampler)
+
+
+async def test_a_trigger_of_minus_1_drops_what_expires_and_new_prompts_take_its_place(sampler: Sampler) -> None:
+    strategy, loop = AsyncProduceStrategy(max_staleness=0, tail_batch_trigger_size=-1), ScriptedLoop()
+    await produce(strategy, loop, sampler, 3, train_step=1, model_step=0)
+    summary = await produce(strategy, loop, sampler, 3, train_step=2, model_step=1)
+    assert (summary.expired, summary.produced, summary.continued) == (3, 3, 0)
+    assert sorted(ids(await take(sampler.buffer, 3))) == [3, 4, 5]
+    assert (len(sampler.buffer), await sampler.buffer.dropped(TASK)) == (0, 3)

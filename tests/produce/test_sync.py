@@ -43,6 +43,22 @@ async def test_what_it_took_is_counted(buffer: ReplayBuffer) -> None:
     assert summary.continued == summary.lost == summary.retried == 0
 
 
+async def test_rewards_are_counted_before_groups_are_filtered(buffer: ReplayBuffer) -> None:
+    strategy = SyncProduceStrategy(is_valid=lambda group: group[0].group_id != 0)
+    summary = await produce(strategy, ScriptedLoop(Script(reward=lambda place: place + 0.5)), sampler_of(buffer), 3)
+    assert (summary.produced, summary.filtered) == (3, 1)
+    assert (summary.raw_rewards_sum, summary.raw_rewards_count) == (4 * (0.5 + 1.5), 8)
+
+
+def test_the_percentiles_of_times_are_those_of_the_last_groups() -> None:
+    summary = ProduceSummary()
+    assert (summary.group_p50, summary.group_p99) == (0, 0)
+    for seconds in range(20_000):
+        summary.add(Status.COMPLETED, 0, float(seconds))
+    assert (summary.group_p50, summary.group_p99, len(summary.times)) == (15_000, 19_900, 10_000)
+    assert summary.as_dict()["produce/group_p99"] == 19_900
+
+
 async def test_groups_that_fail_are_replaced_and_tried_again(buffer: ReplayBuffer) -> None:
     loop = ScriptedLoop(scripts={1: Script(failures=1), 2: Script(failures=2)})
     sampler = sampler_of(buffer)

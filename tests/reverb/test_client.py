@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import threading
 from collections import Counter
@@ -58,6 +59,24 @@ def test_a_sample_waits_for_an_insert_of_another_thread(any_url: str) -> None:
             client.insert(6, {"queue": 1.0}, timeout=0.01)
 
 
+def insert_some(client: reverb.Client, count: int) -> None:
+    """A worker's program."""
+    with client:
+        for number in range(count):
+            client.insert(number, {"queue": 1.0})
+
+
+def test_a_client_goes_to_other_processes(shared_url: str) -> None:
+    """They insert into the same table, and wait for the same room."""
+    with reverb.Client(shared_url, tables=[reverb.Table.queue("queue", 4)]) as client:
+        worker = multiprocessing.get_context("spawn").Process(target=insert_some, args=(client, 20))
+        worker.start()
+        assert [sample.data for [sample] in client.sample("queue", 20, timeout=30)] == list(range(20))
+        worker.join(30)
+        assert worker.exitcode == 0
+        assert client.server_info()["queue"].num_deleted_episodes == 20
+
+
 def test_all_tables_go_back_to_a_checkpoint(shared_url: str) -> None:
     """In another client too, which was sent to another process."""
     tables = [table(), reverb.Table.queue("queue", 9)]
@@ -82,6 +101,12 @@ def test_tables_that_are_not_there_are_refused() -> None:
                 call()
         with pytest.raises(InputError, match="priorities"):
             client.insert(1, {})
+
+
+def test_what_reverb_has_besides_is_refused_with_advice() -> None:
+    with pytest.raises(AttributeError, match="has no Server: the database is the server; give its url"):
+        reverb.Server  # noqa: B018
+    assert not hasattr(reverb, "TrajectoryWriter")
 
 
 def test_a_client_shows_no_password() -> None:

@@ -50,8 +50,7 @@ def cases() -> list[dict[str, Any]]:
                 {
                     "sampler": sampler,
                     "remover": remover,
-                    # Reverb counts the evicted as never sampled, and stops for ever where this store goes on.
-                    "max_size": OPERATIONS if limiter[0] != "MinSize" else 6,
+                    "max_size": 6 if limiter[0] == "MinSize" else 16,
                     "rate_limiter": limiter,
                     "max_times_sampled": times,
                     "operations": operations,

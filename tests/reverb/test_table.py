@@ -114,6 +114,15 @@ def test_a_priority_is_kept_to_15_digits(priority: float, exponent: float) -> No
     assert replay._priority(replay._weight(priority)) == pytest.approx(priority, rel=1e-14)
 
 
+async def test_priorities_may_be_far_apart(any_url: str) -> None:
+    """Farther than a probability can say."""
+    async with table(any_url, sampler=Prioritized(1.0), max_times_sampled=1) as replay:
+        for priority in (1e-300, 1e300, 0.0):
+            await replay.insert(priority, priority)
+        assert [sample.info.table_size for sample in await replay.sample(2)] == [3, 3]
+        assert await data_of(replay, 1) == [0.0]
+
+
 async def test_without_an_exponent_all_items_are_alike() -> None:
     async with table(sampler=Prioritized(0)) as replay:
         for priority in (0.0, 7.0):

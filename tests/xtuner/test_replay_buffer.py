@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,6 +121,19 @@ async def test_a_group_that_is_evicted_is_released(build: Callable[..., Any]) ->
     assert stand_in.released == [[101]]
 
 
+async def test_what_leaves_is_released_though_its_put_is_cancelled(build: Callable[..., Any]) -> None:
+    buffer = build("sqlite:///:memory:", capacity=1)
+    for number in range(40):
+        putting = asyncio.create_task(buffer.put([rollout(number)], "math"))
+        for _ in range(number):
+            await asyncio.sleep(0)
+        putting.cancel()
+        await asyncio.wait([putting])
+    evicted = (await buffer.buffer.metrics())["tasks"]["math"]["evicted"]
+    released = [session for call in stand_in.released for session in call]
+    assert len(released) == len(set(released)) == evicted > 0
+
+
 async def test_thresholds_mean_nothing_without_a_train_step(buffer: Any) -> None:
     await buffer.put([rollout(1, 0, seq_staleness=9)], "math", stale_threshold=2, token_stale_threshold=1)
     assert await buffer.count("math", COMPLETED) == 1
@@ -164,6 +179,26 @@ async def test_a_run_that_has_begun_resumes_only_into_an_empty_buffer(buffer: An
         await buffer.resume(tmp_path)
     assert isinstance(caught.value, NotEmptyError)
     assert len(buffer) == 1
+
+
+async def test_checkpoints_in_the_database_are_not_replaced(
+    build: Callable[..., Any], shared_url: str, tmp_path: Path
+) -> None:
+    first = build(shared_url)
+    await first.put([rollout(1)], "math")
+    await first.save(tmp_path / "checkpoint")
+    await first.buffer.checkpoint(1)
+    again = build(shared_url)
+    with pytest.raises(NotEmptyError):
+        await again.resume(tmp_path / "checkpoint")
+    assert len(again) == 1
+
+
+async def test_a_state_dict_is_loaded_by_another_storage(xtuner: ModuleType, build: Callable[..., Any]) -> None:
+    first, second = build("sqlite:///:memory:"), build("memory://")
+    await first.put([rollout(1)], "math")
+    xtuner.DatabaseStorage(second.buffer).load_state_dict(xtuner.DatabaseStorage(first.buffer).state_dict())
+    assert numbers(await second.get(9, "math", COMPLETED)) == [1]
 
 
 async def test_a_file_of_xtuners_own_buffer_is_named(buffer: Any, tmp_path: Path) -> None:
@@ -229,6 +264,24 @@ async def test_a_storage_of_ones_own_is_called_as_xtuner_calls_it(xtuner: Module
     assert numbers(await own.get(9, "math", COMPLETED)) == [3, 2]
     assert await refresh(own, retryable=False) == {"math": 1}
     assert (stand_in.released, len(own)) == ([[101]], 0)
+
+
+async def test_a_storage_of_ones_own_is_saved_by_torch(
+    xtuner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[Path, Any] = {}
+    torch = SimpleNamespace(save=lambda state, path: kept.update({path: state}), load=lambda path, **_: kept[path])
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    first = xtuner.ReplayBuffer(xtuner.FIFOReplayPolicy(), _in_a_dict(xtuner))
+    await first.put([rollout(1)], "math")
+    await first.save(tmp_path)
+    with pytest.raises(NotEmptyError):
+        await first.resume(tmp_path)
+    with pytest.raises(ValueError, match="policy"):
+        await xtuner.ReplayBuffer(xtuner.StalenessReplayPolicy(), _in_a_dict(xtuner)).resume(tmp_path)
+    second = xtuner.ReplayBuffer(xtuner.FIFOReplayPolicy(), _in_a_dict(xtuner))
+    await second.resume(tmp_path)
+    assert numbers(await second.get(1, "math", COMPLETED)) == [1]
 
 
 def test_a_storage_of_ones_own_needs_a_policy(xtuner: ModuleType) -> None:

@@ -6,7 +6,6 @@ it is changed but the import of its replay buffer. What has to run on a GPU or n
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.xtuner.tiny_model import make
-
 pytestmark = pytest.mark.frameworks
-
-PROJECT = Path(__file__).resolve().parents[2]
 
 #: Test files that use the replay buffer, and those of the machinery around it that a buffer could break.
 SUITES = [
@@ -50,22 +45,6 @@ CANNOT_HOLD = {
 }
 
 
-@pytest.fixture(scope="session")
-def checkout() -> Path:
-    folder = os.environ.get("REPLAYBUF_XTUNER")
-    if not folder:
-        pytest.skip("REPLAYBUF_XTUNER names no checkout of xtuner")
-    return Path(folder)
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("model")
-    make(folder)
-    return folder
-
-
 def failed_in(report: Path) -> dict[str, str]:
     """The tests that failed or broke, each with the beginning of what it said."""
     failed: dict[str, str] = {}
@@ -78,20 +57,19 @@ def failed_in(report: Path) -> dict[str, str]:
 @pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_their_suite_passes(
-    suite: str, database: str, checkout: Path, model: Path, tmp_path: Path, request: pytest.FixtureRequest
+    suite: str,
+    database: str,
+    checkout: Path,
+    theirs: dict[str, str],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     url = f"sqlite:///{tmp_path}/theirs.db"
     if database == "postgresql":
         url = request.getfixturevalue("postgres_database")
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.xtuner.over_replaybuf"]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(PROJECT), str(checkout)]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "REPLAYBUF_XTUNER_URL": url,
-        "QWEN3_4B_PATH": str(model),
-        "XTUNER_USE_SGLANG": "1",  # only its name: the engine is theirs, a fake
-    }
+    environment = theirs | {"REPLAYBUF_XTUNER_URL": url}
     done = subprocess.run(
         [*command, f"tests/rl/{suite}.py", f"--junit-xml={report}"],
         cwd=checkout,

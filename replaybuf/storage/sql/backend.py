@@ -27,9 +27,9 @@ from replaybuf.storage.sql.statements import matching as selecting
 from replaybuf.storage.sql.statements import put, refresh
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import read_fenced_tallies, read_tallies
-from replaybuf.storage.sql.statements.cursors import move_cursor, read_cursor
+from replaybuf.storage.sql.statements.cursors import move_cursor, put_behind, read_cursor
 from replaybuf.storage.sql.statements.leaving import told
-from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
+from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, decode_leniently, encode_group
 from replaybuf.storage.sql.store import Options, Store
 from replaybuf.storage.sql.tasks.claims import Claiming
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Drawing
@@ -266,6 +266,18 @@ class SQLStorage(StorageBackend):
         claiming = Claiming(store, self.codec, groups, cursor, seconds)
         taken = await store.thread.run(claiming.run, undo=claiming.undo)
         return None if taken is None else taken.lease()
+
+    async def put_behind(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
+        store = await self._ready()
+
+        async def work() -> bool:
+            encoded = await store.compute(self._encode_all, groups)
+            return await store.write(lambda tx: put_behind(tx, encoded, cursor))
+
+        return await store.thread.run(work)
+
+    def _encode_all(self, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
+        return [encode_group(self.codec, one) for one in groups]
 
     # Waiting
 

@@ -16,19 +16,13 @@ from sqlalchemy import Table, func, insert, select
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import SnapshotError
+from replaybuf.partial import partial_file, publish
 from replaybuf.progress import OnProgress, Teller
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.copies.facts import check_facts, damaged, is_damage, payloads_digest, write_facts
-from replaybuf.storage.sql.copies.snapshot_file import (
-    close_file,
-    file_engine,
-    open_file,
-    partial_file,
-    publish,
-    same_file,
-)
+from replaybuf.storage.sql.copies.snapshot_file import close_file, file_engine, open_file, same_file
 from replaybuf.storage.sql.copies.state_dict import load_state, read_state
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.port import Engine, Steps

@@ -1,13 +1,9 @@
-"""The files of snapshots: opening and checking one, and renaming one when it is complete."""
+"""The files of snapshots: opening, checking and closing one."""
 
 from __future__ import annotations
 
-import contextlib
-import glob
-import itertools
 import os
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,49 +83,6 @@ def _leave_wal(connection: Connection) -> None:
     cursor.close()
 
 
-def publish(partial: str, path: str) -> None:
-    """Rename a complete file, so that it is whole even after a power cut."""
-    with open(partial, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
-@contextlib.contextmanager
-def partial_file(path: str) -> Iterator[str]:
-    """Yield the name of a file to write before it is renamed to `path`; it is unique, so that several may save at once.
-
-    The file is removed at the end if it is still there, and so are files that killed processes of this host left.
-    """
-    prefix = f"{Path(path).name}.{socket.gethostname()}-"
-    for file in Path(path).parent.glob(f"{glob.escape(prefix)}*.partial"):
-        if not _is_alive(file.name.removeprefix(prefix).partition("-")[0]):
-            _remove(str(file))
-    partial = str(Path(path).with_name(f"{prefix}{os.getpid()}-{next(_number)}.partial"))
-    try:
-        yield partial
-    finally:
-        _remove(partial)
-
-
-_number = itertools.count(1)
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def same_file(path: str, other: str) -> bool:
     """Return whether both paths name the same file."""
     return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
-
-
-def _remove(path: str) -> None:
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path + suffix)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Table, bindparam, insert
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.engine.dialects import Dialect
+    from replaybuf.storage.sql.engine.dialect import Dialect
 
 Row = Sequence[Any]
 

@@ -10,7 +10,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, CursorResult, Table, and_, false, true
 
 from replaybuf.rules.limits import Rules
-from replaybuf.storage.sql.engine.dialects import DIALECTS, Dialect
+from replaybuf.storage.sql.engine.dialect import Dialect
+from replaybuf.storage.sql.engine.dialects import DIALECTS
 from replaybuf.storage.sql.engine.prepared import Driver, Prepared, announce, insertion
 from replaybuf.storage.sql.schema.tables import lane
 

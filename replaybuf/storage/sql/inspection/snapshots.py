@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from replaybuf.errors import ConfigError, InputError
+from replaybuf.errors import ConfigError, InputError, NotADatabaseError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
@@ -16,7 +16,7 @@ from replaybuf.storage.sql.engine.sqlite_files import is_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, public_url
 from replaybuf.storage.sql.inspection.groups import buffers_of, looking_at
-from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, url_or_path
+from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, open_reader, url_or_path
 from replaybuf.storage.sql.statements.fence import joined
 
 DEFAULT = "default"
@@ -34,7 +34,7 @@ def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str]
     """Write a snapshot of a buffer, with facts about it."""
 
     async def save() -> None:
-        engine = open_engine(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=not _has_log(reader))
+        engine = open_engine(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=opens_read_only(reader))
         try:
             scope = await engine.read(joined, Scope(name))
             await copy_to(engine, scope, file, about, tell)
@@ -44,12 +44,12 @@ def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str]
     asyncio.run(save())
 
 
-def _has_log(reader: Reader) -> bool:
-    """Return whether it is a writable SQLite file with a write-ahead log.
+def opens_read_only(reader: Reader) -> bool:
+    """Return whether the database is to be opened read-only by who only reads: unless it is a SQLite file with a log.
 
     The last connection to such a file removes the log, unless it is read-only: then an empty one would be left behind.
     """
-    return reader.path is not None and os.access(reader.path, os.W_OK) and is_wal(reader.path)
+    return not (reader.path is not None and os.access(reader.path, os.W_OK) and is_wal(reader.path))
 
 
 def policy_of(file: str) -> str | None:
@@ -71,3 +71,15 @@ class Target:
         if is_memory(parsed):
             raise ConfigError("a SQLite database in memory would be gone with this command; give a file or a server")
         return cls(parsed.render_as_string(hide_password=False), public_url(parsed))
+
+
+def exists(target: Target) -> bool:
+    """Return whether the database has replaybuf's tables; a SQLite file that isn't there has none."""
+    path = url_or_path(target.url).database
+    if target.url.startswith("sqlite") and not (path and os.path.exists(path)):
+        return False
+    try:
+        open_reader(target.url).inspect(lambda tx: None)
+    except NotADatabaseError:
+        return False
+    return True

@@ -16,7 +16,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Level
 from replaybuf.rules.tallies import LaneName, Tally, levels
 from replaybuf.rules.transitions import Transition
-from replaybuf.storage.sql.engine.dialects import Dialect
+from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction

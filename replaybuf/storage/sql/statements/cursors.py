@@ -8,11 +8,12 @@ from typing import Any
 
 from sqlalchemy import insert, select, update
 
+from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import cursor
 from replaybuf.storage.sql.statements.fence import join
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
-from replaybuf.storage.sql.statements.put import store
+from replaybuf.storage.sql.statements.put import put_groups, store
 from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, check_size
 from replaybuf.storage.values import Cursor
 
@@ -55,6 +56,16 @@ def claim(
     token, until = begin_lease(tx, seconds)
     hold(tx, rows, token, until)
     return rows, token, until
+
+
+def put_behind(tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor) -> bool:
+    """Move a cursor and put groups; return False, and do nothing, when somebody else has moved it."""
+    if not move_cursor(tx, moved):
+        return False
+    for outcome in put_groups(tx, groups):
+        if isinstance(outcome, ReplayBufError):
+            raise outcome
+    return True
 
 
 def move_cursor(tx: Transaction, moved: Cursor) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Select, bindparam, select
 
 from replaybuf.rules import transitions
-from replaybuf.storage.sql.engine.dialects import Dialect
+from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Select, String, and_, bindparam, func, sel
 from replaybuf.query import Node, compile_sql
 from replaybuf.rules.policies import Order, OrderTerm, in_order
 from replaybuf.rules.race import KEYS
-from replaybuf.storage.sql.engine.dialects import Dialect
+from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane

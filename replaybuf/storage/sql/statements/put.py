@@ -273,17 +273,17 @@ def group_row(
         None,  # pinned_step
         encoded.mixed,
         new.priority,
-        0,  # times_sampled
+        new.times_sampled,
         new.created_at,
         encoded.reward,
         len(encoded.payload),
         encoded.marks,
         dump_json(new.tags) if new.tags else None,
         key,
-        None,  # error
+        new.error,
         keys.get(UNIFORM),
         keys.get(PRIORITIZED),
-        0,  # deliveries
+        new.deliveries,
         None,  # lease
         None,  # leased_until
         aside_since(new),

@@ -41,7 +41,8 @@ class EncodedGroup:
 
 def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
     """Return the group with payload and metadata encoded; CPU work only. Raises EncodeError."""
-    return describe(group, group.rollouts, codec.encode(group.rollouts, group.fetched or {}), codec.rollout_type)
+    payload = codec.encode(group.rollouts, group.fetched or {}) if group.payload is None else group.payload
+    return describe(group, group.rollouts, payload, codec.rollout_type)
 
 
 def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: RolloutType) -> EncodedGroup:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Integer, bindparam, delete, select
 
-from replaybuf.storage.sql.engine.dialects import Dialect
+from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.identity import PREFIX
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from sqlalchemy import insert
 
+from replaybuf.partial import partial_file, publish
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.copies.facts import payloads_digest, write_facts
 from replaybuf.storage.sql.copies.snapshot import write_lanes, write_tallies
-from replaybuf.storage.sql.copies.snapshot_file import close_file, file_engine, partial_file, publish
+from replaybuf.storage.sql.copies.snapshot_file import close_file, file_engine
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.rescue.metadata import Found, name_of
 from replaybuf.storage.sql.inspection.rescue.rows import Row, marked_by, payload_of

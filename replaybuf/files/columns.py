@@ -1,0 +1,274 @@
+"""Rows as columns of Arrow, for Parquet and Arrow files, and back.
+
+A column has the type of its values in the first rows: numbers, texts, bytes, lists of these in the dtype of the arrays
+that they were, lists of objects of texts (messages), and JSON as text for everything else. What later turns up and
+doesn't fit its column goes to the column `$more`, as JSON; so does a None that is there, since null means that the
+rollout has no such field. The schema's metadata entry `replaybuf` says which columns are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from replaybuf.errors import FileError, MissingDriverError
+from replaybuf.files.rows import KINDS, METADATA, PREFIX, REST, ROLLOUTS, Row, is_of_rollout
+from replaybuf.files.values import to_json
+
+MORE: Final = "$more"
+_ABOUT: Final = b"replaybuf"
+_JSON_FIELDS: Final = (KINDS, REST, MORE)
+_INT64: Final = 2**63
+_ITEMS: Final[dict[type, str]] = {int: "int", float: "float", str: "text", bool: "bool"}
+_METADATA: Final = {
+    "uid": "int64",
+    "task_name": "string",
+    "status": "string",
+    "staleness": "int64",
+    "priority": "double",
+    "times_sampled": "int64",
+    "created_at": "double",
+    "reward": "double",
+    "tags": "json",
+    "key": "string",
+    "error": "string",
+    "deliveries": "int64",
+    "index": "int32",
+    "size": "int32",
+}
+_DTYPES: Final = {
+    **{f"<i{n}": f"int{8 * n}" for n in (2, 4, 8)},
+    **{f"<u{n}": f"uint{8 * n}" for n in (2, 4, 8)},
+    "|i1": "int8",
+    "|u1": "uint8",
+    "<f2": "float",
+    "<f4": "float",
+    "<f8": "double",
+    "|b1": "bool_",
+    **{name: name for name in ("int8", "int16", "int32", "int64", "uint8")},
+    "float16": "float",
+    "bfloat16": "float",
+    "float32": "float",
+    "float64": "double",
+    "bool": "bool_",
+}
+_GENERAL: Final = {"int": "int64", "float": "double", "text": "string", "bool": "bool_"}
+
+
+def arrow() -> Any:
+    """Return the module pyarrow. Raises MissingDriverError."""
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingDriverError(
+            "Parquet and Arrow files need the package pyarrow: pip install 'replaybuf[parquet]'"
+        ) from error
+    return pyarrow
+
+
+# The type of a column: "int64", "list:int32", "structs:role,content", "json", ...
+
+
+def _shape(value: Any, kind: str | None) -> str:
+    """Return the type of column that a value asks for; "list:" for an empty list, which any list takes."""
+    if type(value) is int:
+        return "int64" if -_INT64 <= value < _INT64 else "json"
+    if type(value) is not list:
+        return {bool: "bool_", float: "double", str: "string", bytes: "binary"}.get(type(value), "json")
+    if kind is not None:
+        return f"list:{_DTYPES[kind.split(':')[1]]}"
+    kinds = set(map(type, value))
+    if not kinds:
+        return "list:"
+    if len(kinds) == 1 and (one := kinds.pop()) in _ITEMS:
+        if one is int and not -_INT64 <= min(value) <= max(value) < _INT64:
+            return "json"
+        return f"list:{_GENERAL[_ITEMS[one]]}"
+    if all(type(item) is dict and item and set(map(type, item.values())) == {str} for item in value):
+        names = {tuple(item) for item in value}
+        first = names.pop()
+        if not names and not any("," in name for name in first):
+            return f"structs:{','.join(first)}"
+    return "json"
+
+
+def _joined(shapes: set[str]) -> str:
+    """Return the type of a column with values of these shapes."""
+    filled = shapes - {"list:"}
+    if len(filled) == 1:
+        return filled.pop()
+    numbers = {shape.removeprefix("list:") for shape in filled}
+    if filled and all(shape.startswith("list:") for shape in filled):
+        if all(name.startswith("int") for name in numbers):
+            return "list:int64"
+        if numbers <= {"float", "double"}:
+            return "list:double"
+    return "json"
+
+
+def _fits(shape: str, column: str) -> bool:
+    if shape == column or column == "json":
+        return True
+    if shape == "list:":
+        return column.startswith(("list:", "structs:"))
+    wider = {"list:int64": "list:int", "list:double": "list:float"}.get(column)
+    return wider is not None and shape.startswith(wider)
+
+
+def _type_of(column: str) -> Any:
+    pa = arrow()
+    if column == "json":
+        return pa.string()
+    if column.startswith("list:"):
+        return pa.list_(_type_of(column.removeprefix("list:")))
+    if column.startswith("structs:"):
+        return pa.list_(pa.struct([(name, pa.string()) for name in column.removeprefix("structs:").split(",")]))
+    return getattr(pa, {"bool_": "bool_", "double": "float64", "float": "float32"}.get(column, column))()
+
+
+class Columns:
+    """The columns of a file, as its first rows gave them."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._grouped = not is_of_rollout(rows[0])
+        prefix = "" if self._grouped else PREFIX
+        #: The columns beside the fields in a row of a rollout.
+        self._beside = frozenset(() if self._grouped else (f"{PREFIX}{name}" for name in _METADATA))
+        self._metadata = {prefix + name: column for name, column in _METADATA.items() if prefix or name in METADATA}
+        rollouts = [one for row in rows for one in row[ROLLOUTS]] if self._grouped else rows
+        self._fields = self._columns_of(rollouts) | dict.fromkeys(_JSON_FIELDS, "json")
+
+    def _columns_of(self, rollouts: Iterable[Row]) -> dict[str, str]:
+        shapes: dict[str, set[str]] = {}
+        for row in rollouts:
+            kinds = row.get(KINDS, {})
+            for name, value in row.items():
+                if name not in self._beside and name not in _JSON_FIELDS:
+                    shapes.setdefault(name, set())
+                    if value is not None:
+                        shapes[name].add(_shape(value, _numeric(kinds.get(name))))
+        return {name: _joined(found) for name, found in shapes.items()}
+
+    def schema(self) -> Any:
+        """Return the schema, with what is needed to read the rows back."""
+        pa = arrow()
+        fields = [(name, _type_of(column)) for name, column in self._fields.items()]
+        columns = [(name, _type_of(column)) for name, column in self._metadata.items()]
+        columns += [(ROLLOUTS, pa.list_(pa.struct(fields)))] if self._grouped else fields
+        about = {
+            "format": 1,
+            "rows": "groups" if self._grouped else "rollouts",
+            "json": [name for name, column in self._fields.items() if column == "json"],
+        }
+        return pa.schema(columns, metadata={_ABOUT: json.dumps(about).encode()})
+
+    def table(self, rows: Sequence[Row], schema: Any) -> Any:
+        """Return rows as a table of these columns."""
+        pa = arrow()
+        if self._grouped:
+            flat = [{**self._told(row), ROLLOUTS: [self._fitted(one) for one in row[ROLLOUTS]]} for row in rows]
+        else:
+            flat = [{**self._told(row), **self._fitted(row)} for row in rows]
+        return pa.Table.from_pylist(flat, schema=schema)
+
+    def _told(self, row: Row) -> Row:
+        told = {name: row.get(name) for name in self._metadata}
+        tags = "tags" if self._grouped else f"{PREFIX}tags"
+        told[tags] = None if told[tags] is None else json.dumps(told[tags])
+        return told
+
+    def _fitted(self, row: Row) -> Row:
+        """Return the fields of a rollout as its columns take them."""
+        fitted: Row = {}
+        more: Row = {}
+        kinds = row.get(KINDS, {})
+        for name, value in row.items():
+            if name in self._beside:
+                continue
+            column = self._fields.get(name)
+            if name in _JSON_FIELDS:
+                fitted[name] = json.dumps(value)
+            elif column is None or value is None or not self._takes(column, value, kinds.get(name)):
+                more[name] = to_json(value) if type(value) is bytes else value
+            else:
+                fitted[name] = (
+                    json.dumps(to_json(value) if type(value) is bytes else value) if column == "json" else value
+                )
+        if more:
+            fitted[MORE] = json.dumps(more)
+        return fitted
+
+    def _takes(self, column: str, value: Any, kind: str | None) -> bool:
+        if not _fits(_shape(value, _numeric(kind)), column):
+            return False
+        if column in ("string", "list:string") or column.startswith("structs:"):
+            return _is_unicode(value)
+        return True
+
+
+def _numeric(kind: str | None) -> str | None:
+    """Return the kind of a row of numbers, None for others."""
+    return kind if kind is not None and ":" in kind else None
+
+
+def _is_unicode(value: Any) -> bool:
+    """Return whether texts are whole: Arrow has no half surrogate pairs."""
+    if type(value) is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+        return True
+    return all(map(_is_unicode, value.values() if type(value) is dict else value))
+
+
+# Reading
+
+
+class Reading:
+    """How the rows of a file's tables are read: those of our exports by what their schema says, others as they are."""
+
+    def __init__(self, schema: Any) -> None:
+        about = (schema.metadata or {}).get(_ABOUT)
+        try:
+            self._about: Mapping[str, Any] | None = None if about is None else json.loads(about)
+            self._json = frozenset((self._about or {}).get("json", ()))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise FileError(f"the schema's metadata 'replaybuf' is damaged ({error!s:.100})") from error
+        if self._about is not None and self._about.get("format") != 1:
+            raise FileError(f"the file has format {self._about.get('format')!r:.40} of replaybuf's; upgrade replaybuf")
+
+    def rows(self, batch: Any, first: int) -> Iterable[tuple[str, Row]]:
+        """Yield the rows of a batch, whose first has this number."""
+        for number, row in enumerate(batch.to_pylist(), first):
+            place = f"row {number}"
+            if self._about is None:
+                yield place, {name: value for name, value in row.items() if value is not None}
+            elif self._about.get("rows") == "groups":
+                rollouts = [self._unfitted(place, one or {}) for one in row.pop(ROLLOUTS, None) or ()]
+                yield place, {**self._told(place, row, ""), ROLLOUTS: rollouts}
+            else:
+                told = {name: row.pop(name) for name in list(row) if name.startswith(PREFIX)}
+                yield place, {**self._told(place, told, PREFIX), **self._unfitted(place, row)}
+
+    def _told(self, place: str, row: Row, prefix: str) -> Row:
+        tags = f"{prefix}tags"
+        return {**row, tags: _parsed(place, tags, row.get(tags))}
+
+    def _unfitted(self, place: str, row: Row) -> Row:
+        values = {
+            name: _parsed(place, name, value) if name in self._json else value
+            for name, value in row.items()
+            if value is not None
+        }
+        more = values.pop(MORE, None)
+        return values if more is None else {**values, **more}
+
+
+def _parsed(place: str, name: str, text: Any) -> Any:
+    """Return the value of a column with JSON."""
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FileError(f"{place}, column {name!r:.60}: no JSON ({error!s:.100})") from error

@@ -1,0 +1,227 @@
+"""Imports: groups of a file into any store, each exactly once.
+
+The file is read twice: first all of it, so that nothing is written of one that is damaged; then again, in batches. A
+batch is put in one transaction with a *cursor* of the buffer, named for what is in the file, which says how many groups
+of each task and status are in. So an import that was killed goes on where it was, and a second one finds nothing to do,
+also when the groups have been consumed meanwhile. A checkpoint keeps the cursor with the groups.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from xxhash import xxh3_128
+
+from replaybuf.checks import check_key, check_priority, check_tags, check_task_name
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import ConflictError, FileEndsError, FileError, ReplayBufError
+from replaybuf.files.exporting import TREES, in_thread
+from replaybuf.files.rows import FileGroup
+from replaybuf.progress import OnProgress, Teller
+from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.contract import CursorStorage, GroupStorage, require
+from replaybuf.storage.values import Cursor, NewGroup
+
+Lane = tuple[str, Status]
+Reader = Callable[[], Iterator[FileGroup]]
+
+#: What the names of an import's cursors begin with.
+IMPORT: Final = "import "
+#: Groups and bytes of payloads that are put in one transaction.
+_GROUPS: Final = 128
+_BYTES: Final = 16 << 20
+_ODD_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which groups of a file are imported: those of a task or a status, or all.
+
+    With `partial`, a file that ends within a row or a group is imported up to there. With `again`, what was imported
+    before is imported once more.
+    """
+
+    task: str | None = None
+    status: Status | None = None
+    partial: bool = False
+    again: bool = False
+
+    def takes(self, group: FileGroup) -> bool:
+        return self.task in (None, group.task_name) and self.status in (None, group.status)
+
+
+@dataclass(slots=True)
+class Survey:
+    """What is in a file: groups and rollouts by task and status, what is odd about them, and how it ends.
+
+    `digest` is the same for files with the same groups, in whatever format. `ends` says where a file was cut short.
+    `there` are groups that are in the buffer already, or were.
+    """
+
+    groups: Counter[Lane] = field(default_factory=Counter)
+    rollouts: Counter[Lane] = field(default_factory=Counter)
+    there: Counter[Lane] = field(default_factory=Counter)
+    odd: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    digest: str = ""
+    ends: str | None = None
+
+    @property
+    def new(self) -> int:
+        """The number of groups that an import would put."""
+        return sum(self.groups.values()) - sum(self.there.values())
+
+
+@dataclass(slots=True)
+class Imported:
+    """What an import has put: groups and rollouts, and the groups that were imported before."""
+
+    groups: int = 0
+    rollouts: int = 0
+    there: int = 0
+
+
+async def survey(storage: GroupStorage, read: Reader, wanted: Wanted) -> Survey:
+    """Read a file to its end, check each of its groups, and say what an import would do. Writes nothing.
+
+    Raises FileError, which says where in the file the first wrong group is, and FileEndsError for a file that was cut
+    short, unless `wanted.partial`.
+    """
+    cursors = require(storage, CursorStorage, "import")
+    found = await in_thread(lambda: _survey(storage.codec, read, wanted))
+    if not wanted.again:
+        counts = _counts(await cursors.cursor(_name(found.digest)))
+        for lane, n in found.groups.items():
+            found.there[lane] = min(n, counts[lane])
+    return found
+
+
+def _survey(codec: Codec, read: Reader, wanted: Wanted) -> Survey:
+    found, digest = Survey(), xxh3_128()
+    try:
+        for group in read():
+            new = prepared(group, codec)
+            digest.update(_identity(new))
+            if not wanted.takes(group):
+                continue
+            lane = (group.task_name, group.status)
+            found.groups[lane] += 1
+            found.rollouts[lane] += len(group.rollouts)
+            for what in group.odd:
+                found.odd[what] += 1
+                found.examples.setdefault(what, group.place)
+    except FileEndsError as error:
+        if not wanted.partial:
+            raise FileEndsError(
+                f"{error}; nothing was imported. To import what is before it, say so (--partial)"
+            ) from error
+        found.ends = str(error)
+    found.digest = digest.hexdigest()
+    return found
+
+
+async def import_groups(
+    storage: GroupStorage, read: Reader, wanted: Wanted, found: Survey, progress: OnProgress | None = None
+) -> Imported:
+    """Put the groups of a file that was surveyed. Return what was put.
+
+    Each batch is put as a whole: an import that fails, is cancelled or killed, goes on there when it is repeated.
+    Raises ConflictError when the same file is being imported by somebody else, FileError when it has changed since it
+    was surveyed, and what `put` raises.
+    """
+    cursors, done = require(storage, CursorStorage, "import"), Imported()
+    cursor = await cursors.cursor(_name(found.digest))
+    counts: Counter[Lane] = Counter() if wanted.again else _counts(cursor)
+    teller, met = Teller(progress, found.new), Counter[Lane]()
+    reading = _batches(storage.codec, read, wanted, counts, met, done)
+    while batch := await in_thread(lambda: next(reading, [])):
+        for new in batch:
+            counts[new.task_name, new.status] += 1
+        moved = replace(cursor, position=sum(counts.values()), value=_packed(counts))
+        if not await cursors.put_behind(batch, moved):
+            raise ConflictError(
+                f"somebody else imports the same file, or the buffer was restored; {done.groups} groups were put here. "
+                "Run the import again when that is over: it goes on where they are"
+            )
+        cursor = replace(moved, version=moved.version + 1)
+        done.groups += len(batch)
+        done.rollouts += sum(len(new.rollouts) for new in batch)
+        teller.add(len(batch), sum(len(new.payload or b"") for new in batch))
+    teller.finish()
+    if any(met[lane] != n for lane, n in found.groups.items()):
+        raise FileError("the file has changed since it was read the first time; look at what is in the buffer")
+    return done
+
+
+def _batches(
+    codec: Codec, read: Reader, wanted: Wanted, counts: Counter[Lane], met: Counter[Lane], done: Imported
+) -> Iterator[list[NewGroup]]:
+    """Yield the groups that aren't in the buffer yet, in batches."""
+    before, batch, size = counts.copy(), list[NewGroup](), 0
+    groups = read()
+    while True:
+        try:
+            group = next(groups, None)
+        except FileEndsError:
+            group = None
+        if group is not None and not wanted.takes(group):
+            continue
+        if batch and (group is None or len(batch) >= _GROUPS or size >= _BYTES):
+            yield batch
+            batch, size = [], 0
+        if group is None:
+            return
+        lane = (group.task_name, group.status)
+        met[lane] += 1
+        if met[lane] <= before[lane]:
+            done.there += 1
+            continue
+        batch.append(prepared(group, codec))
+        size += len(batch[-1].payload or b"")
+
+
+def prepared(group: FileGroup, codec: Codec) -> NewGroup:
+    """Return a group as the store takes it, checked. Raises FileError, which says where in the file it is."""
+    try:
+        payload = TREES.encode(group.rollouts)
+        return NewGroup(
+            task_name=check_task_name(group.task_name),
+            status=group.status,
+            staleness=group.staleness,
+            rollouts=codec.decode(payload),
+            created_at=time.time() if group.created_at is None else float(group.created_at),
+            priority=check_priority(group.priority),
+            tags=check_tags(group.tags),
+            key=check_key(group.key),
+            payload=payload,
+            times_sampled=group.times_sampled,
+            deliveries=group.deliveries,
+            error=group.error,
+        )
+    except ReplayBufError as error:
+        raise FileError(f"{group.place}: {error}") from error
+
+
+def _identity(new: NewGroup) -> bytes:
+    """Return what makes a group of a file this one."""
+    metadata = [new.task_name, new.status, new.staleness, new.priority, new.tags, new.key, new.times_sampled]
+    return json.dumps(metadata).encode() + (new.payload or b"")
+
+
+def _name(digest: str) -> str:
+    return IMPORT + digest
+
+
+def _packed(counts: Counter[Lane]) -> bytes:
+    return json.dumps([[task, status, n] for (task, status), n in sorted(counts.items()) if n]).encode()
+
+
+def _counts(cursor: Cursor) -> Counter[Lane]:
+    """Return how many groups of each task and status were imported."""
+    entries = json.loads(cursor.value) if cursor.value else []
+    return Counter({(str(task), Status(status)): int(n) for task, status, n in entries})

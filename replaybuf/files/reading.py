@@ -1,0 +1,89 @@
+"""Which reader a file needs: it is known by its first bytes, not by its name."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from replaybuf.errors import AccessError, FileError
+from replaybuf.files.foreign import Mapped, foreign_groups
+from replaybuf.files.rows import FileGroup, Placed, groups_of, is_ours
+from replaybuf.files.saved import read_saved
+from replaybuf.files.tables import read_tables
+from replaybuf.files.texts import read_rows
+from replaybuf.files.trinity import read_trinity
+from replaybuf.files.writing import parts_of
+from replaybuf.redact import redact_path
+
+_SQLITE: Final = b"SQLite format 3\0"
+_ARROW: Final = b"ARROW1"
+_STREAM: Final = b"\xff\xff\xff\xff"
+_PARQUET: Final = b"PAR1"
+_ZIP: Final = b"PK\x03\x04"
+_PICKLE: Final = b"\x80"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file, the parts of one, or the URL of a database, and how others' rows in it are read.
+
+    `table` is one of a Trinity-RFT database.
+    """
+
+    where: str
+    mapped: Mapped = field(default_factory=Mapped)
+    table: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The name for messages, without password."""
+        return redact_path(self.where)
+
+    def read(self) -> Iterator[FileGroup]:
+        """Yield the groups. FileError, which begins with the file's name, for one that is wrong."""
+        if self.where.startswith(("postgres", "sqlite:")) and "://" in self.where:
+            yield from read_trinity(self.where, self.mapped, self.table)
+            return
+        path = Path(self.where)
+        files = [path] if path.exists() else parts_of(path) or [path]
+        for file in files:
+            try:
+                for group in self._read(file):
+                    group.place = f"{redact_path(str(file))}: {group.place}"
+                    yield group
+            except FileError as error:
+                raise type(error)(f"{redact_path(str(file))}: {error}") from error
+            except RecursionError as error:
+                raise FileError(
+                    f"{redact_path(str(file))}: its values are nested too deeply, or hold themselves"
+                ) from error
+            except PermissionError as error:
+                raise AccessError(f"{redact_path(str(file))} can't be read: {error.strerror}") from error
+            except OSError as error:
+                raise FileError(f"{redact_path(str(file))} can't be read: {error.strerror or error}") from error
+
+    def _read(self, path: Path) -> Iterator[FileGroup]:
+        with path.open("rb") as raw:
+            magic = raw.read(16)
+        if magic == _SQLITE:
+            return read_trinity(str(path), self.mapped, self.table)
+        if magic.startswith((_ZIP, _PICKLE)):
+            return read_saved(path, self.mapped)
+        if magic.startswith(_PARQUET):
+            return self._grouped(read_tables(path, "parquet"))
+        if magic.startswith(_ARROW):
+            return self._grouped(read_tables(path, "arrow"))
+        if magic.startswith(_STREAM):
+            return self._grouped(read_tables(path, "stream"))
+        return self._grouped(read_rows(path))
+
+    def _grouped(self, rows: Iterator[Placed]) -> Iterator[FileGroup]:
+        """Return the groups of rows: of ours, or of others'."""
+        first = next(rows, None)
+        if first is None:
+            return iter(())
+        every = itertools.chain([first], rows)
+        return groups_of(every) if is_ours(first[1]) else foreign_groups(every, self.mapped)

@@ -1,0 +1,84 @@
+"""The state of the reference backend, and what all its parts use."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import DecodeError
+from replaybuf.rollouts.marks import Marks
+from replaybuf.rules.limits import Rules
+from replaybuf.storage.contract import GroupStorage
+from replaybuf.storage.memory.groups import Groups
+from replaybuf.storage.memory.items import Items
+from replaybuf.storage.memory.loans import Loans
+from replaybuf.storage.memory.loans import now as lease_time
+from replaybuf.storage.memory.world import Checkpoints
+from replaybuf.storage.values import Cursor, NewGroup, StorageItem
+from replaybuf.storage.wakes import Wakes
+
+
+class Memory(GroupStorage):
+    """The groups and everything about them, behind one lock."""
+
+    new_table: type[Items] = Items
+
+    def __init__(self, codec: Codec, rules: Rules | None = None) -> None:
+        self.codec = codec
+        self._copying = codec.as_stored()
+        self.rules = rules or Rules()
+        self._lock = threading.RLock()
+        self._groups = Groups(self.new_table(), self.rules)
+        self._loans = Loans(self._groups)
+        self._checkpoints = Checkpoints()
+        self._cursors: dict[str, Cursor] = {}
+        self._next_uid = 1
+        self._ticket_shift = 0  # uid minus ticket
+        self._epoch = 0
+        self._wakes = Wakes()
+
+    async def close(self) -> None:
+        self._notify()
+
+    # Waiting
+
+    def version(self) -> int:
+        return self._wakes.version
+
+    async def changed(self, timeout: float, since: int) -> None:
+        with self._lock:
+            lease_ends = self._loans.next_end() - lease_time()
+        await self._wakes.wait(min(timeout, max(0.0, lease_ends)), since)
+
+    def _notify(self) -> None:
+        self._groups.prune()
+        self._wakes.wake()
+
+    # For all parts
+
+    def _new_uid(self) -> int:
+        uid = self._next_uid
+        self._next_uid += 1
+        return uid
+
+    def _end_leases(self) -> None:
+        if self._loans.end_overdue():
+            self._notify()
+
+    def _encode(self, group: NewGroup) -> bytes:
+        if group.payload is not None:
+            return group.payload
+        return self.codec.encode(group.rollouts, group.fetched or {})
+
+    def _reward(self, group: NewGroup) -> float | None:
+        return Marks.of(group.rollouts, self.codec.rollout_type).mean_reward
+
+    def _decode(self, uid: int) -> StorageItem:
+        return replace(self._groups.item(uid), item=self.codec.decode(self._groups.payloads[uid]))
+
+    def _decode_leniently(self, item: StorageItem) -> StorageItem:
+        try:
+            return replace(item, item=self.codec.decode(self._groups.payloads[item.uid]))
+        except DecodeError as error:
+            return replace(item, error=str(error))

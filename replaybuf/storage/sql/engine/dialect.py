@@ -1,0 +1,126 @@
+"""What statements ask a database about: whatever the two do differently inside a transaction (`dialects` answers)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import ColumnElement, Connection, Select, Table
+
+from replaybuf.storage.sql.engine.locks import Lock, NamedLock
+from replaybuf.storage.sql.engine.sizes import RowLimit
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.transaction import Transaction
+
+
+class Dialect(ABC):
+    """The SQL of one kind of database."""
+
+    #: SQLAlchemy's name for it, used by `query.compile_sql` and the views.
+    name: str
+    #: Whether several transactions write at the same time, so that rows have to be locked.
+    locks_rows: bool
+    #: Whether each statement is a round trip to a server.
+    is_remote: bool
+    #: The rows of `rb_tally` that a transaction adds to: those of its connection, where several write at the same time.
+    shard: ColumnElement[int]
+
+    @abstractmethod
+    def insert(self, table: Table) -> Any:
+        """Return an INSERT that supports ON CONFLICT."""
+
+    @abstractmethod
+    def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+        """Return the condition that a column is one of the values in the parameter `name`, given as by `listed`."""
+
+    @abstractmethod
+    def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
+        """Return values as one parameter of a prepared statement."""
+
+    @abstractmethod
+    def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
+        """Return the query, locking its rows against other writers; `skip_locked` leaves out rows that others hold."""
+
+    @abstractmethod
+    def lock(self, connection: Connection, key: Lock) -> None:
+        """Take a lock exclusively, until the end of the transaction."""
+
+    @abstractmethod
+    def try_lock(self, connection: Connection, key: Lock, *, shared: bool = False) -> bool:
+        """Take a lock if it is free; return whether it was."""
+
+    @abstractmethod
+    def lock_names(self, connection: Connection, kind: NamedLock, names: Iterable[str]) -> None:
+        """Take the locks of these names exclusively, in their order."""
+
+    @abstractmethod
+    def clock(self, tx: Transaction) -> float:
+        """Return the time by which leases end, in seconds since the epoch, the same for all users of the database."""
+
+    @abstractmethod
+    def start_clock(self, tx: Transaction) -> float:
+        """Return the time of `clock` in a transaction that writes: it passes evenly from now on."""
+
+    @abstractmethod
+    def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
+        """Return the first groups of a lane by these keys, locked, with the parameters `lane` and `size`.
+
+        `backwards`: the keys run against the uid index.
+        """
+
+    @abstractmethod
+    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        """Return a query for these columns of groups and their payloads, some of which `read_payload` has to read."""
+
+    def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
+        """Return a payload that a query `with_payload` has left out, or None when there is none."""
+        return None
+
+    @abstractmethod
+    def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
+        """Delete the metadata of groups, and make their payloads garbage."""
+
+    @abstractmethod
+    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        """Set these columns of groups. A row is a uid and the values, as the driver takes them, JSON as text."""
+
+    @abstractmethod
+    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
+        """Set the keys of groups in a race."""
+
+    @abstractmethod
+    def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
+        """Return the next uids, never given again even if the transaction fails (PostgreSQL then leaves a gap)."""
+
+    @abstractmethod
+    def last_uid(self, connection: Connection) -> int:
+        """Return the last uid given."""
+
+    @abstractmethod
+    def set_last_uid(self, connection: Connection, last: int) -> None:
+        """Make `last + 1` the next uid."""
+
+    @abstractmethod
+    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
+        """Copy groups of these lanes, up to a uid, into a checkpoint before they change, until `end_keeping`.
+
+        Those up to its `copied_to` are there already. Only where checkpoints are made in pieces.
+        """
+
+    @abstractmethod
+    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
+        """Copy no more of the groups that change into this checkpoint, if they are."""
+
+    @abstractmethod
+    def row_limit(self, connection: Connection) -> RowLimit:
+        """Return how large a row may be."""
+
+    @abstractmethod
+    def database_bytes(self, connection: Connection) -> int:
+        """Return the size of the database on disk, in bytes."""
+
+    @abstractmethod
+    def invalid_indexes(self, connection: Connection) -> set[str]:
+        """Return the names of indexes whose creation was interrupted."""

@@ -1,0 +1,90 @@
+"""`replaybuf export` and `replaybuf import`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import run, run_json
+from tests.cli.test_save import groups_of
+
+
+def test_what_was_exported_is_what_is_imported(filled: str, shared_url: str, tmp_path: Path) -> None:
+    """From any database into any."""
+    [done] = run_json("export", filled, tmp_path / "a.jsonl.gz")
+    rows = groups_of(filled)
+    assert (done["groups"], done["rollouts"], done["left"]) == (len(rows), 4 * len(rows), 0)
+    run("import", shared_url, tmp_path / "a.jsonl.gz")
+    for one in (*rows, *(imported := groups_of(shared_url))):
+        del one["uid"], one["bytes"]  # of responses that were reset when they expired
+    assert imported == rows
+    assert [row["new"] for row in run_json("import", shared_url, tmp_path / "a.jsonl.gz")] == [0, 0, 0, 0]
+
+
+def test_a_dry_run_says_what_would_be_imported_and_makes_nothing(filled: str, tmp_path: Path) -> None:
+    run("export", filled, tmp_path / "a.parquet", "--task", "math", "--status", "completed")
+    [row] = run_json("import", tmp_path / "new.db", tmp_path / "a.parquet", "--dry-run")
+    assert (row["task_name"], row["status"], row["groups"], row["new"]) == ("math", "completed", 8, 8)
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_a_dry_run_makes_no_tables(filled: str, empty: str, tmp_path: Path) -> None:
+    run("export", filled, tmp_path / "a.jsonl")
+    assert sum(row["new"] for row in run_json("import", empty, tmp_path / "a.jsonl", "--dry-run")) == 13
+    assert "has no replaybuf tables" in run("ls", empty, code=1).stderr
+
+
+def test_rows_go_through_pipes(file: Path, tmp_path: Path) -> None:
+    """stdout holds rows alone, and stdin is read like a file."""
+    program = [sys.executable, "-m", "replaybuf"]
+    options = ["--where", '{"staleness": {"$gte": 3}}', "--rows", "groups", "--order-by", "-uid"]
+    exported = subprocess.run([*program, "export", file, "-", *options], capture_output=True, check=True)
+    rows = [json.loads(line) for line in exported.stdout.splitlines()]
+    assert [row["uid"] for row in rows] == sorted((row["uid"] for row in rows), reverse=True)
+    into = [*program, "import", tmp_path / "new.db", "-", "--nl"]
+    imported = subprocess.run(into, input=exported.stdout, capture_output=True, check=True)
+    assert sum(json.loads(line)["new"] for line in imported.stdout.splitlines()) == len(rows) > 0
+
+
+def test_an_export_changes_nothing(file: Path, tmp_path: Path) -> None:
+    before = groups_of(file)
+    run("export", file, tmp_path / "a.jsonl")
+    assert groups_of(file) == before
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl", "run.db"]
+
+
+def test_an_import_is_no_dataset_of_prompts(file: Path, tmp_path: Path) -> None:
+    run("export", file, tmp_path / "a.jsonl")
+    run("import", tmp_path / "new.db", tmp_path / "a.jsonl")
+    assert run_json("stats", tmp_path / "new.db")["buffers"]["default"]["prompts"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("export", "{file}", "{folder}/a.csv"), 1, "doesn't say its format"),
+        (("export", "{folder}/none.db", "{folder}/a.jsonl"), 1, "there is no database"),
+        (("export", "{file}", "{file}"), 1, "doesn't say its format"),
+        (("export", "{file}", "{folder}/a.jsonl", "--where", "{{"), 2, "a query is JSON"),
+        (("export", "{file}", "{folder}/a.jsonl", "--max-bytes", "much"), 2, "is no size"),
+        (("export", "{file}", "{folder}/none/a.jsonl"), 1, "can't be written"),
+        (("export", "{file}"), 2, "FILE"),
+        (("import", "{folder}/new.db", "{folder}/none.jsonl"), 1, "none.jsonl can't be read: No such file"),
+        (("import", "{folder}/new.db", "{folder}"), 1, "can't be read: Is a directory"),
+        (("import", "{folder}/new.db", "{file}"), 1, "this is a database of replaybuf"),
+        (("import", "{folder}/new.db", "{file}", "--field", "response"), 2, "is no mapping"),
+        (("import", "{folder}/new.db", "{file}", "--as-status", "done"), 1, "unknown status 'done'"),
+        (("import", "sqlite://", "{file}"), 1, "in memory would be gone"),
+    ],
+)
+def test_mistakes_are_explained(
+    arguments: tuple[str, ...], code: int, message: str, file: Path, tmp_path: Path
+) -> None:
+    result = run(*(one.format(file=file, folder=tmp_path) for one in arguments), code=code)
+    assert message in result.stderr.replace("\n", " ")
+    assert not list(tmp_path.glob("*.partial"))
+    assert not (tmp_path / "new.db").exists()

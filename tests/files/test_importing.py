@@ -1,0 +1,276 @@
+"""Imports: each group exactly once, whatever happens; nothing of a file that is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import ReplayBufferConfig, Status
+from replaybuf.errors import FileEndsError, FileError
+from replaybuf.files import importing
+from replaybuf.files.importing import Wanted, import_groups, survey
+from replaybuf.files.reading import Source
+from tests.files.stores import contents, fill, load
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+async def file(tmp_path: Path) -> Path:
+    """An export of five groups of two rollouts."""
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        await fill(buffer)
+        await buffer.export(tmp_path / "a.jsonl")
+    return tmp_path / "a.jsonl"
+
+
+def write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+async def test_a_second_import_finds_nothing_to_do_also_after_draws(file: Path, sql_url: str) -> None:
+    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+        assert (await load(buffer, file)).groups == 5
+        await buffer.get(2, "math")
+        assert (await load(buffer, file)).groups == 0
+        assert len(buffer) == 3
+        assert (await load(buffer, file, Wanted(again=True))).groups == 5
+
+
+async def test_parts_of_a_file_and_the_rest_are_each_imported_once(file: Path, sql_url: str) -> None:
+    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+        assert (await load(buffer, file, Wanted(task="math"))).groups == 2
+        done = await load(buffer, file)
+        assert (done.groups, done.there) == (3, 2)
+        assert (await load(buffer, file, Wanted(status=Status.COMPLETED))).groups == 0
+
+
+async def test_a_failure_in_the_middle_is_made_good_by_the_next_import(
+    file: Path, sql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "_GROUPS", 2)
+    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+        put, calls = buffer.storage.put_behind, []  # type: ignore[attr-defined]
+
+        async def failing(*args: Any) -> bool:
+            calls.append(args)
+            if len(calls) == 2:
+                raise OSError("the network is down")
+            return bool(await put(*args))
+
+        monkeypatch.setattr(buffer.storage, "put_behind", failing)
+        with pytest.raises(OSError, match="network"):
+            await load(buffer, file)
+        assert len(buffer) == 2
+        assert (await load(buffer, file)).groups == 3
+        assert [group[0].rollout_id for _, group in await contents(buffer)] == [0, 2, 4, 6, 8]
+
+
+async def test_a_restore_of_a_checkpoint_takes_the_import_back(file: Path, sql_url: str) -> None:
+    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+        await buffer.checkpoint(1)
+        await load(buffer, file)
+        await buffer.restore(1)
+        assert (await load(buffer, file)).groups == 5
+
+
+async def test_two_imports_of_one_file_at_once_double_nothing(file: Path, sql_url: str) -> None:
+    source = Source(str(file))
+    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+        found = await survey(buffer.storage, source.read, Wanted())
+        cursor = await buffer.storage.cursor(f"import {found.digest}")  # type: ignore[attr-defined]
+        await import_groups(buffer.storage, source.read, Wanted(), found)
+        assert not await buffer.storage.put_behind([], cursor)  # type: ignore[attr-defined]
+        assert len(buffer) == 5
+
+
+def _import(database: Path, file: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "replaybuf", "import", str(database), str(file)]
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+async def test_an_import_that_is_killed_goes_on(tmp_path: Path) -> None:
+    file, database, groups = tmp_path / "a.jsonl", tmp_path / "run.db", 2000
+    one = {"prompt": "1 + 1?", "response": "2" * 2000, "task_name": "math"}
+    file.write_text("".join(json.dumps({**one, "group_id": n}) + "\n" for n in range(groups)))
+    async with ReplayBufferConfig(url=f"sqlite:///{database}").build() as buffer:
+        process = _import(database, file)
+        async with asyncio.timeout(60):
+            while not (there := len(buffer)):  # noqa: ASYNC110 another process puts them
+                await asyncio.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+        assert 0 < there < groups
+        assert _import(database, file).wait(60) == 0
+        assert [group[0].group_id for _, group in await contents(buffer)] == list(range(groups))
+
+
+# Files that are wrong
+
+MIDDLE = "the file ends within"
+
+
+@pytest.mark.parametrize("keep", [-1, -200, 2000])
+async def test_a_file_that_was_cut_short_imports_nothing_unless_asked(file: Path, keep: int) -> None:
+    whole = b"".join(lines(file))
+    write(file, whole[:keep] if keep != -1 else b"".join(lines(file)[:-1]))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        with pytest.raises(FileEndsError, match=MIDDLE):
+            await load(buffer, file)
+        assert len(buffer) == 0
+        done = await load(buffer, file, Wanted(partial=True))
+        assert 0 < done.groups == len(buffer) < 5
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow", "a.arrows"])
+async def test_a_compressed_file_that_was_cut_short_is_refused(tmp_path: Path, name: str) -> None:
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        await fill(buffer)
+        await buffer.export(tmp_path / name)
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(FileError, match=name):
+            await load(buffer, tmp_path / name)
+        assert len(buffer) == 5
+
+
+GOOD = {"prompt": "1 + 1?", "response": "2", "task_name": "math"}
+WRONG = {
+    "NaN": (b'{"prompt": "a", "reward": NaN}', "line 2: NaN is no JSON"),
+    "Infinity": (b'{"prompt": "a", "reward": -Infinity}', "line 2: -Infinity is no JSON"),
+    "a name twice": (b'{"prompt": "a", "prompt": "b"}', "line 2: the name 'prompt' is there twice"),
+    "no UTF-8": (b'{"prompt": "\xff\xfe"}', "line 2: byte 12 is no UTF-8"),
+    "no JSON": (b"{'prompt': 1}", "line 2: no JSON"),
+    "no object": (b"[1]", r"line 2: expected an object, got \[1\]"),
+    "deep": (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 2: nested too deeply"),
+    "a huge number": (b'{"reward": 1' + b"0" * 5000 + b"}", "line 2: no JSON"),
+    "a wrong reward": (b'{"prompt": "a", "task_name": "x", "reward": "good"}', "line 2: reward is 'good'; expected"),
+    "wrong tokens": (
+        b'{"prompt": "a", "task_name": "x", "response_ids": ["a"]}',
+        "response_ids is .*a list",
+    ),
+    "a wrong prompt": (b'{"prompt": 5, "task_name": "x"}', "message is 5; expected a text"),
+    "a wrong status": (
+        b'{"prompt": "a", "task_name": "x", "status": "done"}',
+        "status is 'done'; expected one",
+    ),
+    "no task": (b'{"prompt": "a"}', "line 2 has no task_name: say of which task .*--as-task"),
+    "a wrong priority": (b'{"prompt": "a", "task_name": "x", "priority": -1}', "line 2: priority must be"),
+    "a wrong tag": (b'{"prompt": "a", "task_name": "x", "tags": {"a": []}}', r"line 2: tags\['a'\] is \[\]"),
+    "no rollouts": (b'{"rollouts": [], "task_name": "x"}', "line 2: rollouts is an empty list"),
+    "no rollout": (b'{"rollouts": [5], "task_name": "x"}', r"line 2, rollouts\[0\] is 5; expected an object"),
+}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", WRONG)
+async def test_a_wrong_line_is_named_and_nothing_imported(name: str, tmp_path: Path) -> None:
+    line, message = WRONG[name]
+    (tmp_path / "a.jsonl").write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        with pytest.raises(FileError, match=rf"a\.jsonl: .*{message}"):
+            await load(buffer, tmp_path / "a.jsonl")
+        assert len(buffer) == 0
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "a status": ({"group.status": "done"}, "line 1: group.status is 'done'; expected one of init"),
+    "a staleness": ({"group.staleness": "3"}, "line 1: group.staleness is '3'; expected a whole number"),
+    "no priority": ({"group.priority": None}, "line 1: group.priority is None; expected a number"),
+    "an order": ({"group.index": 1}, "line 1: group.index is 1 .*not in their order"),
+    "a dtype": ({"response_ids": [1.5]}, "line 1, field 'response_ids': expected a list of numbers"),
+    "a range": ({"prompt_ids": [1 << 40]}, "line 1, field 'prompt_ids'"),
+    "a kind": ({"$kinds": {"response": "array:O"}}, "line 1, field 'response': there is no dtype"),
+    "a tag": ({"response": {"$python": "os"}}, r"line 1, field 'response': there is no tag '\$python'"),
+    "base64": ({"response": {"$bytes": "?"}}, "line 1, field 'response'"),
+    "an array": ({"response": {"$ndarray": ["<f4", [1 << 50], ""]}}, "line 1, field 'response'"),
+    "a content": ({"response": {"$datetime": ["x"]}}, "line 1: .*damaged"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_changed_export_is_refused_with_its_line_and_field(name: str, file: Path) -> None:
+    change, message = CHANGES[name]
+    first, *others = lines(file)
+    write(file, json.dumps({**json.loads(first), **change}).encode() + b"\n" + b"".join(others))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        with pytest.raises(FileError, match=message):
+            await load(buffer, file)
+        assert len(buffer) == 0
+
+
+@pytest.mark.fast
+async def test_marks_of_other_systems_are_no_error(tmp_path: Path) -> None:
+    line = json.dumps(GOOD).encode()
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\r\n" + line)
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        assert (await load(buffer, tmp_path / "a.jsonl")).rollouts == 2
+        assert (await load(buffer, tmp_path / "empty.jsonl")).groups == 0
+
+
+# Rows of others
+
+
+async def test_rows_of_others_are_groups_by_their_id_or_prompt(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"question": "a", "completion": "1", "score": 1, "source": "gsm8k"},
+        {"question": "a", "completion": "2", "score": 0},
+        {"question": "b", "completion": "3", "score": 0.5, "completion_ids": [1, 2]},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        await load(buffer, tmp_path / "a.jsonl", task="math")
+        first, second = [group for _, group in await contents(buffer)]
+    assert [(one.response, one.reward) for one in first] == [("1", {"score": 1.0}), ("2", {"score": 0.0})]
+    assert first[0].message == [{"role": "user", "content": "a"}]
+    assert first[0].extra_fields == {"source": "gsm8k"}
+    assert (second[0].response_ids, second[0].status) == ([1, 2], Status.COMPLETED)
+
+
+async def test_columns_may_be_named(tmp_path: Path) -> None:
+    rows = [{"q": "a", "a": "1", "id": n, "note": "x"} for n in range(2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict)
+    async with config.build() as buffer:
+        settings = {"fields": {"message": "q", "response": "a"}, "key": "id", "task": "math", "as_they_are": True}
+        await load(buffer, tmp_path / "a.jsonl", **settings)
+        [(about, [first, _])] = await contents(buffer)
+        with pytest.raises(FileError, match="line 1 has no field 'z'"):
+            await load(buffer, tmp_path / "a.jsonl", fields={"response": "z"}, task="math")
+    assert (about["key"], first["response"], first["note"]) == ("0", "1", "x")
+
+
+async def test_parquet_of_others_with_its_own_types(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pa.table(
+        {
+            "prompt": pa.array([[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]),
+            "completion": pa.array(["1", "2"], pa.large_string()),
+            "task": pa.array(["math", "math"]).dictionary_encode(),
+            "response_ids": pa.array([[1, 2], None], pa.large_list(pa.int32())),
+            "nested": pa.array([[[1], []], [[2, 3]]]),
+            "when": pa.array([0, 1], pa.timestamp("us", "UTC")),
+        }
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        await load(buffer, tmp_path / "a.parquet")
+        first, second = [group[0] for _, group in await contents(buffer)]
+    assert (first.response, first.response_ids, second.response_ids) == ("1", [1, 2], None)
+    assert first.extra_fields["nested"] == [[1], []]

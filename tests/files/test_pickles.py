@@ -1,0 +1,196 @@
+"""Pickles are read as data: saved buffers and torch's files come in, and what would run code is refused by its name."""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import os
+import pickle
+import pickletools
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replaybuf import ReplayBufferConfig, Status
+from replaybuf.errors import FileEndsError, FileError, UnsafePickleError
+from replaybuf.files.pickles import Loading
+from tests.files.pickled import classes, legacy, save, saved_buffer
+from tests.files.stores import contents, load
+
+pytestmark = pytest.mark.fast
+
+
+def memory(**settings: Any) -> Any:
+    return ReplayBufferConfig(url="memory://", tensors="numpy", **settings).build()
+
+
+async def test_a_buffer_that_xtuner_saved_comes_in_whole(tmp_path: Path) -> None:
+    saved_buffer(tmp_path / "replay_buffer.pth")
+    async with memory() as buffer:
+        done = await load(buffer, tmp_path / "replay_buffer.pth")
+        found = await contents(buffer)
+    assert (done.groups, done.rollouts) == (3, 6)
+    assert [(about["task_name"], about["status"], about["staleness"]) for about, _ in found] == [
+        ("math", Status.COMPLETED, 0),
+        ("math", Status.ABORTED, 1),
+        ("math", Status.COMPLETED, 2),
+    ]
+    rollout = found[1][1][1]
+    assert (rollout.rollout_id, rollout.uid, rollout.status, rollout.response_ids) == (3, 3, Status.ABORTED, [1, 2, 1])
+    assert rollout.logprobs.tolist() == [-0.5, -0.25, 0.0]
+    assert rollout.routed_experts.tolist() == np.arange(6).reshape(3, 2).tolist()
+    assert (rollout.sample_params, rollout.reward) == ({"n": 1}, {"score": 1.0})
+
+
+async def test_the_older_format_of_torch_is_read(tmp_path: Path) -> None:
+    legacy(tmp_path / "old.pth")
+    async with memory() as buffer:
+        await load(buffer, tmp_path / "old.pth", task="math")
+        [(_, [rollout])] = await contents(buffer)
+    assert (rollout.response, rollout.logprobs.tolist()) == ("2", [-0.5])
+
+
+async def test_half_a_saved_buffer_is_refused(tmp_path: Path) -> None:
+    saved_buffer(tmp_path / "whole.pth")
+    whole = (tmp_path / "whole.pth").read_bytes()
+    (tmp_path / "half.pth").write_bytes(whole[: len(whole) // 2])
+    async with memory() as buffer:
+        with pytest.raises(FileEndsError, match=r"half\.pth: the file of torch\.save is cut short"):
+            await load(buffer, tmp_path / "half.pth")
+        assert await contents(buffer) == []
+
+
+class _Runs:
+    def __init__(self, *reduced: Any) -> None:
+        self._reduced = reduced
+
+    def __reduce__(self) -> Any:
+        return self._reduced
+
+
+def run_me(*_: Any) -> Any:
+    os.mkdir("owned")
+
+
+def _ops(*lines: bytes) -> bytes:
+    return b"\x80\x04" + b"".join(lines) + b"."
+
+
+_HERE = f"{__name__}\nrun_me\n".encode()
+HOSTILE = {
+    "REDUCE": pickle.dumps([_Runs(os.system, ("touch owned",))]),
+    "GLOBAL": _ops(b"cos\nsystem\n"),
+    "STACK_GLOBAL": _ops(b"\x8c\x02os", b"\x8c\x06system", b"\x93"),
+    "INST": _ops(b"(", b"ios\nsystem\n"),
+    "OBJ": _ops(b"(", b"cos\nsystem\n", b"o"),
+    "NEWOBJ": _ops(b"csubprocess\nPopen\n", b")", b"\x81"),
+    "NEWOBJ_EX": _ops(b"csubprocess\nPopen\n", b")", b"}", b"\x92"),
+    "BUILD of a class": _ops(b"ccollections\nOrderedDict\n", b"}", b"b"),
+    "REDUCE of a value": _ops(b"]", b")", b"R"),
+    "REDUCE of a record": _ops(b"ccollections\nOrderedDict\n", b")", b"R", b")", b"R"),
+    "a name with dots": _ops(b"\x8c\x0bcollections", b"\x8c\x19OrderedDict.__init__.real", b"\x93"),
+    "a look-alike": _ops(b"cevil.xtuner\nRolloutState\n"),
+    "EXT1": _ops(b"\x82\x01"),
+    "EXT4": _ops(b"\x84\x01\x00\x00\x00"),
+    "eval": _ops(b"cbuiltins\neval\n", b"\x8c\x011", b"\x85", b"R"),
+    "getattr": _ops(b"cbuiltins\ngetattr\n"),
+    "copyreg": _ops(b"ccopy_reg\n_reconstructor\n"),
+    "a lambda of ours": _ops(b"c", _HERE, b")", b"R"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_what_would_run_code_is_refused_and_not_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(copyreg._extension_cache, 1, run_me)  # type: ignore[attr-defined]
+    (tmp_path / "evil.pkl").write_bytes(HOSTILE[name])
+    async with memory() as buffer:
+        with pytest.raises(UnsafePickleError):
+            await load(buffer, tmp_path / "evil.pkl", task="x")
+        assert await contents(buffer) == []
+    assert not (tmp_path / "owned").exists()
+
+
+async def test_the_error_names_what_the_pickle_wanted(tmp_path: Path) -> None:
+    (tmp_path / "evil.pkl").write_bytes(HOSTILE["STACK_GLOBAL"])
+    async with memory() as buffer:
+        with pytest.raises(UnsafePickleError, match=r"evil\.pkl: the pickle wants to import 'os\.system'"):
+            await load(buffer, tmp_path / "evil.pkl")
+
+
+def _nested(depth: int) -> bytes:
+    return _ops(b"]" * depth + b"a" * (depth - 1))
+
+
+def _again_and_again() -> bytes:
+    """A list of two of a list of two of ...: a few bytes that would unfold into 2 ** 60 items."""
+    value: Any = []
+    for _ in range(60):
+        value = [value, value]
+    return pickle.dumps([{"prompt": value}])
+
+
+DAMAGED = {
+    "cut short": pickle.dumps([{"prompt": "1"}])[:-3],
+    "a length beyond the file": _ops(b"\x8d" + struct.pack("<Q", 1 << 60)),
+    "a bytearray beyond the file": _ops(b"\x96" + struct.pack("<Q", 1 << 60)),
+    "a place in the memo far away": _ops(b"]", b"r\xff\xff\xff\xff", b"0]0"),
+    "nested deeply": _nested(50_000),
+    "again and again": _again_and_again(),
+    "itself": _ops(b"]\x94h\x00a"),
+    "no rollouts": pickle.dumps({"a": 1}),
+    "an unknown opcode": _ops(b"\xff"),
+    "storages without torch": _ops(b"\x8c\x01x", b"Q"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+async def test_a_damaged_pickle_is_refused_and_takes_no_memory(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pkl").write_bytes(DAMAGED[name])
+    async with memory() as buffer:
+        with pytest.raises(FileError, match=r"a\.pkl"):
+            await load(buffer, tmp_path / "a.pkl", task="x")
+
+
+def _zip(path: Path, pickled: bytes, entries: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("a/data.pkl", pickled)
+        for name, content in entries.items():
+            archive.writestr(name, content)
+
+
+async def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
+    _zip(tmp_path / "a.pth", b"\0" * 10_000_000, {}, zipfile.ZIP_DEFLATED)
+    async with memory() as buffer:
+        with pytest.raises(FileError, match=r"is compressed, which torch\.save doesn't do"):
+            await load(buffer, tmp_path / "a.pth")
+
+
+async def test_a_tensor_beyond_its_storage_is_refused(tmp_path: Path) -> None:
+    with classes():
+        save([{"prompt": "1", "logprobs": _Beyond()}], tmp_path / "a.pth")
+    async with memory() as buffer:
+        with pytest.raises(FileError, match="larger than its storage"):
+            await load(buffer, tmp_path / "a.pth", task="x")
+
+
+class _Beyond:
+    def __reduce__(self) -> Any:
+        from tests.files.pickled import Tensor
+
+        rebuild, (storage, *_) = Tensor([1.0]).__reduce__()
+        return rebuild, (storage, 0, (1 << 40,), (0,), False, None)
+
+
+def test_the_machine_knows_every_opcode_of_pythons() -> None:
+    """A new opcode of a later Python has to be looked at here."""
+    known = {ord(opcode.code) for opcode in pickletools.opcodes}
+    assert known == set(Loading.dispatch)
+    plain = Loading(io.BytesIO(pickle.dumps([1, {"a": (b"x", 2.5)}])), 1000, lambda pid: None).load()
+    assert plain == [1, {"a": (b"x", 2.5)}]

@@ -1,0 +1,275 @@
+"""docs/frameworks/slime.md, openrlhf.md and nemo-rl.md against the interfaces that these frameworks publish.
+
+Stand-ins take the place of what can't run here. REPLAYBUF_SLIME, REPLAYBUF_OPENRLHF and REPLAYBUF_NEMO_RL name
+checkouts, with whose interfaces they are compared.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import pickle
+import random
+import re
+import statistics
+import threading
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+
+from replaybuf import CheckpointError, ConfigError, InputError, ReplayBufferConfig
+from replaybuf.nemo_rl import TrajectoryBuffer
+from tests.frameworks import Sample
+from tests.integrations.scripts import files_of, lines_of, page
+from tests.integrations.stand_ins import BatchedDataDict, Experience, checkout, methods_of, put_in_place
+
+Closed = Callable[[Any], Any]
+
+
+@pytest.fixture(autouse=True)
+def _in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    put_in_place(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def closed() -> Iterator[Closed]:
+    """A function that has what it is given closed at the end of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def later(opened: Any) -> Any:
+            stack.callback(lambda: getattr(opened, "buffer", opened).close())
+            return opened
+
+        yield later
+
+
+def names_in(page_name: str, file: str) -> dict[str, Any]:
+    """Run a file of a page and return its names."""
+    namespace: dict[str, Any] = {"__name__": file.removesuffix(".py")}
+    exec(compile(files_of(page_name)[file], file, "exec"), namespace)
+    return namespace
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("slime.md", "buffered.py"), ("openrlhf.md", "rollout_queue.py"), ("nemo-rl.md", "trajectories.py")],
+)
+def test_the_lines_of_the_user_are_few(name: str, file: str) -> None:
+    assert lines_of(files_of(name)[file]) <= 30
+
+
+# slime
+
+
+@pytest.fixture
+def slime_source(monkeypatch: pytest.MonkeyPatch, closed: Closed) -> Callable[[str], Any]:
+    def source(url: str) -> Any:
+        monkeypatch.setenv("REPLAYBUF_URL", url)
+        return closed(names_in("slime.md", "buffered.py")["BufferedDataSource"](Namespace(rollout_batch_size=2)))
+
+    return source
+
+
+def test_slime_goes_on_with_what_was_interrupted_and_back_with_its_weights(
+    shared_url: str, slime_source: Callable[[str], Any]
+) -> None:
+    source = slime_source(shared_url)
+    first, second = source.get_samples(2)
+    second[0].status, second[0].response, second[0].tokens = Sample.Status.ABORTED, "It is", [1, 2]
+    second[1].status = Sample.Status.COMPLETED
+    source.add_samples([second])
+    source.save(4)
+    assert source.get_samples(2) == [second, *[[Sample(index=2, prompt="2+5=")] * 2]]
+
+    again = slime_source(shared_url)
+    again.load(4)
+    assert again.get_samples(2) == [second, *[[Sample(index=2, prompt="2+5=")] * 2]]
+    assert first[0].index == 0
+
+
+def test_slime_takes_groups_that_other_processes_have_finished(
+    shared_url: str, slime_source: Callable[[str], Any]
+) -> None:
+    source = slime_source(shared_url)
+    done = [[Sample(index=number, status=Sample.Status.TRUNCATED)] for number in range(3)]
+    with ReplayBufferConfig(url=shared_url, policy="fifo", rollout_type=Sample).build_sync() as generator:
+        for group in done:
+            generator.put(group, "math")
+    generate = names_in("slime.md", "buffered.py")["generate_rollout"]
+    assert generate(source.args, 0, source) == done[:2]
+
+
+@pytest.mark.frameworks
+def test_slime_calls_its_data_sources_like_this(slime_source: Callable[[str], Any]) -> None:
+    theirs = methods_of(checkout("REPLAYBUF_SLIME", "slime/rollout/data_source.py"), "DataSource")
+    ours = slime_source("memory://")
+    for name, arguments in theirs.items():
+        assert ["self", *inspect.signature(getattr(ours, name)).parameters] == arguments
+    guide = checkout("REPLAYBUF_SLIME", "slime/utils/arguments.py")
+    options = {node.value for node in ast.walk(guide) if isinstance(node, ast.Constant)}
+    assert {"--data-source-path", "--rollout-function-path"} <= options
+
+
+# OpenRLHF
+
+
+def experience(number: int) -> Experience:
+    tokens = np.arange(number, number + 6).reshape(2, 3)
+    return Experience(tokens, tokens % 2 == 0, np.array([float(number), 1.0]), {"prompts": ["a", "b"]})
+
+
+def test_openrlhf_gets_what_it_has_put(shared_url: str, closed: Closed) -> None:
+    queue_of = names_in("openrlhf.md", "rollout_queue.py")["RolloutQueue"]
+    generator, trainer, again = (closed(queue_of(shared_url, 4)) for _ in range(3))
+    states = {"episode": 0, "total_consumed_prompts": 8, "data_loader_state_dict": {"place": 2, "seed": None}}
+    generator.put(([experience(1), experience(3)], states, 0.75, 1.5), block=True)
+    generator.put(("eval", 3, {"pass@1": 0.5}), block=True)
+    generator.put("done", block=True)
+    samples, *others = trainer.get(block=True)
+    assert others == [states, 0.75, 1.5]
+    for found, put in zip(samples, [experience(1), experience(3)], strict=True):
+        assert type(found) is Experience
+        assert all(np.array_equal(getattr(found, name), getattr(put, name)) for name in ("sequences", "action_mask"))
+        assert (found.rewards.tolist(), found.info) == (put.rewards.tolist(), put.info)
+    trainer.lease.give_back()  # as when it dies in this step
+    assert again.get(block=True)[1:] == (states, 0.75, 1.5)
+    assert again.get(block=True) == ("eval", 3, {"pass@1": 0.5})
+    assert again.get(block=True) == "done"
+
+
+@pytest.mark.frameworks
+def test_openrlhf_calls_its_queue_like_this() -> None:
+    trainer = checkout("REPLAYBUF_OPENRLHF", "openrlhf/trainer/ppo_trainer_async.py")
+    calls = [
+        node
+        for node in ast.walk(trainer)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("self.rollout_queue.")
+    ]
+    ours = names_in("openrlhf.md", "rollout_queue.py")["RolloutQueue"]
+    assert calls
+    for call in calls:
+        method = ast.unparse(call.func).rpartition(".")[2]
+        inspect.signature(getattr(ours, method)).bind(
+            None, *call.args, **{word.arg: 0 for word in call.keywords if word.arg}
+        )
+    assert "self.rollout_queue = Queue(maxsize=queue_size)" in ast.unparse(trainer)
+    tree = checkout("REPLAYBUF_OPENRLHF", "openrlhf/trainer/ppo_utils/experience.py")
+    [theirs] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Experience"]
+    fields = {
+        node.target.id for node in theirs.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    assert set(Experience.__dataclass_fields__) <= fields
+
+
+# NeMo-RL
+
+
+def trajectory(number: int) -> dict[str, Any]:
+    return {"batch": BatchedDataDict({"ids": np.arange(number)}), "rollout_metrics": {"number": number}}
+
+
+def test_the_trajectories_of_the_page_are_as_it_says() -> None:
+    text = page("nemo-rl.md")
+    match = re.search(r"(?ms)^```python\n# trajectories.py\n.*?^```\n\n```\n(.*?)^```$", text)
+    assert match is not None
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        names_in("nemo-rl.md", "trajectories.py")
+    assert printed.getvalue() == match[1]
+
+
+def test_nemo_rl_gets_the_trajectories_of_its_step_and_no_older_ones(shared_url: str, closed: Closed) -> None:
+    buffer: TrajectoryBuffer = closed(TrajectoryBuffer(shared_url, max_size=4))
+    for number, (version, target) in enumerate([(0, 2), (1, 2), (2, 2), (1, 3), (1, 3)]):
+        assert buffer.add(trajectory(number), version, target) == ("full" if number == 4 else "success")
+    assert buffer.get_debug_info()["trajectory_versions"] == [0, 1, 2, 1]
+    assert buffer.sample(3, current_weight_version=2, max_age_steps=1) is None  # one of three was too old
+    assert buffer.size() == 3
+    taken = buffer.sample(2, current_weight_version=2, max_age_steps=1)
+    assert taken is not None
+    assert [found["rollout_metrics"]["number"] for found in taken["trajectories"]] == [1, 2]
+    assert all(type(found["batch"]) is BatchedDataDict for found in taken["trajectories"])
+    assert taken["avg_trajectory_age"] == 0.5
+    assert buffer.get_last_target_weight_already_generated() == 2
+    assert buffer.get_existing_target_weights() == {3}
+    assert (buffer.has_complete_batch(3, 1), buffer.get_trajectories_needed(3, 4, max_age_steps=2)) == (True, 3)
+    buffer.clear()
+    assert buffer.size() == 0
+
+
+def test_nemo_rl_goes_back_to_its_checkpoint(shared_url: str, tmp_path: Path, closed: Closed) -> None:
+    path, pickled = tmp_path / "replay_buffer.pt", tmp_path / "theirs.pt"
+    buffer = closed(TrajectoryBuffer(shared_url, max_size=8, drop_incomplete_targets_on_restore=True))
+    for number, (version, target) in enumerate([(0, 1), (1, 2), (1, 2), (1, 3), (0, 3)]):
+        buffer.add(trajectory(number) | {"_ng_task_index": number}, version, target)
+    assert buffer.save_to_path(str(path)) == 5
+    buffer.sample(2, 2, 1)
+    again = closed(TrajectoryBuffer(shared_url, max_size=8, drop_incomplete_targets_on_restore=True))
+    restored = again.load_from_path(str(path), num_prompts_per_step=2, current_training_step=2, max_age_steps=2)
+    assert restored == {"num_trajectories": 5, "next_ng_task_index": 5}
+    assert again.get_debug_info()["target_weight_versions"] == [2, 2]  # 1 is past, and one of 3 was too old
+    assert again.get_last_target_weight_already_generated() == 1
+    pickled.write_bytes(pickle.dumps({"trajectories": []}))
+    with pytest.raises(InputError, match=r"theirs.pt isn't a file that TrajectoryBuffer.save_to_path wrote"):
+        again.load_from_path(str(pickled))
+    path.write_text('{"checkpoint": 77}')
+    with pytest.raises(CheckpointError, match="77"):
+        again.load_from_path(str(path))
+
+
+@pytest.mark.parametrize("option", ["capacity", "max_times_sampled", "policy"])
+def test_options_that_nemo_rl_decides_are_refused_by_name(option: str) -> None:
+    with pytest.raises(ConfigError, match=option):
+        TrajectoryBuffer("memory://", 8, **{option: 2})
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("seed", range(20))
+def test_nemo_rl_could_not_tell_them_apart(seed: int) -> None:
+    tree = checkout("REPLAYBUF_NEMO_RL", "nemo_rl/algorithms/async_utils/replay_buffer.py")
+    [cls] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "ReplayBufferImpl"]
+    names: dict[str, Any] = {"Any": Any, "Optional": Optional, "Iterable": Iterable, "Counter": Counter}
+    names |= {
+        "ReplayBufferProtocol": object,
+        "_threading": threading,
+        "statistics": statistics,
+        "print": lambda *_: None,
+    }
+    exec(compile(ast.Module([cls], []), "replay_buffer.py", "exec"), names)
+    published = checkout("REPLAYBUF_NEMO_RL", "nemo_rl/algorithms/async_utils/interfaces.py")
+    for name, arguments in methods_of(published, "ReplayBufferProtocol").items():
+        if name not in ("state_dict", "load_state_dict"):  # the trainer calls those of paths
+            assert ["self", *inspect.signature(getattr(TrajectoryBuffer, name)).parameters][:-1] == arguments[
+                :-1
+            ] or True
+            assert [*inspect.signature(getattr(TrajectoryBuffer, name)).parameters] == arguments
+    chance, step = random.Random(seed), 0
+    ours, theirs = TrajectoryBuffer("memory://", 12), names["ReplayBufferImpl"](12, False)
+    for number in range(80):
+        if chance.random() < 0.7:
+            versions = (max(0, step - chance.randrange(3)), step + chance.randrange(2))
+            assert ours.add(trajectory(number), *versions) == theirs.add(trajectory(number), *versions)
+        else:
+            wanted, age = chance.randrange(1, 4), chance.randrange(1, 3)
+            assert ours.has_complete_batch(step, wanted, age) == theirs.has_complete_batch(step, wanted, age)
+            found, expected = ours.sample(wanted, step, age), theirs.sample(wanted, step, age)
+            assert (found is None) == (expected is None)
+            if found is not None:
+                numbers = [
+                    [one["rollout_metrics"]["number"] for one in taken["trajectories"]] for taken in (found, expected)
+                ]
+                assert numbers[0] == numbers[1]
+                assert found["avg_trajectory_age"] == expected["avg_trajectory_age"]
+            step += chance.random() < 0.5
+        info, expected_info = ours.get_debug_info(), theirs.get_debug_info()
+        assert info == {name: expected_info[name] for name in info}
+        assert ours.get_last_target_weight_already_generated() == theirs.get_last_target_weight_already_generated()
+        assert ours.size() == theirs.size()

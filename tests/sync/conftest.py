@@ -1,0 +1,39 @@
+"""The stores of these tests, and groups in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import ReplayBufferConfig
+from replaybuf.sync import SyncReplayBuffer
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a new, empty store."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgres_database"))
+    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/buffer.db"
+
+
+@pytest.fixture
+def open_sync() -> Iterator[Callable[..., SyncReplayBuffer]]:
+    """A function that opens a synchronous buffer; it is closed after the test."""
+    with ExitStack() as stack:
+
+        def open_one(url: str, **options: Any) -> SyncReplayBuffer:
+            config = ReplayBufferConfig(url=url, **({"policy": "fifo"} | options))
+            return stack.enter_context(config.build_sync())
+
+        yield open_one
+
+
+@pytest.fixture
+def buffer(url: str, open_sync: Callable[..., SyncReplayBuffer]) -> SyncReplayBuffer:
+    """A synchronous buffer over a new, empty store."""
+    return open_sync(url)

@@ -1,0 +1,262 @@
+"""Calls of a synchronous buffer: their results, errors, and what happens to what they return."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from replaybuf import ClosedError, FullError, InputError, LeaseLostError, NotReadyError, QueryError
+from replaybuf.chunks import ChunkBufferConfig
+from replaybuf.errors import NotPicklableError
+from replaybuf.storage.values import StorageItem
+from replaybuf.sync import SyncReplayBuffer, run
+from tests.stores import TASK, group, number_of, numbers_of
+
+
+def fill(buffer: SyncReplayBuffer, count: int, first: int = 0) -> list[int]:
+    return [buffer.put(group(number), TASK) or 0 for number in range(first, first + count)]
+
+
+def found(buffer: SyncReplayBuffer, query: Any = None, **options: Any) -> list[int]:
+    return [number_of(item.item) for item in buffer.find(query or {}, **options)]
+
+
+def test_groups_go_in_and_come_out(buffer: SyncReplayBuffer) -> None:
+    fill(buffer, 6)
+    assert (len(buffer), bool(buffer), buffer.count(TASK, "completed")) == (6, True, 6)
+    assert numbers_of(buffer.get(1, TASK)) == [0]
+    batch, counts = buffer.take_batch({TASK: 2}, timeout=10)
+    assert (numbers_of(batch[TASK]), counts) == ([1, 2], {TASK: 2})
+    [item] = buffer.sample({TASK: 1})[TASK]
+    assert number_of(item.item) == 3
+    assert buffer.update({"task_name": TASK}, tags={"seen": True}) == 2
+    assert buffer.delete({"tags.seen": True}) == 2
+    assert buffer.metrics()["tasks"][TASK]["put"] == 6
+
+
+def test_a_lease_is_acknowledged_given_back_or_settled_by_hand(buffer: SyncReplayBuffer) -> None:
+    fill(buffer, 4)
+    with buffer.lease_batch({TASK: 1}) as lease:
+        assert numbers_of(lease.batch[TASK]) == [0]
+        assert (lease.counts, len(lease.open), lease.lost, lease.seconds) == ({TASK: 1}, 1, False, 60)
+    with pytest.raises(ZeroDivisionError), buffer.lease_batch({TASK: 1}):
+        raise ZeroDivisionError
+    assert found(buffer) == [1, 2, 3]
+    assert [item.deliveries for item in buffer.find({})] == [1, 0, 0]
+    lease = buffer.lease_batch({TASK: 3}).begin()
+    first, second, third = sorted(lease.open)
+    lease.extend(30)
+    assert lease.finish(group(10), TASK, replaces=[first]) is not None
+    saved = lease.save(group(11), TASK, replaces=[second])
+    assert lease.open == {saved, third}
+    assert lease.give_back([third]) == 1
+    lease.acknowledge([saved] if saved else [])
+    assert found(buffer) == [3, 10]
+    with pytest.raises(InputError):
+        lease.acknowledge([third])
+
+
+def test_a_lost_lease_says_so_at_the_end_of_the_block(buffer: SyncReplayBuffer) -> None:
+    fill(buffer, 1)
+    leasing = buffer.lease_batch({TASK: 1}, seconds=0.05, heartbeat=False)
+    leasing.__enter__()
+    time.sleep(0.1)
+    assert len(buffer.get(1, TASK, timeout=10)) == 1
+    with pytest.raises(LeaseLostError):
+        leasing.__exit__(None, None, None)
+
+
+def test_a_lease_is_adopted_by_its_handle(buffer: SyncReplayBuffer) -> None:
+    fill(buffer, 1)
+    lease = buffer.lease_batch({TASK: 1}).begin()
+    adopted = buffer.adopt(pickle.loads(pickle.dumps(lease.handle)))
+    lease.stop()
+    adopted.acknowledge()
+    assert (adopted.token, found(buffer)) == (lease.token, [])
+
+
+def test_a_heartbeat_outlasts_a_long_block(buffer: SyncReplayBuffer) -> None:
+    fill(buffer, 1)
+    with buffer.lease_batch({TASK: 1}, seconds=0.3):
+        time.sleep(0.6)
+        assert buffer.get(1, TASK) == []
+
+
+def test_errors_keep_their_types_and_a_readable_traceback(buffer: SyncReplayBuffer) -> None:
+    with pytest.raises(NotReadyError, match="task math: 0 of 4 completed groups") as caught:
+        buffer.take_batch({TASK: 4}, timeout=0.01)
+    assert isinstance(caught.value, TimeoutError)
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[1:4] == ["call", "run", "take_batch"]
+    with pytest.raises(QueryError):
+        buffer.find({"nothing": 1})
+    with pytest.raises(TypeError, match=r"ReplayBuffer\.put\(\) got an unexpected keyword argument 'priorty'"):
+        buffer.put(group(1), TASK, priorty=2)  # type: ignore[call-arg]
+
+
+def test_a_full_buffer_and_a_closed_one_refuse(open_sync: Callable[..., SyncReplayBuffer]) -> None:
+    buffer = open_sync("memory://", capacity=1, on_full="block")
+    fill(buffer, 1)
+    with pytest.raises(FullError):
+        buffer.put(group(1), TASK, timeout=0.01)
+    buffer.close()
+    buffer.close()
+    with pytest.raises(ClosedError):
+        buffer.put(group(1), TASK)
+    with pytest.raises(ClosedError), buffer:
+        pass
+
+
+def test_checkpoints_snapshots_and_cursors(buffer: SyncReplayBuffer, tmp_path: Any) -> None:
+    fill(buffer, 3)
+    buffer.checkpoint(1)
+    buffer.get(2, TASK)
+    buffer.restore(1)
+    assert found(buffer) == [0, 1, 2]
+    assert [checkpoint.step for checkpoint in buffer.checkpoints()] == [1]
+    state = buffer.state_dict()
+    buffer.drop_checkpoint(1)
+    buffer.delete({})
+    buffer.load_state_dict(state)
+    assert found(buffer) == [0, 1, 2]
+    cursor = buffer.cursors.read("place")
+    assert (cursor.version, buffer.cursors.move(cursor), buffer.cursors.move(cursor)) == (0, True, False)
+    assert buffer.refresh_staleness(task_stale_thresholds={TASK: None}, current_train_step=2) == {TASK: 0}
+
+
+def test_find_reads_as_it_goes_and_may_be_left(buffer: SyncReplayBuffer) -> None:
+    fill(buffer, 40)
+    assert found(buffer, order_by="-uid", limit=3) == [39, 38, 37]
+    items = buffer.find({})
+    assert number_of(next(items).item) == 0
+    items.close()
+    assert list(items) == []
+    abandoned = buffer.find({})
+    next(abandoned)
+    del abandoned
+    gc.collect()
+    assert len(found(buffer)) == 40
+
+
+def test_find_is_no_further_ahead_than_it_takes_to_fetch(buffer: SyncReplayBuffer) -> None:
+    """Groups that take long to read come one by one."""
+    read = 0
+
+    async def slow() -> Any:
+        nonlocal read
+        for number in range(5):
+            await asyncio.sleep(0.002)
+            read += 1
+            yield StorageItem[Any]
+            assert number < 3
+
+    buffer.asynchronous.find = lambda query: slow()  # type: ignore[method-assign, assignment, misc]
+    items = buffer.find({})
+    for number in range(1, 5):
+        next(items)
+        assert read == number
+    with pytest.raises(AssertionError):
+        next(items)
+    assert list(items) == []
+
+
+def test_an_error_among_items_comes_after_those_before_it(buffer: SyncReplayBuffer) -> None:
+    async def failing() -> Any:
+        yield 1
+        yield 2
+        raise QueryError("broken")
+
+    buffer.asynchronous.find = lambda query: failing()  # type: ignore[method-assign, assignment, misc]
+    items = buffer.find({})
+    assert [next(items), next(items)] == [1, 2]
+    with pytest.raises(QueryError, match="broken"):
+        next(items)
+    assert list(items) == []
+
+
+def test_the_asynchronous_buffer_is_the_same_one(buffer: SyncReplayBuffer) -> None:
+    fill(buffer, 1)
+    assert asyncio.run(buffer.asynchronous.count(TASK, "completed")) == 1
+    assert run(buffer.asynchronous.count(TASK, "completed")) == 1
+    assert repr(buffer) == f"Sync{buffer.asynchronous!r}"
+
+
+def test_a_call_inside_a_call_is_refused_instead_of_waiting_for_itself(buffer: SyncReplayBuffer) -> None:
+    async def inside() -> int:
+        return buffer.count(TASK, "completed")
+
+    with pytest.raises(InputError, match="await it there"):
+        run(inside())
+
+
+def test_a_buffer_says_that_its_config_can_be_pickled(buffer: SyncReplayBuffer) -> None:
+    with pytest.raises(NotPicklableError, match="pickle its config"):
+        pickle.dumps(buffer)
+
+
+def test_chunks_without_await() -> None:
+    with ChunkBufferConfig(url="memory://", fragments_per_chunk=2).build_sync() as chunks:
+        for index in range(4):
+            assert chunks.put(index, worker="a", index=index, session=1, version=0)
+        drawn = chunks.fetch(2, timeout=5).chunks
+        assert sorted(fragment for chunk in drawn for fragment in chunk.fragments) == [0, 1, 2, 3]
+        assert chunks.expected("a") == 4
+        assert len(chunks) == len(chunks.buffer) == 0
+        assert repr(chunks).startswith("SyncChunkBuffer('chunks', ReplayBuffer(")
+
+
+# Threads and loops
+
+
+def test_threads_share_a_buffer_and_no_group_goes_to_two(buffer: SyncReplayBuffer) -> None:
+    taken: list[int] = []
+    problems: list[BaseException] = []
+
+    def work(first: int) -> None:
+        try:
+            for start in range(first, first + 40, 10):
+                fill(buffer, 10, start)
+                taken.extend(numbers_of(buffer.get(7, TASK)))
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    taken += numbers_of(buffer.get(1000, TASK))
+    assert problems == []
+    assert sorted(taken) == sorted(1000 * n + i for n in range(4) for i in range(40))
+
+
+def test_a_put_in_a_thread_wakes_a_wait_in_another(buffer: SyncReplayBuffer) -> None:
+    threading.Timer(0.2, fill, (buffer, 2)).start()
+    started = time.monotonic()
+    assert buffer.take_batch({TASK: 2}, timeout=20)[1] == {TASK: 2}
+    assert time.monotonic() - started < 5
+
+
+def test_closing_ends_the_waits_of_other_threads(buffer: SyncReplayBuffer) -> None:
+    threading.Timer(0.2, buffer.close).start()
+    with pytest.raises(ClosedError):
+        buffer.wait_ready({TASK: 1}, timeout=20)
+
+
+async def test_calls_inside_a_running_loop_work(buffer: SyncReplayBuffer) -> None:
+    """As in a notebook: they block the loop meanwhile, and wait for nothing that it does."""
+    fill(buffer, 3)
+    with buffer.lease_batch({TASK: 1}) as lease:
+        assert numbers_of(lease.batch[TASK]) == [0]
+    assert found(buffer) == [1, 2]
+    assert numbers_of(await buffer.asynchronous.get(2, TASK)) == [1, 2]
+    with pytest.raises(NotReadyError):
+        buffer.take_batch({TASK: 1}, timeout=0.05)

@@ -1,0 +1,253 @@
+"""Synchronous buffers in programs: forked and spawned, interrupted, ended without closing, and dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from replaybuf import ReplayBufferConfig
+from replaybuf.sync import SyncReplayBuffer
+from replaybuf.sync.loop import _Call, _start
+from tests.scripts import run as run_script
+from tests.stores import TASK, group, numbers_of
+
+
+def build(url: str, **options: Any) -> SyncReplayBuffer:
+    return ReplayBufferConfig(url=url, **({"policy": "fifo"} | options)).build_sync()
+
+
+def fill(buffer: SyncReplayBuffer, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        buffer.put(group(number), TASK)
+
+
+BEGINNING = """
+    import signal
+    from tests.sync.test_sync_processes import *
+    buffer = build(url)
+"""
+
+FORK = """
+    import logging, traceback
+    fill(buffer, 5)
+    waiting = threading.Thread(target=lambda: buffer.wait_ready({"other": 1}, timeout=20), daemon=True)
+    waiting.start()
+    items = buffer.find({})
+    next(items)
+    time.sleep(0.1)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fill(buffer, 5, 100)
+            assert len(buffer.get(1, TASK, where={"uid": {"$gt": 5}}, timeout=10)) == 1
+            buffer.wait_ready({TASK: 5}, timeout=10)
+            with buffer.lease_batch({TASK: 1}) as lease:
+                lease.give_back()
+            assert len(list(items)) >= 4
+            del items
+            gc.collect()
+            {close}
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        {leave}
+    fill(buffer, 5, 5)
+    assert os.waitpid(pid, 0)[1] == 0
+    started = time.monotonic()
+    fill(buffer, 5, 10)
+    assert len(list(items)) >= 4
+    assert len(buffer.get(1000, TASK)) == 19
+    buffer.put(group(1), "other")
+    waiting.join(5)
+    assert not waiting.is_alive()
+    assert time.monotonic() - started < 5
+    buffer.close()
+"""
+
+
+@pytest.mark.parametrize(("close", "leave"), [("buffer.close()", "os._exit(0)"), ("pass", "sys.exit(0)")])
+def test_a_fork_uses_the_buffer_while_its_parent_goes_on(shared_url: str, close: str, leave: str) -> None:
+    """Also one that was made while another thread of the parent waits in a call."""
+    run_script(BEGINNING + FORK.replace("{close}", close).replace("{leave}", leave), shared_url)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_multiprocessing_put(shared_url: str, method: str) -> None:
+    """Forked ones use the buffer of their parent, spawned ones get its config."""
+    run_script(
+        """
+        from multiprocessing import get_context
+        from tests.sync.test_sync_processes import *
+        if __name__ == "__main__":
+            config = ReplayBufferConfig(url=url, policy="fifo")
+            buffer = config.build_sync()
+            fill(buffer, 1)
+            context = get_context(sys.argv[2])
+            given = buffer if sys.argv[2] == "fork" else config
+            children = [context.Process(target=put_one, args=(given, n)) for n in (1, 2)]
+            for child in children: child.start()
+            for child in children: child.join()
+            assert [child.exitcode for child in children] == [0, 0]
+            assert sorted(numbers_of(buffer.get(9, TASK))) == [0, 1, 2]
+            buffer.close()
+        """,
+        shared_url,
+        method,
+    )
+
+
+def put_one(given: SyncReplayBuffer | ReplayBufferConfig, number: int) -> None:
+    buffer = given if isinstance(given, SyncReplayBuffer) else given.build_sync()
+    buffer.put(group(number), TASK)
+
+
+# Interrupts
+
+
+def test_ctrl_c_ends_a_waiting_take_and_loses_nothing(shared_url: str) -> None:
+    out = run_script(
+        BEGINNING
+        + """
+    fill(buffer, 3)
+    print("ready", flush=True)
+    started = time.monotonic()
+    try:
+        buffer.take_batch({TASK: 4}, timeout=30)
+    except KeyboardInterrupt:
+        print("interrupted", len(buffer), numbers_of(buffer.get(4, TASK)))
+        assert time.monotonic() - started < 10
+    buffer.close()
+    """,
+        shared_url,
+        send=signal.SIGINT,
+    )
+    assert out == "interrupted 3 [0, 1, 2]\n"
+
+
+def test_ctrl_c_in_the_block_of_a_lease_gives_its_groups_back(shared_url: str) -> None:
+    out = run_script(
+        BEGINNING
+        + """
+    fill(buffer, 1)
+    try:
+        with buffer.lease_batch({TASK: 1}):
+            print("ready", flush=True)
+            time.sleep(30)
+    except KeyboardInterrupt:
+        print([(number_of(item.item), item.deliveries) for item in buffer.find({})])
+    buffer.close()
+    """,
+        shared_url,
+        send=signal.SIGINT,
+    )
+    assert out == "[(0, 0)]\n"
+
+
+def test_a_result_that_comes_with_an_interrupt_is_returned_and_the_interrupt_follows() -> None:
+    out = run_script(
+        """
+        import asyncio, signal, threading
+        from replaybuf.sync import run
+
+        async def ends_although_cancelled():
+            try:
+                print("ready", flush=True)
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                return "result"
+
+        try:
+            print(run(ends_although_cancelled()), flush=True)
+            time.sleep(30)
+        except KeyboardInterrupt:
+            print("then interrupted")
+        """,
+        "-",
+        send=signal.SIGINT,
+    )
+    assert out == "result\nthen interrupted\n"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_call_that_is_interrupted_before_its_first_step_ends(begun: bool) -> None:
+    async def never() -> None:
+        raise AssertionError
+
+    call, loop = _Call(never()), _start().loop
+
+    def begin_and_cancel() -> None:
+        if begun:
+            call.begin()
+        call.cancel()
+
+    loop.call_soon_threadsafe(begin_and_cancel)
+    assert call.ended.acquire(timeout=10)
+    assert isinstance(call.error, asyncio.CancelledError)
+
+
+# Ends
+
+ENDS = {
+    "open": "fill(buffer, 3)",
+    "never used": "other = build(url); fill(other, 3); other.close()",
+    "collected": "fill(buffer, 3); del buffer; gc.collect(); time.sleep(0.1); gc.collect()",
+    "in a cycle": "fill(buffer, 3); buffer.itself = buffer",
+    "an iteration": "fill(buffer, 3); items = buffer.find({}); next(items)",
+    "a lease that is open": "fill(buffer, 3); lease = buffer.lease_batch({TASK: 1}, seconds=0.1).begin()",
+    "sys.exit in a block": """
+    with buffer:
+        fill(buffer, 3)
+        sys.exit(0)
+    """,
+    "a waiting take in a daemon": """
+    fill(buffer, 3)
+    threading.Thread(target=lambda: buffer.take_batch({"none": 4}, timeout=None), daemon=True).start()
+    time.sleep(0.2)
+    """,
+    "closed in an exit handler": """
+    import atexit
+    fill(buffer, 3)
+    atexit.register(buffer.close)
+    """,
+    "puts and takes in an exit handler": """
+    import atexit
+    fill(buffer, 2)
+    def last():
+        buffer.put(group(2), TASK)
+        assert len(buffer.get(1, TASK)) == 1
+        buffer.put(group(0), TASK)
+        buffer.close()
+    atexit.register(last)
+    """,
+}
+
+
+@pytest.mark.parametrize("end", list(ENDS))
+def test_a_program_that_ends_without_closing_ends_quietly_and_loses_nothing(shared_url: str, end: str) -> None:
+    started = time.monotonic()
+    run_script(BEGINNING + "\n    " + ENDS[end].strip() + "\n", shared_url)
+    assert time.monotonic() - started < 20
+    with build(shared_url) as buffer:
+        assert sorted(numbers_of(buffer.get(3, TASK, timeout=10))) == [0, 1, 2]
+
+
+def test_a_buffer_that_is_dropped_lets_go_of_its_database(shared_url: str) -> None:
+    """The one thread of all synchronous calls stays."""
+
+    def use() -> None:
+        fill(build(shared_url), 1)
+
+    use()
+    before = {thread for thread in threading.enumerate() if thread.name == "replaybuf-sync"}
+    assert len(before) == 1
+    deadline = time.monotonic() + 10
+    while names := [t.name for t in threading.enumerate() if t not in before and t.name.startswith("replaybuf")]:
+        gc.collect()
+        assert time.monotonic() < deadline, names
+        time.sleep(0.01)
