@@ -230,6 +230,7 @@ _FAST = (
     "test_buffers.py",
     "test_checkpoints.py",
     "codec/",
+    "test_balance.py",
     "test_config.py",
     "test_marks.py",
     "test_frameworks.py",

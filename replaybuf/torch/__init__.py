@@ -15,7 +15,7 @@ except ImportError as error:
 from replaybuf.rules.balance import balance, micro_batches, packed_rows
 from replaybuf.torch.collate import Pack, Pad
 from replaybuf.torch.dataset import GroupDataset
-from replaybuf.torch.ranks import largest, lockstep, same_steps
+from replaybuf.torch.ranks import largest, lockstep, same_steps, split_steps
 from replaybuf.torch.sequences import TokenSequence, group_advantages, sequences
 from replaybuf.torch.steps import Step, leased_steps
 
@@ -34,4 +34,5 @@ __all__ = [
     "packed_rows",
     "same_steps",
     "sequences",
+    "split_steps",
 ]

@@ -25,7 +25,7 @@ from replaybuf.redact import redact
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.values import StorageItem
-from replaybuf.torch.bridge import run
+from replaybuf.sync import SyncReplayBuffer, run
 from replaybuf.torch.handover import Delivery, Handover
 
 #: What makes a batch of the groups of a draw: task by task in the order of `sizes`, each with its metadata.
@@ -45,7 +45,7 @@ class GroupDataset(IterableDataset[Delivery]):
             for step in steps: ...
 
     `leased_steps` iterates over the DataLoader: what that yields by itself are `Delivery`s. Each worker opens a buffer
-    of its own from the config; with `num_workers=0` a `ReplayBuffer` may stand in place of the config.
+    of its own from the config; with `num_workers=0` a buffer may stand in place of the config.
 
     `collate` makes the batch, in the worker, from a list of `StorageItem`s; without it the batch is that list. If it
     raises, the groups are given back as a failed delivery. `group_status`, `where`, `at_least`, `beta` and `seconds`
@@ -59,7 +59,7 @@ class GroupDataset(IterableDataset[Delivery]):
 
     def __init__(
         self,
-        source: ReplayBufferConfig[Any] | ReplayBuffer[Any],
+        source: ReplayBufferConfig[Any] | ReplayBuffer[Any] | SyncReplayBuffer[Any],
         sizes: Mapping[str, int],
         *,
         collate: Collate | None = None,
@@ -71,9 +71,9 @@ class GroupDataset(IterableDataset[Delivery]):
         seconds: float = 60.0,
     ) -> None:
         super().__init__()
-        if not isinstance(source, ReplayBufferConfig | ReplayBuffer):
+        if not isinstance(source, ReplayBufferConfig | ReplayBuffer | SyncReplayBuffer):
             raise InputError(f"source must be a ReplayBufferConfig or a ReplayBuffer, got {type(source).__name__}")
-        self.source = source
+        self.source = source.asynchronous if isinstance(source, SyncReplayBuffer) else source
         self.sizes = check_sizes(sizes)
         if not any(self.sizes.values()):
             raise InputError("sizes asks for no groups: give each task the number of its groups in a batch")

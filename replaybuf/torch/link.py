@@ -25,7 +25,7 @@ class Link:
     def __init__(self, group: Any = None, timeout: float = 1800.0) -> None:
         if not dist.is_initialized():
             raise InputError("there are no ranks: call torch.distributed.init_process_group first")
-        self._group = dist.group.WORLD if group is None else group
+        self._group = group  # no reference to the group of all ranks, which must be gone when the process ends
         self.rank: int = dist.get_rank(self._group)
         if self.rank < 0:
             raise InputError("this process is not in the process group that it was given")
@@ -65,7 +65,7 @@ class Link:
         return found
 
     def _broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
-        rank = dist.get_global_rank(self._group, source)
+        rank = source if self._group is None else dist.get_global_rank(self._group, source)
         self._wait(lambda: dist.broadcast(tensor, rank, self._group, async_op=True), what)
 
     def _wait(self, begin: Callable[[], Any], what: str) -> None:

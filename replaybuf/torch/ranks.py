@@ -1,7 +1,7 @@
 """Steps of several ranks: each with groups of its own, or all with the same batch.
 
-Ranks need no help to get disjoint groups: each has its own DataLoader, and a group goes to one taker. What they need is
-to begin and end their steps together, so that none of them waits for ever in a collective that another never enters.
+Ranks get disjoint groups without help: each has its own DataLoader, and a group goes to one taker. What they need is to
+begin and end their steps together, so that none of them waits for ever in a collective that another never enters.
 """
 
 from __future__ import annotations
@@ -77,6 +77,9 @@ AnyStep = Step | RankStep
 def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 1800.0) -> Generator[RankStep]:
     """Yield this rank's steps, each when all ranks of the group have one: data-parallel ranks, with disjoint groups.
 
+    Build the DataLoaders with num_workers=0: a rank that leases in advance may hold the last groups, for which another
+    one waits. (`split_steps` leases for all ranks together, with any number of workers.)
+
     Where one rank's steps end, all ranks' do, and those that have a step more give it back. An error of one rank's
     steps is raised there, and as RankError on the others. `timeout` is how long a rank waits for the others: set it to
     more than that of the GroupDataset, and than a train step takes.
@@ -108,14 +111,28 @@ def same_steps(
     RankError on the others. `timeout` is how long a rank waits for the others: set it to more than that of the source's
     GroupDataset, and than a train step takes.
     """
-    link = Link(group, timeout)
+    return _sent(steps, Link(group, timeout), source, split=False)
+
+
+def split_steps(
+    steps: Iterable[AnyStep] | None, *, group: Any = None, source: int = 0, timeout: float = 1800.0
+) -> Generator[RankStep]:
+    """Yield the steps of the group's rank `source` as `same_steps` does, but each rank's `batch` is its own part.
+
+    The source's batches are lists with a part for each rank, in their order. All parts are of one lease, which is
+    acknowledged at once; `items` are the groups of all ranks.
+    """
+    return _sent(steps, Link(group, timeout), source, split=True)
+
+
+def _sent(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bool) -> Generator[RankStep]:
     if (link.rank == source) == (steps is None):
         raise InputError(f"rank {source} of the group gives the steps, and the others None; this is rank {link.rank}")
     own = iter(()) if steps is None else iter(steps)
     what = f"the next step of rank {source}, the source of its batches"
     while True:
         step, failure = (None, None) if steps is None else _next(own)
-        packed, failure = _packed(step, failure)
+        packed, failure = _packed(step, failure, link.size if split else None)
         kind, content = unpack(link.broadcast(packed, source, what))
         if failure is not None:
             raise failure
@@ -124,7 +141,7 @@ def same_steps(
         if kind == _END:
             return
         batch, items = content
-        yield RankStep(batch, items, step, link)
+        yield RankStep(batch[link.rank] if split else batch, items, step, link)
 
 
 def largest(value: int, *, group: Any = None, timeout: float = 1800.0) -> int:
@@ -140,11 +157,17 @@ def _next(steps: Iterator[AnyStep]) -> tuple[AnyStep | None, Exception | None]:
         return None, error
 
 
-def _packed(step: AnyStep | None, failure: Exception | None) -> tuple[torch.Tensor, Exception | None]:
+def _packed(
+    step: AnyStep | None, failure: Exception | None, parts: int | None
+) -> tuple[torch.Tensor, Exception | None]:
     """Return what the source sends, and the error that it raises afterwards, also if the batch can't be sent."""
     try:
-        if failure is None:
-            return pack((_END, None) if step is None else (_STEP, (step.batch, step.items))), None
+        if failure is None and step is None:
+            return pack((_END, None)), None
+        if failure is None and step is not None:
+            if parts is not None and not (isinstance(step.batch, list | tuple) and len(step.batch) == parts):
+                raise InputError(f"split_steps needs batches that are lists of {parts} parts, one for each rank")
+            return pack((_STEP, (step.batch, step.items))), None
     except Exception as error:
         failure = error
     return pack((_ERROR, _said(failure))), failure

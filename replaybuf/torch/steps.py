@@ -15,7 +15,7 @@ from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError, LeaseLostError, ReplayBufError
 from replaybuf.storage.values import StorageItem
-from replaybuf.torch.bridge import run
+from replaybuf.sync import run
 from replaybuf.torch.dataset import GroupDataset
 from replaybuf.torch.handover import MOST_WORKERS, Delivery
 

@@ -69,6 +69,7 @@ def ranks(shared_url: str, tmp_path: Path) -> Iterator[Ranks]:
     started.close()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     here = Path(__file__).parent
     for item in items:

@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import NotReadyError, ReplayBufError
-from replaybuf.torch import GroupDataset, Step, largest, leased_steps, lockstep, same_steps
+from replaybuf.torch import GroupDataset, Step, largest, leased_steps, lockstep, same_steps, split_steps
+from replaybuf.torch.ranks import RankStep
 from tests.torch.groups import TASK, numbers
 
 LEASE_SECONDS = 4.0
@@ -31,7 +32,7 @@ LEASE_SECONDS = 4.0
 def loader(url: str, size: int = 2, wait: float = 60, workers: int = 0, collate: Any = numbers) -> DataLoader[Any]:
     config = ReplayBufferConfig(url=url, policy="fifo")
     dataset = GroupDataset(config, {TASK: size}, collate=collate, timeout=wait, seconds=LEASE_SECONDS)
-    return DataLoader(dataset, batch_size=None, num_workers=workers)
+    return DataLoader(dataset, batch_size=None, num_workers=workers, in_order=workers < 2)
 
 
 def note(folder: Path, name: str, batch: Iterable[int]) -> None:
@@ -52,20 +53,43 @@ def say(*words: object) -> None:
 
 def together(url: str, folder: Path, victim: int, until: int) -> None:
     """Train in lockstep until so many groups are trained; the victim dies in the middle of its 2nd step."""
-    rank, name = dist.get_rank(), f"rank{dist.get_rank()}-{os.getpid()}"
-    first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-    trained = 0
-    with leased_steps(loader(url, workers=1)) as steps:
-        for number, step in enumerate(lockstep(steps, timeout=100), 1):
-            if rank == victim and number == 2 and first:
-                os.kill(os.getpid(), signal.SIGKILL)
-            count = train(step.batch)
-            step.acknowledge()
-            note(folder, name, step.batch)
-            trained += int(count)
-            if trained_by_all(folder) >= until:
-                break
-    say("trained", trained)
+    with leased_steps(loader(url)) as steps:
+        train_until(lockstep(steps, timeout=60), folder, victim, until)
+
+
+def hoard(url: str, folder: Path) -> None:
+    """A trainer that never ends its first step, while its workers lease in advance, and then wait for more."""
+    config = ReplayBufferConfig(url=url, policy="fifo")
+    dataset = GroupDataset(config, {TASK: 2}, collate=pid, timeout=600, seconds=LEASE_SECONDS)
+    batches = DataLoader(dataset, batch_size=None, num_workers=2, in_order=False)
+    with leased_steps(batches) as steps:
+        say(next(steps).batch, next(steps).batch)
+        time.sleep(600)
+
+
+def pid(items: list[Any]) -> int:
+    return os.getpid()
+
+
+def split(url: str, folder: Path, source: int, victim: int, until: int) -> None:
+    """The same with batches that the source leases for both, in advance."""
+    with given(source, loader(url, size=4, workers=2, collate=halves)) as steps:
+        train_until(split_steps(steps, source=source, timeout=60), folder, victim, until)
+
+
+def halves(items: list[Any]) -> list[list[int]]:
+    return [numbers(items[0::2]), numbers(items[1::2])]
+
+
+def train_until(steps: Iterable[RankStep], folder: Path, victim: int, until: int) -> None:
+    for number, step in enumerate(steps, 1):
+        if dist.get_rank() == victim and number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        train(step.batch)
+        step.acknowledge()
+        note(folder, f"rank{dist.get_rank()}-{os.getpid()}", step.batch)
+        if trained_by_all(folder) >= until:
+            break
 
 
 def trained_by_all(folder: Path) -> int:
@@ -75,15 +99,16 @@ def trained_by_all(folder: Path) -> int:
 
 
 def each_alone(url: str, folder: Path, victim: int, until: int) -> None:
-    """Ranks with a loader each and no collectives; the victim dies in the middle of its 2nd step."""
+    """Ranks with a loader each, on their own; the victim dies in the middle of its 2nd step."""
     rank, name = dist.get_rank(), f"rank{dist.get_rank()}"
     trained = 0
     with leased_steps(loader(url, size=1)) as steps:
         while trained < until:
             step = next(steps)
-            if rank == victim and trained == 1:
-                say("dies with", *step.batch)
-                os.kill(os.getpid(), signal.SIGKILL)
+            if trained == 1:
+                dist.barrier()  # both have their second batch
+                if rank == victim:
+                    os.kill(os.getpid(), signal.SIGKILL)
             step.acknowledge()
             note(folder, name, step.batch)
             trained += len(step.batch)
@@ -165,6 +190,15 @@ def unsendable(url: str, folder: Path, source: int) -> None:
     say_why_no_step(url, source, 60, collate=lambda items: lambda: items)
 
 
+def odd_parts(url: str, folder: Path, source: int) -> None:
+    """The source's batch has three parts for two ranks."""
+    with given(source, loader(url, size=3)) as steps:
+        try:
+            next(split_steps(steps, source=source, timeout=60))
+        except ReplayBufError as error:
+            say(type(error).__name__, error)
+
+
 def differently(url: str, folder: Path) -> None:
     """One rank acknowledges a step, and the other gives it back; then the lease of one has ended."""
     with leased_steps(loader(url)) as steps:
@@ -189,8 +223,8 @@ async def _lost(*_: object) -> None:
 ROLES = {
     role.__name__: role
     for role in (
-        *(together, each_alone, same, starved, starved_together, uneven, dead_source, late_source),
-        *(unsendable, differently),
+        *(together, split, hoard, each_alone, same, starved, starved_together, uneven, dead_source, late_source),
+        *(unsendable, odd_parts, differently),
     )
 }
 
@@ -206,6 +240,7 @@ def main() -> None:
             "gloo", init_method=where, rank=int(rank), world_size=int(size), timeout=timedelta(seconds=60)
         )
     ROLES[role](url, Path(folder), *map(int, rest))
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

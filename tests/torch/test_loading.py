@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError, LeaseLostError, NotReadyError, QueryError
 from replaybuf.rules.tallies import Tally
+from replaybuf.sync import run
 from replaybuf.torch import GroupDataset, leased_steps
-from replaybuf.torch.bridge import run
 from tests.torch.groups import TASK, group, numbers, put, totals
 
 NONE: dict[str, Any] = {}

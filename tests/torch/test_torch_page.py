@@ -23,7 +23,7 @@ _SCRIPT = re.compile(r"(?ms)^```python\n(# (torchrun .*? )?(\w+\.py)\n.*?)^```(?
 def test_the_scripts_print_what_the_page_says(tmp_path: Path) -> None:
     text = PAGE.read_text("utf-8")
     scripts = [match.groups() for match in _SCRIPT.finditer(text)]
-    assert len(scripts) == text.count("```python") == 7
+    assert len(scripts) == text.count("```python") == 8
     for code, launched, name, said in scripts:
         (tmp_path / name).write_text(code, "utf-8")
         found = run(tmp_path, name, launched)
