@@ -37,8 +37,8 @@ class BufferQueueClient:
         for option, wanted in (("max_times_sampled", 1), ("rollout_type", RolloutState), ("tensors", "torch")):
             if getattr(config, option) != wanted:
                 raise ConfigError(
-                    f"{option}={getattr(config, option)!r:.100}: verl's queue hands out each sample once, as it was put; "
-                    "leave this option out"
+                    f"{option}={getattr(config, option)!r:.100}: verl's queue hands out each sample once, as it was "
+                    "put; leave this option out"
                 )
         self.config = config
         self.required_samples = required_samples
