@@ -83,9 +83,11 @@ _ELSEWHERE = {
     "chunks": "Chunk OldestVersionPolicy Selection",
     "codec.payload": "Codec",
     "errors": """
-        AccessError DecodeError EncodeError MissingDriverError MissingSnapshotError NetworkFilesystemError
-        NotADatabaseError NotEmptyError NotPicklableError RankError SchemaError SnapshotMismatchError TooLargeError
+        AccessError DecodeError EncodeError FileEndsError FileError FileThereError MissingDriverError
+        MissingSnapshotError NetworkFilesystemError NotADatabaseError NotEmptyError NotPicklableError RankError
+        SchemaError SnapshotMismatchError TooLargeError UnsafePickleError
     """,
+    "files.exporting": "Exported",
     "produce": """
         Generated ProduceStrategy ProduceSummary TrainState batch_sizes publish published reward_varies to_rollout
         wait_published

@@ -37,7 +37,7 @@ async def to_dataset(storage: GroupStorage, chosen: Chosen, folder: Path, progre
             "to_dataset() needs the package datasets: pip install 'replaybuf[datasets,parquet]'"
         ) from error
     await in_thread(lambda: folder.mkdir(parents=True, exist_ok=True))
-    name = folder / "rollouts.arrow"
+    name = folder / "rollouts.arrows"
     done = await export_files(storage, chosen, name, max_bytes=_BYTES, force=True, progress=progress)
     parts = await in_thread(lambda: [datasets.Dataset.from_file(str(file)) for file in done.files])
     return parts[0] if len(parts) == 1 else await in_thread(lambda: datasets.concatenate_datasets(parts))

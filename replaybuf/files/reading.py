@@ -20,6 +20,7 @@ from replaybuf.redact import redact_path
 
 _SQLITE: Final = b"SQLite format 3\0"
 _ARROW: Final = b"ARROW1"
+_STREAM: Final = b"\xff\xff\xff\xff"
 _PARQUET: Final = b"PAR1"
 _ZIP: Final = b"PK\x03\x04"
 _PICKLE: Final = b"\x80"
@@ -75,6 +76,8 @@ class Source:
             return self._grouped(read_tables(path, "parquet"))
         if magic.startswith(_ARROW):
             return self._grouped(read_tables(path, "arrow"))
+        if magic.startswith(_STREAM):
+            return self._grouped(read_tables(path, "stream"))
         return self._grouped(read_rows(path))
 
     def _grouped(self, rows: Iterator[Placed]) -> Iterator[FileGroup]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
-from replaybuf.errors import FileError
+from replaybuf.errors import FileEndsError, FileError
 from replaybuf.files.columns import Columns, Reading, arrow
 from replaybuf.files.rows import Placed, Row
 
@@ -14,6 +14,8 @@ from replaybuf.files.rows import Placed, Row
 _ROWS: Final = 64
 #: Rows are written together from this size on: readers like larger pieces, and memory smaller ones.
 _BYTES: Final = 4 << 20
+#: The end of an Arrow stream.
+_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class TableWriter:
@@ -48,7 +50,8 @@ class TableWriter:
             from pyarrow import parquet  # type: ignore[import-untyped]
 
             return parquet.ParquetWriter(self._raw, self._schema, compression="zstd")
-        return arrow().ipc.new_file(self._raw, self._schema)
+        ipc = arrow().ipc
+        return (ipc.new_stream if self._form == "stream" else ipc.new_file)(self._raw, self._schema)
 
     def close(self) -> None:
         """Write the end of the file; without rows, an empty table."""
@@ -85,9 +88,13 @@ def _batches(path: Path, form: str) -> Iterator[tuple[Reading, Any]]:
                 yield reading, batch
         return
     pa = arrow()
-    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
+    with pa.memory_map(str(path)) as source:
+        file = pa.ipc.open_stream(source) if form == "stream" else pa.ipc.open_file(source)
         reading = Reading(file.schema)
-        for index in range(file.num_record_batches):
-            whole = file.get_batch(index)
+        for whole in file if form == "stream" else map(file.get_batch, range(file.num_record_batches)):
             for start in range(0, whole.num_rows, _ROWS):
                 yield reading, whole.slice(start, _ROWS)
+        if form == "stream" and source.size() >= len(_END):
+            source.seek(source.size() - len(_END))
+            if source.read() != _END:
+                raise FileEndsError("the file ends without the mark at the end of a stream; it was cut short")

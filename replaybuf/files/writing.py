@@ -23,6 +23,7 @@ FORMATS: Final = {
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst"), "jsonl"),
     ".parquet": "parquet",
     **dict.fromkeys((".arrow", ".feather"), "arrow"),
+    ".arrows": "stream",
 }
 _PART: Final = re.compile(r"-(\d{5})-of-(\d{5})$")
 

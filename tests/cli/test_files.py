@@ -32,6 +32,12 @@ def test_a_dry_run_says_what_would_be_imported_and_makes_nothing(filled: str, tm
     assert not (tmp_path / "new.db").exists()
 
 
+def test_a_dry_run_makes_no_tables(filled: str, empty: str, tmp_path: Path) -> None:
+    run("export", filled, tmp_path / "a.jsonl")
+    assert sum(row["new"] for row in run_json("import", empty, tmp_path / "a.jsonl", "--dry-run")) == 13
+    assert "has no replaybuf tables" in run("ls", empty, code=1).stderr
+
+
 def test_rows_go_through_pipes(file: Path, tmp_path: Path) -> None:
     """stdout holds rows alone, and stdin is read like a file."""
     program = [sys.executable, "-m", "replaybuf"]

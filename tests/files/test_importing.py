@@ -135,7 +135,7 @@ async def test_a_file_that_was_cut_short_imports_nothing_unless_asked(file: Path
         assert 0 < done.groups == len(buffer) < 5
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow"])
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow", "a.arrows"])
 async def test_a_compressed_file_that_was_cut_short_is_refused(tmp_path: Path, name: str) -> None:
     async with ReplayBufferConfig(url="memory://").build() as buffer:
         await fill(buffer)

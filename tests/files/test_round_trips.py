@@ -18,7 +18,7 @@ from tests.files.stores import contents, fill, load
 
 # Fields of any name and value: none of them means anything to the buffer.
 _UNUSED = dict.fromkeys(OUR_FIELDS)
-FORMATS = ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow")
+FORMATS = ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow", "a.arrows")
 _SIMPLE = (
     st.binary()
     | st.lists(st.integers(-(2**63), 2**63) | st.floats(), max_size=3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,40 @@ async def test_a_cancelled_export_leaves_no_file(buffer: Any, tmp_path: Path, mo
     with pytest.raises(asyncio.CancelledError):
         await running
     assert names(tmp_path) == []
+
+
+async def test_what_a_killed_export_left_is_removed_by_the_next(buffer: Any, tmp_path: Path) -> None:
+    (tmp_path / f"a.jsonl.{socket.gethostname()}-99999999-1.partial").write_bytes(b"half")
+    await buffer.export(tmp_path / "a.jsonl")
+    assert names(tmp_path) == ["a.jsonl"]
+
+
+async def test_groups_that_leave_meanwhile_are_left_out_and_counted(
+    sql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "_GROUPS", 1)
+    monkeypatch.setattr("replaybuf.storage.sql.backend.FIND_CHUNK_GROUPS", 1)
+    async with ReplayBufferConfig(url=sql_url).build() as shared:
+        await fill(shared, 7)
+        find = shared.storage.find
+
+        async def found(*args: Any, **options: Any) -> Any:
+            async for number, item in _numbered(find(*args, **options)):
+                yield item
+                if number == 2:
+                    await shared.delete({"uid": {"$gt": item.uid}})
+
+        monkeypatch.setattr(shared.storage, "find", found)
+        done = await shared.export(tmp_path / "a.jsonl", rows="groups")
+    assert (done.groups, done.left) == (2, 5)
+    assert len((tmp_path / "a.jsonl").read_bytes().splitlines()) == 2
+
+
+async def _numbered(items: Any) -> Any:
+    number = 0
+    async for item in items:
+        number += 1
+        yield number, item
 
 
 async def test_a_name_without_a_format_is_refused(buffer: Any, tmp_path: Path) -> None:

@@ -97,6 +97,14 @@ async def test_a_trigger_of_0_means_no_tail_batches(sampler: Sampler) -> None:
     assert len(loop.order) >= 6
 
 
+async def test_a_trigger_of_minus_1_leaves_expired_groups_where_they_are(sampler: Sampler) -> None:
+    strategy, loop = AsyncProduceStrategy(tail_batch_trigger_size=-1), ScriptedLoop()
+    await put(sampler.buffer, 100, Status.EXPIRED)
+    await put(sampler.buffer, 101, Status.ABORTED, 9)
+    await produce(strategy, loop, sampler, 3)
+    assert loop.order == [101, 0, 1]
+
+
 async def test_the_slowest_prompts_are_trained_in_the_end(sampler: Sampler) -> None:
     """They would be interrupted in every other batch."""
     strategy = AsyncProduceStrategy(over_sample=1.0, tail_batch_trigger_size=2, tail_batch_max_tries=1)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from replaybuf.errors import ConfigError, InputError
+from replaybuf.errors import ConfigError, InputError, NotADatabaseError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
@@ -16,7 +16,7 @@ from replaybuf.storage.sql.engine.sqlite_files import is_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, public_url
 from replaybuf.storage.sql.inspection.groups import buffers_of, looking_at
-from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, url_or_path
+from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, open_reader, url_or_path
 from replaybuf.storage.sql.statements.fence import joined
 
 DEFAULT = "default"
@@ -74,6 +74,12 @@ class Target:
 
 
 def exists(target: Target) -> bool:
-    """Return whether the database is there, as far as can be known without connecting: any server is."""
+    """Return whether the database has replaybuf's tables; a SQLite file that isn't there has none."""
     path = url_or_path(target.url).database
-    return not target.url.startswith("sqlite") or (path is not None and os.path.exists(path))
+    if target.url.startswith("sqlite") and not (path and os.path.exists(path)):
+        return False
+    try:
+        open_reader(target.url).inspect(lambda tx: None)
+    except NotADatabaseError:
+        return False
+    return True

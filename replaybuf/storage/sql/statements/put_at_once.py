@@ -115,23 +115,26 @@ def _store(tx: Transaction, batch: Batch, lanes: KnownLanes) -> list[Outcome]:
     return list(uids)
 
 
-def _payloads(groups: Sequence[EncodedGroup]) -> list[list[Any]]:
+def _payloads(groups: Sequence[EncodedGroup]) -> list[list[Any] | None]:
     """Return the columns of `rb_payload` but the uids."""
     return _columns(payload_row(0, one) for one in groups)[1:]
 
 
-def _groups(groups: Sequence[EncodedGroup], lanes: KnownLanes) -> list[list[Any]]:
+def _groups(groups: Sequence[EncodedGroup], lanes: KnownLanes) -> list[list[Any] | None]:
     """Return the columns of `rb_group` but those that the statement makes."""
     columns = _columns(group_row(0, one, None, lanes, {}, None) for one in groups)
     return [values for column, values in zip(group.columns, columns, strict=True) if column.name not in _MADE]
 
 
-def _columns(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)]
+def _columns(rows: Iterable[Sequence[Any]]) -> list[list[Any] | None]:
+    """Return the columns of rows, None for those without a value: asyncpg takes its time for each value of an array."""
+    columns = list(zip(*rows, strict=True))
+    empty = (None,) * len(columns[0])
+    return [None if column == empty else list(column) for column in columns]
 
 
-# The statement. Rows come as an array for each column. They are unnested in a SELECT's list and not in its FROM, where
-# PostgreSQL would write large ones to a file first.
+# The statement. Rows come as an array for each column, or NULL, which is unnested to as many. They are unnested in a
+# SELECT's list and not in its FROM, where PostgreSQL would write large ones to a file first.
 
 #: Columns that the statement makes.
 _MADE = {"uid": "unnest(uids)", "ticket": "unnest(uids) - shift"}
