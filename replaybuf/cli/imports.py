@@ -59,7 +59,11 @@ def import_(
     ] = None,
     field: Annotated[
         list[str] | None,
-        option("--field", metavar="OURS=THEIRS", help="The column of a field, as response=completion. Repeatable."),
+        option(
+            "--field",
+            metavar="OURS=THEIRS",
+            help="The column of a field, as response=completion. Repeatable.",
+        ),
     ] = None,
     as_task: Annotated[
         str | None, option("--as-task", metavar="NAME", help="The task of rows that don't name one.")

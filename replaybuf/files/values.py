@@ -1,7 +1,7 @@
 """Values of rollouts as JSON, and back: plain values as they are, all others behind a tag.
 
 A tag is an object of one entry whose name begins with "$": `{"$tuple": [1, 2]}`, `{"$bytes": "aGk="}`,
-`{"$array": ["<f4", [2, 3], "..."]}`. What it holds is what the payload has behind the mark of that name
+`{"$ndarray": ["<f4", [2, 3], "..."]}`. What it holds is what the payload has behind the mark of that name
 (`codec.trees`), bytes in base64. A field of a rollout that is a row of numbers is a plain list; its *kind*
 ("array:<i4", "tensor:bfloat16:0", "status") is kept beside the fields, and says what the list was.
 """
