@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import pytest
@@ -22,7 +23,7 @@ async def proxy(lent_database: str) -> AsyncIterator[Proxy]:
 
 
 @pytest.mark.parametrize("policy", ["fifo", "staleness"])
-@pytest.mark.parametrize("operation", ["put", "take"])
+@pytest.mark.parametrize("operation", ["put", "put told what leaves", "take"])
 async def test_a_put_and_a_take_are_three_round_trips(proxy: Proxy, policy: str, operation: str) -> None:
     """Of a store whose connections have prepared the statements."""
     async with build(proxy.url, policy=policy) as buffer:
@@ -43,13 +44,14 @@ async def messages(proxy: Proxy, buffer: ReplayBuffer, operation: str) -> int:
         await put(buffer, 1)
     await all_told(buffer)
     proxy.fault = note
-    await (put(buffer, 1) if operation == "put" else buffer.get(1, TASK))
+    told: dict[str, Any] = {"dropped": []} if operation == "put told what leaves" else {}
+    await (buffer.get(1, TASK) if operation == "take" else put(buffer, 1, **told))
     proxy.fault = None
     return max(len(of_link) for of_link in sent.values() if b"BEGIN" in of_link[0])
 
 
-async def put(buffer: ReplayBuffer, number: int, step: int = 5) -> int:
-    return await buffer.put(group(number), TASK, model_step=4, current_train_step=step)
+async def put(buffer: ReplayBuffer, number: int, step: int = 5, **told: Any) -> int:
+    return await buffer.put(group(number), TASK, model_step=4, current_train_step=step, **told)
 
 
 async def test_large_puts_are_under_way_together_in_the_order_of_their_calls(

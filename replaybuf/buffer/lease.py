@@ -95,8 +95,9 @@ class Lease(Generic[R]):
     async def acknowledge(self, uids: Iterable[int] | None = None) -> None:
         """Report these groups, or all open ones, as consumed: they leave the buffer, or wait for their next draw.
 
-        All of them or none. Raises LeaseLostError if the lease had ended and they were given back, or leased to
-        another consumer.
+        All of them or none. Raises LeaseLostError if they were given back (the lease had ended, or another process that
+        has adopted it gave them back), also if another consumer has them now. Those that such a process has
+        acknowledged are passed over.
         """
         chosen = self._chosen(uids)
         await self._storage.acknowledge(self._leased, chosen)

@@ -225,7 +225,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         """Go on in this process with a lease that another one has begun, given its `Lease.handle`.
 
         Its items have no rollouts. `seconds` and `heartbeat` are as in `lease_batch`. The store isn't asked:
-        `await lease.extend()` finds out whether the lease still holds its groups.
+        `await lease.extend()` finds out whether the lease has ended, and `acknowledge` whether it holds its groups.
         """
         self._check_open()
         if not isinstance(handle, Leased):

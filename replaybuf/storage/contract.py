@@ -175,7 +175,9 @@ class LeaseStorage(ABC):
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
         """Consume groups of a lease: by the rules, they leave, stay, or are archived.
 
-        All of them or none. Raises LeaseLostError when this lease no longer holds one of them.
+        All of them or none. Groups that were acknowledged under this token before, or replaced, are passed over. Raises
+        LeaseLostError when the lease has ended and doesn't hold one of the others, and before its end when one of them
+        is there, or with another lease, without having been acknowledged (`count_passed_on`).
         """
 
     @abstractmethod
@@ -189,7 +191,8 @@ class LeaseStorage(ABC):
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
         """Extend the lease of these groups to `seconds` from now; return the time when it ends.
 
-        Raises LeaseLostError when this lease no longer holds one of them.
+        Before the lease's end those are passed over that it doesn't hold: other holders of its token may have settled
+        them. Afterwards raises LeaseLostError for them.
         """
 
 

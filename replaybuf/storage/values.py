@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic
 
@@ -127,10 +127,20 @@ class Leased:
     epoch: int = 0
 
 
+def count_passed_on(lease: Leased, there: Iterable[tuple[int, int, bool]]) -> int:
+    """Return how many of these groups, which a lease doesn't hold, it has lost without acknowledging them.
+
+    They are given as uid, `times_sampled` and whether another lease holds them. A group that this lease has
+    acknowledged, through another process perhaps, was drawn for good at least as often as the lease has counted.
+    """
+    draws = {item.uid: item.times_sampled for items in lease.items.values() for item in items}
+    return sum(times_sampled - leased < draws.get(uid, 1) for uid, times_sampled, leased in there)
+
+
 def lost_to_others(lease: Leased, count: int) -> LeaseLostError:
     """Return the error for groups that a lease should hold but doesn't."""
     return LeaseLostError(
-        f"{count} of the groups of lease {lease.token} were given back or passed to others when its time was over; "
+        f"{count} of the groups of lease {lease.token} were given back, or passed to others when its time was over; "
         "nothing was changed. Lease for longer (seconds=), or leave the heartbeat on"
     )
 

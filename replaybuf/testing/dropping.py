@@ -129,6 +129,30 @@ class DroppingLaws(Harness):
         await buffer.put(group(7), "math", dropped=gone)
         assert ids([item.item for item in gone]) == [0, 1, 3, 2]
 
+    async def test_puts_at_the_same_time_are_each_told_of_theirs(self, open_buffer: OpenBuffer) -> None:
+        """What each replaced, by uid and key, and of what was evicted one group for each that found no room."""
+        buffer = await open_buffer(capacity=8)
+        uids = await fill(buffer, 6)
+        keyed = await buffer.put(group(6), "math", key="a")
+        gone: list[list[StorageItem]] = [[] for _ in range(6)]
+        await asyncio.gather(
+            buffer.put(group(7), "math"),
+            buffer.put(group(8), "math", key="a", dropped=gone[0]),
+            buffer.put(group(9), "math", replaces=uids[5:], dropped=gone[1]),
+            *(buffer.put(group(10 + number), "math", dropped=gone[2 + number]) for number in range(4)),
+            *(buffer.put(group(number), "code", dropped=gone[2]) for number in range(2)),
+        )
+        assert [[item.uid for item in items] for items in gone] == [[keyed], uids[5:], *([uid] for uid in uids[:4])]
+        assert ids([item.item for items in gone for item in items]) == [6, 5, 0, 1, 2, 3]
+        assert sorted(ids([item.item for item in await found(buffer)])) == [0, 1, 4, *range(7, 14)]
+
+    async def test_puts_of_a_key_at_the_same_time_are_each_told(self, buffer: ReplayBuffer) -> None:
+        """Of the group that the one before has put."""
+        gone: list[list[StorageItem]] = [[] for _ in range(4)]
+        puts = (buffer.put(group(number), "math", key="a", dropped=gone[number]) for number in range(4))
+        uids = await asyncio.gather(*puts)
+        assert [[item.uid for item in items] for items in gone] == [[], *([uid] for uid in uids[:3])]
+
     async def test_a_caller_can_have_its_own_dropped_group(self, buffer: ReplayBuffer) -> None:
         """With the uid 0, as it was given, and what it replaces."""
         uids, gone = await fill(buffer, 2), list[StorageItem]()

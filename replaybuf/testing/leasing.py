@@ -8,7 +8,7 @@ import pytest
 
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import InputError, NotReadyError
+from replaybuf.errors import InputError, LeaseLostError, NotReadyError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.contract import CopyStorage
 from replaybuf.testing.harness import (
@@ -131,6 +131,34 @@ class LeaseLaws(Harness):
             await lease.extend()
         async with buffer.lease_batch({"math": 3}, seconds=LONG) as lease:
             assert lease.counts == {"math": 0}
+
+    async def test_what_another_holder_gave_back_is_not_acknowledged(self, buffer: ReplayBuffer) -> None:
+        """Before the lease's end, too: LeaseLostError, whether another consumer has it or nobody; nothing happens."""
+        uids = await fill(buffer, 3)
+        lease = await lease_of(buffer, 3)
+        assert await buffer.adopt(lease.handle, heartbeat=False).give_back(uids[:2]) == 2
+        next_one = await lease_of(buffer)
+        with pytest.raises(LeaseLostError, match="2 of the groups"):
+            await lease.acknowledge()
+        assert (await total(buffer, "leased"), await total(buffer, "taken")) == (2, 0)
+        await lease.acknowledge(uids[2:])
+        await next_one.acknowledge()
+        assert [item.uid for item in await found(buffer)] == uids[1:2]
+
+    @pytest.mark.parametrize("times", [1, 2])
+    async def test_what_another_holder_acknowledged_is_acknowledged(self, open_buffer: OpenBuffer, times: int) -> None:
+        """Once, though both of them say so, and also if it stays for its next draw or is leased for that."""
+        buffer = await open_buffer(max_times_sampled=times)
+        await fill(buffer, 1)
+        lease = await lease_of(buffer)
+        adopted, late = (buffer.adopt(lease.handle, heartbeat=False) for _ in range(2))
+        await lease.acknowledge()
+        await adopted.acknowledge()
+        assert [item.times_sampled for item in await found(buffer)] == [1] * (times - 1)
+        again = await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
+        await late.acknowledge()
+        await again.acknowledge()
+        assert (len(buffer), await total(buffer, "taken")) == (0, 1)
 
     async def test_tokens_grow(self, buffer: ReplayBuffer) -> None:
         """A later lease has a higher token, which marks its writes elsewhere as later."""

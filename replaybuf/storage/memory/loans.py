@@ -10,7 +10,7 @@ from replaybuf.rules import transitions
 from replaybuf.rules.tallies import Tally
 from replaybuf.rules.transitions import Place, Transition
 from replaybuf.storage.memory.groups import Groups
-from replaybuf.storage.values import Leased, NewGroup, StorageItem, lost_to_others
+from replaybuf.storage.values import Leased, NewGroup, StorageItem, count_passed_on, lost_to_others
 
 _START = time.time() - time.monotonic()
 
@@ -64,6 +64,8 @@ class Loans:
     def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
         """Consume groups of a lease."""
         mine = self.held(lease, uids)
+        if len(mine) < len(uids):
+            self._check_not_passed_on(lease, set(uids).difference(loan.item.uid for loan in mine))
         for loan in mine:
             self._end(loan, transitions.acknowledged(loan.item, self._limits))
 
@@ -120,6 +122,14 @@ class Loans:
 
     def _of(self, lease: Leased, uids: Sequence[int]) -> list[Loan]:
         return [loan for uid in uids if (loan := self._loans.get(uid)) and loan.token == lease.token]
+
+    def _check_not_passed_on(self, lease: Leased, uids: Iterable[int]) -> None:
+        """Raise LeaseLostError if any of these groups, which the lease doesn't hold, is with others unacknowledged."""
+        loans = [(uid, loan.item.times_sampled, True) for uid in uids if (loan := self._loans.get(uid))]
+        stored = [(uid, item.times_sampled, False) for uid in uids if (item := self._groups.table.get(uid))]
+        passed_on = count_passed_on(lease, loans + stored)
+        if passed_on:
+            raise lost_to_others(lease, passed_on)
 
     def _end(self, loan: Loan, step: Transition) -> None:
         del self._loans[loan.item.uid]

@@ -12,11 +12,11 @@ from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
-from replaybuf.storage.sql.statements.columns import STORED
+from replaybuf.storage.sql.statements.columns import STORED, uid_in
 from replaybuf.storage.sql.statements.lanes import find_lanes
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.steps import change, move
-from replaybuf.storage.values import Leased, check_epoch, lost_to_others
+from replaybuf.storage.values import Leased, check_epoch, count_passed_on, lost_to_others
 
 
 def store_clock(tx: Transaction) -> float:
@@ -47,8 +47,10 @@ def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
 def acknowledge(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     """Consume groups of a lease."""
     check_epoch(lease, tx.scope.epoch)
-    limits = tx.scope.rules.limits
-    move(tx, _held(tx, lease, uids), lambda row: transitions.acknowledged(row, limits))
+    limits, mine = tx.scope.rules.limits, _held(tx, lease, uids)
+    if len(mine) < len(uids):
+        _check_not_passed_on(tx, lease, set(uids).difference(row.uid for row in mine))
+    move(tx, mine, lambda row: transitions.acknowledged(row, limits))
 
 
 def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) -> float:
@@ -151,3 +153,11 @@ def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]
     if len(mine) < len(uids) and store_clock(tx) >= lease.until:
         raise lost_to_others(lease, len(uids) - len(mine))
     return mine
+
+
+def _check_not_passed_on(tx: Transaction, lease: Leased, uids: Iterable[int]) -> None:
+    """Raise LeaseLostError if any of these groups, which the lease doesn't hold, is with others unacknowledged."""
+    there = select(group.c.uid, group.c.times_sampled, group.c.lease.is_not(None)).where(uid_in(tx, uids))
+    passed_on = count_passed_on(lease, ((uid, sampled, leased) for uid, sampled, leased in tx.execute(there)))
+    if passed_on:
+        raise lost_to_others(lease, passed_on)

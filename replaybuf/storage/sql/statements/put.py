@@ -21,7 +21,7 @@ from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
-from replaybuf.storage.sql.statements.leaving import Leaving
+from replaybuf.storage.sql.statements.leaving import Leaving, by_put
 from replaybuf.storage.sql.statements.race_keys import new_keys
 from replaybuf.storage.sql.statements.replacing import (
     find_replaced,
@@ -39,7 +39,7 @@ from replaybuf.storage.values import NewGroup
 
 @dataclass(slots=True)
 class Stored:
-    """The uid of a group whose caller asks what leaves, and the groups that left with it."""
+    """The uid of a group whose caller asks what leaves, and the groups that left for it."""
 
     uid: int
     leaving: Sequence[GroupRow]
@@ -51,7 +51,7 @@ Outcome = int | Stored | ReplayBufError
 def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:
     """Insert groups in order and evict beyond the capacity; return for each its uid, or why it was not stored.
 
-    Where anyone asks what leaves, they are stored one after the other: then it is clear with which.
+    Those that depend on each other are stored one after the other, the others together.
     """
     too_large = _too_large(tx, groups)
     if too_large:
@@ -62,9 +62,10 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
     if limits.slows_puts or limits.capacity is not None:
         lock_tasks(tx, tasks)
     replacing = any(one.group.replaces for one in groups)
-    keyed = any(one.group.key for one in groups)
-    apart = any(one.group.stays_leased or one.group.dropped is not None for one in groups)
-    if apart or (keyed and (replacing or limits.slows_puts)):
+    asked = any(one.group.dropped is not None for one in groups)
+    keys = [(one.group.task_name, one.group.key) for one in groups if one.group.key]
+    apart = any(one.group.stays_leased for one in groups) or (asked and len(set(keys)) < len(keys))
+    if apart or (keys and (replacing or limits.slows_puts)):
         return [_put_one(tx, one) for one in groups]
     return _put_together(tx, groups)
 
@@ -90,13 +91,18 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
         refused |= _refused(tx, groups, replaced, refused)
     kept = [place for place in range(len(groups)) if place not in refused]
     made_from: Sequence[Sequence[int]] = ()
+    leaving: Leaving = [] if any(groups[place].group.dropped is not None for place in kept) else None
     if replaced:
         gone = [row for place in kept for row in replaced.get(place, ())]
         kept_by_checkpoints = set(uids_in_checkpoints(tx, origins(gone)))
         made_from = [sorted(origins(replaced.get(place, ())) & kept_by_checkpoints) for place in kept]
-        remove_replaced(tx, gone)
-    uids = iter(store(tx, [groups[place] for place in kept], made_from=made_from))
-    return [refused[place] if place in refused else next(uids) for place in range(len(groups))]
+        remove_replaced(tx, gone, leaving)
+    uids = store(tx, [groups[place] for place in kept], made_from=made_from, leaving=leaving)
+    outcomes: dict[int, Outcome] = {**refused, **dict(zip(kept, uids, strict=True))}
+    for place, rows in by_put(tx, leaving or (), {place: groups[place].group for place in kept}).items():
+        if groups[place].group.dropped is not None:
+            outcomes[place] = Stored(uids[kept.index(place)], rows)
+    return [outcomes[place] for place in range(len(groups))]
 
 
 def _refused(

@@ -73,7 +73,7 @@ def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool
     if limits.slows_puts or limits.capacity is not None:
         return False
     news = [one.group for one in groups]
-    if any(new.key or new.replaces or new.stays_leased or new.dropped is not None for new in news):
+    if any(new.key or new.replaces or new.stays_leased for new in news):
         return False
     tags = sum(len(str(new.tags)) for new in news if new.tags)
     most = min(MOST_BYTES, tx.dialect.row_limit(tx.connection).nbytes)

@@ -216,7 +216,7 @@ class GroupCommit:
                     await self._commit_batch([waiting])
             else:
                 results = list(zip(wanted, outcomes, strict=True))
-                if any(waiting.group.dropped is not None for waiting in wanted):
+                if any(isinstance(outcome, Stored) for outcome in outcomes):
                     await self._store.compute(self._decode_leaving, results)
                 self._answer(results)
         except BaseException as error:
