@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(what: str, *, counting: str = "") -> Iterator[Callable[[int, int], None]]:
     """Yield a function `tell(done, total)` that shows a bar, which disappears at the end of the block.
 
-    `tell` may be called from any thread.
+    While the total isn't known (0), the bar only counts what is done, named `counting`. `tell` may be called from any
+    thread.
     """
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -24,6 +25,8 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         task = progress.add_task(what, total=None, visible=False)
 
         def tell(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total, visible=done < total)
+            known = total > 0 or done == 0
+            name, end = (what, total) if known else (counting, None)
+            progress.update(task, description=name, completed=done, total=end, visible=not known or done < total)
 
         yield tell

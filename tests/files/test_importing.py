@@ -16,9 +16,9 @@ import pytest
 from replaybuf import ReplayBufferConfig, Status
 from replaybuf.errors import FileEndsError, FileError
 from replaybuf.files import importing
-from replaybuf.files.importing import Wanted, import_groups, survey
+from replaybuf.files.importing import Importing, import_groups, survey
 from replaybuf.files.reading import Source
-from tests.files.stores import contents, fill, load
+from tests.files.stores import contents, fill
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,19 +42,19 @@ def lines(path: Path) -> list[bytes]:
 
 async def test_a_second_import_finds_nothing_to_do_also_after_draws(file: Path, sql_url: str) -> None:
     async with ReplayBufferConfig(url=sql_url).build() as buffer:
-        assert (await load(buffer, file)).groups == 5
+        assert (await buffer.import_from(file)).groups == 5
         await buffer.get(2, "math")
-        assert (await load(buffer, file)).groups == 0
+        assert (await buffer.import_from(file)).groups == 0
         assert len(buffer) == 3
-        assert (await load(buffer, file, Wanted(again=True))).groups == 5
+        assert (await buffer.import_from(file, again=True)).groups == 5
 
 
 async def test_parts_of_a_file_and_the_rest_are_each_imported_once(file: Path, sql_url: str) -> None:
     async with ReplayBufferConfig(url=sql_url).build() as buffer:
-        assert (await load(buffer, file, Wanted(task="math"))).groups == 2
-        done = await load(buffer, file)
+        assert (await buffer.import_from(file, task="math")).groups == 2
+        done = await buffer.import_from(file)
         assert (done.groups, done.there) == (3, 2)
-        assert (await load(buffer, file, Wanted(status=Status.COMPLETED))).groups == 0
+        assert (await buffer.import_from(file, status=Status.COMPLETED)).groups == 0
 
 
 async def test_a_failure_in_the_middle_is_made_good_by_the_next_import(
@@ -72,26 +72,26 @@ async def test_a_failure_in_the_middle_is_made_good_by_the_next_import(
 
         monkeypatch.setattr(buffer.storage, "put_behind", failing)
         with pytest.raises(OSError, match="network"):
-            await load(buffer, file)
+            await buffer.import_from(file)
         assert len(buffer) == 2
-        assert (await load(buffer, file)).groups == 3
+        assert (await buffer.import_from(file)).groups == 3
         assert [group[0].rollout_id for _, group in await contents(buffer)] == [0, 2, 4, 6, 8]
 
 
 async def test_a_restore_of_a_checkpoint_takes_the_import_back(file: Path, sql_url: str) -> None:
     async with ReplayBufferConfig(url=sql_url).build() as buffer:
         await buffer.checkpoint(1)
-        await load(buffer, file)
+        await buffer.import_from(file)
         await buffer.restore(1)
-        assert (await load(buffer, file)).groups == 5
+        assert (await buffer.import_from(file)).groups == 5
 
 
 async def test_two_imports_of_one_file_at_once_double_nothing(file: Path, sql_url: str) -> None:
     source = Source(str(file))
     async with ReplayBufferConfig(url=sql_url).build() as buffer:
-        found = await survey(buffer.storage, source.read, Wanted())
+        found = await survey(buffer.storage, source.read, Importing())
         cursor = await buffer.storage.cursor(f"import {found.digest}")  # type: ignore[attr-defined]
-        await import_groups(buffer.storage, source.read, Wanted(), found)
+        await import_groups(buffer.storage, source.read, Importing(), found)
         assert not await buffer.storage.put_behind([], cursor)  # type: ignore[attr-defined]
         assert len(buffer) == 5
 
@@ -129,9 +129,9 @@ async def test_a_file_that_was_cut_short_imports_nothing_unless_asked(file: Path
     write(file, whole[:keep] if keep != -1 else b"".join(lines(file)[:-1]))
     async with ReplayBufferConfig(url="memory://").build() as buffer:
         with pytest.raises(FileEndsError, match=MIDDLE):
-            await load(buffer, file)
+            await buffer.import_from(file)
         assert len(buffer) == 0
-        done = await load(buffer, file, Wanted(partial=True))
+        done = await buffer.import_from(file, partial=True)
         assert 0 < done.groups == len(buffer) < 5
 
 
@@ -143,7 +143,7 @@ async def test_a_compressed_file_that_was_cut_short_is_refused(tmp_path: Path, n
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(whole[: len(whole) // 2])
         with pytest.raises(FileError, match=name):
-            await load(buffer, tmp_path / name)
+            await buffer.import_from(tmp_path / name)
         assert len(buffer) == 5
 
 
@@ -182,7 +182,7 @@ async def test_a_wrong_line_is_named_and_nothing_imported(name: str, tmp_path: P
     (tmp_path / "a.jsonl").write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
     async with ReplayBufferConfig(url="memory://").build() as buffer:
         with pytest.raises(FileError, match=rf"a\.jsonl: .*{message}"):
-            await load(buffer, tmp_path / "a.jsonl")
+            await buffer.import_from(tmp_path / "a.jsonl")
         assert len(buffer) == 0
 
 
@@ -208,7 +208,7 @@ async def test_a_changed_export_is_refused_with_its_line_and_field(name: str, fi
     write(file, json.dumps({**json.loads(first), **change}).encode() + b"\n" + b"".join(others))
     async with ReplayBufferConfig(url="memory://").build() as buffer:
         with pytest.raises(FileError, match=message):
-            await load(buffer, file)
+            await buffer.import_from(file)
         assert len(buffer) == 0
 
 
@@ -218,8 +218,8 @@ async def test_marks_of_other_systems_are_no_error(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\r\n" + line)
     (tmp_path / "empty.jsonl").write_bytes(b"")
     async with ReplayBufferConfig(url="memory://").build() as buffer:
-        assert (await load(buffer, tmp_path / "a.jsonl")).rollouts == 2
-        assert (await load(buffer, tmp_path / "empty.jsonl")).groups == 0
+        assert (await buffer.import_from(tmp_path / "a.jsonl")).rollouts == 2
+        assert (await buffer.import_from(tmp_path / "empty.jsonl")).groups == 0
 
 
 # Rows of others
@@ -233,7 +233,7 @@ async def test_rows_of_others_are_groups_by_their_id_or_prompt(tmp_path: Path) -
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     async with ReplayBufferConfig(url="memory://").build() as buffer:
-        await load(buffer, tmp_path / "a.jsonl", task="math")
+        await buffer.import_from(tmp_path / "a.jsonl", as_task="math")
         first, second = [group for _, group in await contents(buffer)]
     assert [(one.response, one.reward) for one in first] == [("1", {"score": 1.0}), ("2", {"score": 0.0})]
     assert first[0].message == [{"role": "user", "content": "a"}]
@@ -246,11 +246,11 @@ async def test_columns_may_be_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict)
     async with config.build() as buffer:
-        settings = {"fields": {"message": "q", "response": "a"}, "key": "id", "task": "math", "as_they_are": True}
-        await load(buffer, tmp_path / "a.jsonl", **settings)
+        settings = {"fields": {"message": "q", "response": "a"}, "key": "id", "as_task": "math", "as_they_are": True}
+        await buffer.import_from(tmp_path / "a.jsonl", **settings)
         [(about, [first, _])] = await contents(buffer)
         with pytest.raises(FileError, match="line 1 has no field 'z'"):
-            await load(buffer, tmp_path / "a.jsonl", fields={"response": "z"}, task="math")
+            await buffer.import_from(tmp_path / "a.jsonl", fields={"response": "z"}, as_task="math")
     assert (about["key"], first["response"], first["note"]) == ("0", "1", "x")
 
 
@@ -270,7 +270,7 @@ async def test_parquet_of_others_with_its_own_types(tmp_path: Path) -> None:
     )
     parquet.write_table(table, tmp_path / "a.parquet")
     async with ReplayBufferConfig(url="memory://").build() as buffer:
-        await load(buffer, tmp_path / "a.parquet")
+        await buffer.import_from(tmp_path / "a.parquet")
         first, second = [group[0] for _, group in await contents(buffer)]
     assert (first.response, first.response_ids, second.response_ids) == ("1", [1, 2], None)
     assert first.extra_fields["nested"] == [[1], []]
