@@ -25,8 +25,7 @@ def progress_bar(what: str, *, counting: str = "") -> Iterator[Callable[[int, in
         task = progress.add_task(what, total=None, visible=False)
 
         def tell(done: int, total: int) -> None:
-            known = total > 0 or done == 0
-            name, end = (what, total) if known else (counting, None)
-            progress.update(task, description=name, completed=done, total=end, visible=not known or done < total)
+            name, shown = (what, done < total) if total else (counting, done > 0)
+            progress.update(task, description=name, completed=done, total=total or None, visible=shown)
 
         yield tell
