@@ -88,6 +88,7 @@ _ELSEWHERE = {
         SchemaError SnapshotMismatchError TooLargeError UnsafePickleError
     """,
     "files.exporting": "Exported",
+    "files.importing": "Imported",
     "produce": """
         Generated ProduceStrategy ProduceSummary TrainState batch_sizes publish published reward_varies to_rollout
         wait_published

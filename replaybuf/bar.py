@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(what: str, *, counting: str = "") -> Iterator[Callable[[int, int], None]]:
     """Yield a function `tell(done, total)` that shows a bar, which disappears at the end of the block.
 
-    `tell` may be called from any thread.
+    While the total isn't known (0), the bar only counts what is done, named `counting`. `tell` may be called from any
+    thread.
     """
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -24,6 +25,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         task = progress.add_task(what, total=None, visible=False)
 
         def tell(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total, visible=done < total)
+            name, shown = (what, done < total) if total else (counting, done > 0)
+            progress.update(task, description=name, completed=done, total=total or None, visible=shown)
 
         yield tell

@@ -263,6 +263,17 @@ def check_folder(path: Any) -> Path:
     return folder
 
 
+def check_source(source: Any) -> str:
+    """Check the path of a file, or the URL of a database."""
+    try:
+        text = os.fspath(source)
+    except TypeError:
+        text = None
+    if type(text) is not str or not text or not _storable(text):
+        raise InputError(f"expected the path of a file, got {source!r:.100}")
+    return text
+
+
 def check_no_url(folder: Path) -> None:
     """Raise InputError for a folder that is a URL."""
     if re.match(r"[A-Za-z][\w+.-]+:/", str(folder)):

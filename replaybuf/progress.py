@@ -11,7 +11,10 @@ _SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a save or a resume: groups done, groups in total, and the bytes of the payloads done."""
+    """The progress of a copy: groups done, groups in total, and the bytes of the payloads done.
+
+    `total` is 0 while it isn't known, as in the first pass of an import, which reads its file to the end.
+    """
 
     groups: int
     total: int
@@ -22,9 +25,12 @@ OnProgress = Callable[[Progress], object]
 
 
 class Teller:
-    """Reports progress at the beginning, at the end, and in between at most five times a second."""
+    """Reports progress at the beginning, at the end, and in between at most five times a second.
 
-    def __init__(self, on_progress: OnProgress | None, total: int) -> None:
+    A `total` of None is one that isn't known before the end.
+    """
+
+    def __init__(self, on_progress: OnProgress | None, total: int | None) -> None:
         self._on_progress = on_progress
         self._total = total
         self._groups = self._bytes = 0
@@ -46,4 +52,5 @@ class Teller:
     def _tell(self) -> None:
         self._told = time.monotonic()
         if self._on_progress is not None:
-            self._on_progress(Progress(self._groups, max(self._total, self._groups), self._bytes))
+            total = 0 if self._total is None else max(self._total, self._groups)
+            self._on_progress(Progress(self._groups, total, self._bytes))

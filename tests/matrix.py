@@ -89,6 +89,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("sync/test_sync_processes.py::*fork*postgresql-pass-*", _DATABASES),
     ("sync/test_sync_processes.py::*ctrl_c_ends*", ("postgresql",)),
     ("sync/test_sync_processes.py::*", ("sqlite",)),
+    ("files/test_importing.py::*killed*", ("sqlite",)),
     ("test_prompts.py::*", _STRATEGY),
     ("values/test_object_refs.py::*", _LAYER),
     ("values/test_stores.py::*", ("memory", "sqlite", "postgresql")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic
@@ -19,10 +20,15 @@ from replaybuf.checks import (
     check_priorities,
     check_priority,
     check_seconds,
+    check_source,
     check_step,
     check_tags,
 )
 from replaybuf.errors import InputError
+from replaybuf.files.foreign import Mapped
+from replaybuf.files.importing import Imported, Importing, import_from
+from replaybuf.files.reading import Source
+from replaybuf.progress import OnProgress
 from replaybuf.query import Query
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -340,3 +346,47 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         check_dropped(dropped)
         refreshing = self.storage.refresh(Refresh(step, rules, chosen, dropped))
         return await (refreshing if dropped is None else to_its_end(refreshing))
+
+    # Files
+
+    async def import_from(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        dry_run: bool = False,
+        task: str | None = None,
+        status: StatusLike | None = None,
+        fields: Mapping[str, str] | None = None,
+        as_task: str | None = None,
+        as_status: StatusLike | None = None,
+        key: str | None = None,
+        as_they_are: bool = False,
+        table: str | None = None,
+        partial: bool = False,
+        again: bool = False,
+        progress: OnProgress | None = None,
+    ) -> Imported:
+        """Put the groups of a file, each exactly once: an export of ours, others' rows, saved buffers and databases.
+
+        The file is read to its end first, and nothing is put of one that is wrong. Then groups are put in batches; an
+        import that fails, is cancelled or killed goes on there when it is repeated, and one of groups that were
+        imported before has nothing to do, unless `again`. With `dry_run` the result only says what would be put.
+
+        Only groups of the `task` and the `status` are put, if these are given. In others' rows, `fields` are the
+        columns of our fields ({"response": "completion"}), `as_task` is the task of rows that don't name one,
+        `as_status` the status of all, and `key` the column with the group's key; `as_they_are` keeps unknown columns as
+        fields, for rollouts that are dicts. `table` is one of a Trinity-RFT database. `partial` puts what is whole of a
+        file that was cut short.
+
+        The limits hold, but it doesn't wait for room: it raises FullError, and what was put stays. `progress` is called
+        as in `save`, for each of the two passes; in the first the total is 0 until the file's end. Raises FileError,
+        which says where in the file something is wrong, FileEndsError, UnsafePickleError, AccessError, InputError,
+        ConflictError while somebody else imports the same file, MissingDriverError, and what `put` raises.
+        """
+        self._check_open()
+        check = self.rollout_type.statuses.check
+        statuses = [None if one is None else check(one) for one in (status, as_status)]
+        mapped = Mapped({} if fields is None else fields, as_task, statuses[1], key, as_they_are)
+        wanted = Importing(task, statuses[0], partial, again, dry_run)
+        read = Source(check_source(source), mapped, table).read
+        return await import_from(self.storage, read, wanted, progress)

@@ -17,9 +17,9 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-def with_bar(what: str, work: Callable[[OnProgress], T]) -> T:
-    """Run `work(tell)` with a progress bar. Return its result."""
-    with progress_bar(what) as bar:
+def with_bar(what: str, work: Callable[[OnProgress], T], *, counting: str = "") -> T:
+    """Run `work(tell)` with a progress bar. Return its result. `counting` is its name while the total isn't known."""
+    with progress_bar(what, counting=counting) as bar:
 
         def tell(progress: Progress) -> None:
             bar(progress.groups, progress.total)

@@ -6,10 +6,10 @@ import asyncio
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +20,7 @@ from replaybuf.cli.options import Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output
 from replaybuf.errors import InputError
 from replaybuf.files.foreign import Mapped
-from replaybuf.files.importing import Imported, Survey, Wanted, import_groups, survey
+from replaybuf.files.importing import Imported, Importing, Reader, Survey, import_from
 from replaybuf.files.reading import Source
 from replaybuf.progress import OnProgress
 from replaybuf.redact import redact
@@ -31,8 +31,6 @@ from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.groups import AS_DICTS
 from replaybuf.storage.sql.inspection.snapshots import DEFAULT, Target, exists
-
-T = TypeVar("T")
 
 _Imported = Annotated[
     str | None, buffer_option("Put the groups into the buffer of this name; else into the one named default.")
@@ -100,42 +98,33 @@ def import_(
       zcat old.jsonl.gz | replaybuf import run.db -
     """
     url, file = url_and(url, file, "FILE")
-    wanted = Wanted(task, _status(status), partial, again)
+    wanted = Importing(task, _status(status), partial, again, dry_run)
     mapped = Mapped(_fields(field), as_task, _status(as_status), key, as_they_are)
     target, name = Target.at(url), buffer or DEFAULT
     with _file(file) as path:
-        source = Source(path, mapped, table)
+        read = Source(path, mapped, table).read
         there = exists(target)
-        found = _survey(target.url if there else None, name, source, wanted)
-        _tell(found, output, file)
-        if found.new and not dry_run:
 
-            def put(tell: OnProgress) -> Imported:
-                return _run(target.url, name, lambda to: import_groups(to, source.read, wanted, found, tell))
+        def work(tell: OnProgress) -> Imported:
+            return asyncio.run(_import(target.url if there or not dry_run else None, name, read, wanted, tell))
 
-            with_bar("imported", put)
+        found = with_bar("imported", work, counting="read").found
+    _tell(found, output, file)
     if found.groups or not output.for_people:
         output.rows(_rows(target.where, name, found), _COLUMNS)
     if dry_run:
         output.note("nothing was imported (--dry-run)")
 
 
-def _survey(url: str | None, name: str, source: Source, wanted: Wanted) -> Survey:
-    """Return what is in the file. A database that isn't there isn't made for it."""
+async def _import(url: str | None, name: str, read: Reader, wanted: Importing, tell: OnProgress) -> Imported:
+    """Import into the database at `url`; without one, into nothing, which a dry run doesn't change."""
     if url is None:
-        return asyncio.run(survey(MemoryStorage(AS_DICTS), source.read, wanted))
-    return _run(url, name, lambda storage: survey(storage, source.read, wanted))
-
-
-def _run(url: str, name: str, work: Callable[[SQLStorage], Coroutine[Any, Any, T]]) -> T:
-    async def run() -> T:
-        storage = SQLStorage(url, AS_DICTS, Rules(), name=name)
-        try:
-            return await work(storage)
-        finally:
-            await storage.close()
-
-    return asyncio.run(run())
+        return await import_from(MemoryStorage(AS_DICTS), read, wanted, tell)
+    storage = SQLStorage(url, AS_DICTS, Rules(), name=name)
+    try:
+        return await import_from(storage, read, wanted, tell)
+    finally:
+        await storage.close()
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from replaybuf.checks import check_task_name
 from replaybuf.codec.tensors import StoredTensor
-from replaybuf.errors import FileError
+from replaybuf.errors import FileError, InputError
 from replaybuf.files.rows import ROLLOUTS, FileGroup, Placed, Row
 from replaybuf.rollouts.rollout import RolloutState, Status, group_status
 from replaybuf.rollouts.statuses import OUR_STATUSES
@@ -38,7 +39,7 @@ class Mapped:
     `fields` gives the columns of our fields, {"response": "completion"}; others go by their own names, by those of
     `SYNONYMS`, and the rest into `extra_fields`, or, with `as_they_are`, stay fields of those names. `task` and
     `status` are those of rows that have none. The columns `key`, `priority` and `tags` are the group's; `key` names
-    another one for it.
+    another one for it. Raises InputError.
     """
 
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -46,6 +47,15 @@ class Mapped:
     status: Status | None = None
     key: str | None = None
     as_they_are: bool = False
+
+    def __post_init__(self) -> None:
+        columns = self.fields.items() if isinstance(self.fields, Mapping) else [(None, None)]
+        if not all(type(name) is str for pair in columns for name in pair):
+            raise InputError(f'fields must be a dict such as {{"response": "completion"}}, got {self.fields!r:.100}')
+        if self.task is not None:
+            check_task_name(self.task, "as_task")
+        if self.key is not None and type(self.key) is not str:
+            raise InputError(f"key must be the name of a column, got {self.key!r:.100}")
 
 
 def foreign_groups(rows: Iterable[Placed], mapped: Mapped) -> Iterator[FileGroup]:
@@ -189,7 +199,7 @@ def _check(place: str, rollout: Row, mapped: Mapped, odd: list[str]) -> None:
         raise wrong("seq_staleness", "a whole number")
     task = rollout.get("task_name") or mapped.task
     if type(task) is not str:
-        raise FileError(f"{place} has no task_name: say of which task the rollouts are (--as-task NAME)")
+        raise FileError(f"{place} has no task_name: say of which task the rollouts are (as_task=, --as-task NAME)")
     rollout["task_name"] = task
     rollout["status"] = _status(place, rollout, mapped)
 
@@ -211,6 +221,7 @@ def _status(place: str, rollout: Row, mapped: Mapped) -> Status:
     status = OUR_STATUSES.get(value)
     if status is None:
         raise FileError(
-            f"{place}: status is {value!r:.60}; expected one of {', '.join(Status)} (or give all one with --as-status)"
+            f"{place}: status is {value!r:.60}; expected one of {', '.join(Status)} (or give all one: as_status=, "
+            "--as-status)"
         )
     return status

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -39,17 +40,22 @@ _ODD_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which groups of a file are imported: those of a task or a status, or all.
+class Importing:
+    """Which groups of a file are imported: those of a task or a status, or all. Raises InputError.
 
     With `partial`, a file that ends within a row or a group is imported up to there. With `again`, what was imported
-    before is imported once more.
+    before is imported once more. With `dry_run`, nothing is put.
     """
 
     task: str | None = None
     status: Status | None = None
     partial: bool = False
     again: bool = False
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if self.task is not None:
+            check_task_name(self.task, "task")
 
     def takes(self, group: FileGroup) -> bool:
         return self.task in (None, group.task_name) and self.status in (None, group.status)
@@ -59,8 +65,9 @@ class Wanted:
 class Survey:
     """What is in a file: groups and rollouts by task and status, what is odd about them, and how it ends.
 
-    `digest` is the same for files with the same groups, in whatever format. `ends` says where a file was cut short.
-    `there` are groups that are in the buffer already, or were.
+    `there` are groups that were imported before. `odd` counts the groups of which something was noticed, and `examples`
+    says where the first is. `ends` says where a file was cut short. `digest` is the same for files with the same
+    groups, in whatever format.
     """
 
     groups: Counter[Lane] = field(default_factory=Counter)
@@ -74,39 +81,67 @@ class Survey:
     @property
     def new(self) -> int:
         """The number of groups that an import would put."""
-        return sum(self.groups.values()) - sum(self.there.values())
+        return self.groups.total() - self.there.total()
 
 
 @dataclass(slots=True)
 class Imported:
-    """What an import has put: groups and rollouts, and the groups that were imported before."""
+    """What an import has put: groups and rollouts; `there` are the groups that were imported before.
 
+    `found` is what is in the file, by task and status; `found.new` is the number of groups that were to be put.
+    """
+
+    found: Survey
     groups: int = 0
     rollouts: int = 0
     there: int = 0
 
 
-async def survey(storage: GroupStorage, read: Reader, wanted: Wanted) -> Survey:
+async def import_from(
+    storage: GroupStorage, read: Reader, wanted: Importing, progress: OnProgress | None = None
+) -> Imported:
+    """Put the groups of a file, each exactly once; nothing when anything in it is wrong. Return what was put.
+
+    `progress` is told of both passes: the groups read, of a total that isn't known, and then the groups put. Raises
+    what `survey` and `import_groups` raise.
+    """
+    found = await survey(storage, read, wanted, progress)
+    if wanted.dry_run or not found.new:
+        return Imported(found, there=found.there.total())
+    return await import_groups(storage, read, wanted, found, progress)
+
+
+async def survey(storage: GroupStorage, read: Reader, wanted: Importing, progress: OnProgress | None = None) -> Survey:
     """Read a file to its end, check each of its groups, and say what an import would do. Writes nothing.
 
     Raises FileError, which says where in the file the first wrong group is, and FileEndsError for a file that was cut
     short, unless `wanted.partial`.
     """
-    cursors = require(storage, CursorStorage, "import")
-    found = await in_thread(lambda: _survey(storage.codec, read, wanted))
-    if not wanted.again:
+    cursors = require(storage, CursorStorage, "import_from()")
+    found, teller = Survey(), Teller(progress, None)
+    with closing(_surveying(storage.codec, read, wanted, found)) as reading:
+        while done := await in_thread(lambda: next(reading, None)):
+            teller.add(*done)
+    teller.finish()
+    if found.groups and not wanted.again:
         counts = _counts(await cursors.cursor(_name(found.digest)))
         for lane, n in found.groups.items():
             found.there[lane] = min(n, counts[lane])
     return found
 
 
-def _survey(codec: Codec, read: Reader, wanted: Wanted) -> Survey:
-    found, digest = Survey(), xxh3_128()
+def _surveying(codec: Codec, read: Reader, wanted: Importing, found: Survey) -> Generator[tuple[int, int], None, None]:
+    """Add the groups of a file to what was found. Yield the number of groups and bytes read, piece by piece."""
+    digest, groups, size = xxh3_128(), 0, 0
     try:
         for group in read():
+            if groups >= _GROUPS or size >= _BYTES:
+                yield groups, size
+                groups = size = 0
             new = prepared(group, codec)
             digest.update(_identity(new))
+            groups += 1
+            size += len(new.payload or b"")
             if not wanted.takes(group):
                 continue
             lane = (group.task_name, group.status)
@@ -118,15 +153,16 @@ def _survey(codec: Codec, read: Reader, wanted: Wanted) -> Survey:
     except FileEndsError as error:
         if not wanted.partial:
             raise FileEndsError(
-                f"{error}; nothing was imported. To import what is before it, say so (--partial)"
+                f"{error}; nothing was imported. To import what is before it, say so (partial=True, --partial)"
             ) from error
         found.ends = str(error)
     found.digest = digest.hexdigest()
-    return found
+    if groups:
+        yield groups, size
 
 
 async def import_groups(
-    storage: GroupStorage, read: Reader, wanted: Wanted, found: Survey, progress: OnProgress | None = None
+    storage: GroupStorage, read: Reader, wanted: Importing, found: Survey, progress: OnProgress | None = None
 ) -> Imported:
     """Put the groups of a file that was surveyed. Return what was put.
 
@@ -134,24 +170,26 @@ async def import_groups(
     Raises ConflictError when the same file is being imported by somebody else, FileError when it has changed since it
     was surveyed, and what `put` raises.
     """
-    cursors, done = require(storage, CursorStorage, "import"), Imported()
+    cursors, done = require(storage, CursorStorage, "import_from()"), Imported(found)
     cursor = await cursors.cursor(_name(found.digest))
     counts: Counter[Lane] = Counter() if wanted.again else _counts(cursor)
     teller, met = Teller(progress, found.new), Counter[Lane]()
-    reading = _batches(storage.codec, read, wanted, counts, met, done)
-    while batch := await in_thread(lambda: next(reading, [])):
-        for new in batch:
-            counts[new.task_name, new.status] += 1
-        moved = replace(cursor, position=sum(counts.values()), value=_packed(counts))
-        if not await cursors.put_behind(batch, moved):
-            raise ConflictError(
-                f"somebody else imports the same file, or the buffer was restored; {done.groups} groups were put here. "
-                "Run the import again when that is over: it goes on where they are"
-            )
-        cursor = replace(moved, version=moved.version + 1)
-        done.groups += len(batch)
-        done.rollouts += sum(len(new.rollouts) for new in batch)
-        teller.add(len(batch), sum(len(new.payload or b"") for new in batch))
+    with closing(_batches(storage.codec, read, wanted, counts, met, done)) as reading:
+        while (batch := await in_thread(lambda: next(reading, None))) is not None:
+            if not batch:
+                continue
+            for new in batch:
+                counts[new.task_name, new.status] += 1
+            moved = replace(cursor, position=counts.total(), value=_packed(counts))
+            if not await cursors.put_behind(batch, moved):
+                raise ConflictError(
+                    f"somebody else imports the same file, or the buffer was restored; {done.groups} groups were put "
+                    "here. Run the import again when that is over: it goes on where they are"
+                )
+            cursor = replace(moved, version=moved.version + 1)
+            done.groups += len(batch)
+            done.rollouts += sum(len(new.rollouts) for new in batch)
+            teller.add(len(batch), sum(len(new.payload or b"") for new in batch))
     teller.finish()
     if any(met[lane] != n for lane, n in found.groups.items()):
         raise FileError("the file has changed since it was read the first time; look at what is in the buffer")
@@ -159,23 +197,24 @@ async def import_groups(
 
 
 def _batches(
-    codec: Codec, read: Reader, wanted: Wanted, counts: Counter[Lane], met: Counter[Lane], done: Imported
-) -> Iterator[list[NewGroup]]:
-    """Yield the groups that aren't in the buffer yet, in batches."""
-    before, batch, size = counts.copy(), list[NewGroup](), 0
+    codec: Codec, read: Reader, wanted: Importing, counts: Counter[Lane], met: Counter[Lane], done: Imported
+) -> Generator[list[NewGroup], None, None]:
+    """Yield the groups that aren't in the buffer yet, in batches: empty ones while there are none among those read."""
+    before, batch, size, passed = counts.copy(), list[NewGroup](), 0, 0
     groups = read()
     while True:
         try:
             group = next(groups, None)
         except FileEndsError:
             group = None
-        if group is not None and not wanted.takes(group):
-            continue
-        if batch and (group is None or len(batch) >= _GROUPS or size >= _BYTES):
+        if group is None or passed >= _GROUPS or size >= _BYTES:
             yield batch
-            batch, size = [], 0
+            batch, size, passed = [], 0, 0
         if group is None:
             return
+        passed += 1
+        if not wanted.takes(group):
+            continue
         lane = (group.task_name, group.status)
         met[lane] += 1
         if met[lane] <= before[lane]:

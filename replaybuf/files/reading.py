@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from replaybuf.errors import AccessError, FileError
+from replaybuf.errors import AccessError, FileEndsError, FileError
 from replaybuf.files.foreign import Mapped, foreign_groups
 from replaybuf.files.rows import FileGroup, Placed, groups_of, is_ours
 from replaybuf.files.saved import read_saved
@@ -24,6 +24,8 @@ _STREAM: Final = b"\xff\xff\xff\xff"
 _PARQUET: Final = b"PAR1"
 _ZIP: Final = b"PK\x03\x04"
 _PICKLE: Final = b"\x80"
+#: The ends of the names of files that are never empty, as those of plain lines may be.
+_FILLED: Final = (".gz", ".zst", ".parquet", ".arrow", ".feather", ".arrows", ".pth", ".pt", ".pkl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Source:
     def _read(self, path: Path) -> Iterator[FileGroup]:
         with path.open("rb") as raw:
             magic = raw.read(16)
+        if not magic and path.name.lower().endswith(_FILLED):
+            raise FileEndsError("the file is empty")
         if magic == _SQLITE:
             return read_trinity(str(path), self.mapped, self.table)
         if magic.startswith((_ZIP, _PICKLE)):

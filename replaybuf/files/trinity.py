@@ -83,7 +83,11 @@ def _choose(reader: Reader, name: str | None) -> str:
     if name is None and len(found) != 1:
         if "rb_group" in there:
             raise InputError("this is a database of replaybuf: replaybuf save and resume, or export, copy its groups")
-        what = f"several tables: choose one with --table: {', '.join(found)}" if found else "no table with experiences"
+        what = (
+            f"several tables: choose one with table= (--table): {', '.join(found)}"
+            if found
+            else "no table with experiences"
+        )
         raise InputError(f"{reader.where} is no database of Trinity-RFT that can be read: it has {what}")
     return name or found[0]
 

@@ -91,6 +91,7 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     dropped = mirrored(ReplayBuffer[R].dropped, run)
     metrics = mirrored(ReplayBuffer[R].metrics, run)
 
+    import_from = mirrored(ReplayBuffer[R].import_from, run)
     export = mirrored(ReplayBuffer[R].export, run)
     to_pandas = mirrored(ReplayBuffer[R].to_pandas, run)
     to_dataset = mirrored(ReplayBuffer[R].to_dataset, run)

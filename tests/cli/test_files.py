@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from replaybuf.bar import progress_bar
 from tests.cli.conftest import run, run_json
 from tests.cli.test_save import groups_of
 
@@ -48,6 +51,23 @@ def test_rows_go_through_pipes(file: Path, tmp_path: Path) -> None:
     into = [*program, "import", tmp_path / "new.db", "-", "--nl"]
     imported = subprocess.run(into, input=exported.stdout, capture_output=True, check=True)
     assert sum(json.loads(line)["new"] for line in imported.stdout.splitlines()) == len(rows) > 0
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("told", "shown"), [([(0, 0), (5, 0)], "read .* 5/[?]"), ([(0, 0), (5, 0), (5, 5), (1, 5)], "imported .* 1/5")]
+)
+def test_the_bar_counts_what_is_read_and_then_what_is_imported(
+    told: list[tuple[int, int]], shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_bar("imported", counting="read") as tell:
+        for done, total in told:
+            tell(done, total)
+    assert re.search(shown, re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", terminal.getvalue()))
 
 
 def test_an_export_changes_nothing(file: Path, tmp_path: Path) -> None:

@@ -1,28 +1,17 @@
-"""Buffers to export from and import into, and the importing of a file as one call."""
+"""Buffers to export from and import into."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from replaybuf import RolloutState, Status
-from replaybuf.files.foreign import Mapped
-from replaybuf.files.importing import Imported, Wanted, import_groups, survey
-from replaybuf.files.reading import Source
 from replaybuf.storage.values import StorageItem
 
 #: What another store gives anew.
 _ANEW = {"uid", "timestamp_id", "item"}
-
-
-async def load(buffer: Any, path: Path | str, wanted: Wanted | None = None, **mapped: Any) -> Imported:
-    """Import a file into a buffer."""
-    source, wanted = Source(str(path), Mapped(**mapped)), wanted or Wanted()
-    found = await survey(buffer.storage, source.read, wanted)
-    return await import_groups(buffer.storage, source.read, wanted, found)
 
 
 async def contents(buffer: Any) -> list[tuple[dict[str, Any], list[Any]]]:

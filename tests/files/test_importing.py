@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBufferConfig, Status
+from replaybuf import FullError, InputError, ReplayBufferConfig, Status
 from replaybuf.errors import FileEndsError, FileError
 from replaybuf.files import importing
-from replaybuf.files.importing import Wanted, import_groups, survey
+from replaybuf.files.importing import Importing, import_groups, survey
 from replaybuf.files.reading import Source
-from tests.files.stores import contents, fill, load
+from replaybuf.progress import Progress
+from tests.files.stores import contents, fill
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,19 +43,19 @@ def lines(path: Path) -> list[bytes]:
 
 async def test_a_second_import_finds_nothing_to_do_also_after_draws(file: Path, sql_url: str) -> None:
     async with ReplayBufferConfig(url=sql_url).build() as buffer:
-        assert (await load(buffer, file)).groups == 5
+        assert (await buffer.import_from(file)).groups == 5
         await buffer.get(2, "math")
-        assert (await load(buffer, file)).groups == 0
+        assert (await buffer.import_from(file)).groups == 0
         assert len(buffer) == 3
-        assert (await load(buffer, file, Wanted(again=True))).groups == 5
+        assert (await buffer.import_from(file, again=True)).groups == 5
 
 
 async def test_parts_of_a_file_and_the_rest_are_each_imported_once(file: Path, sql_url: str) -> None:
     async with ReplayBufferConfig(url=sql_url).build() as buffer:
-        assert (await load(buffer, file, Wanted(task="math"))).groups == 2
-        done = await load(buffer, file)
+        assert (await buffer.import_from(file, task="math")).groups == 2
+        done = await buffer.import_from(file)
         assert (done.groups, done.there) == (3, 2)
-        assert (await load(buffer, file, Wanted(status=Status.COMPLETED))).groups == 0
+        assert (await buffer.import_from(file, status=Status.COMPLETED)).groups == 0
 
 
 async def test_a_failure_in_the_middle_is_made_good_by_the_next_import(
@@ -72,50 +73,139 @@ async def test_a_failure_in_the_middle_is_made_good_by_the_next_import(
 
         monkeypatch.setattr(buffer.storage, "put_behind", failing)
         with pytest.raises(OSError, match="network"):
-            await load(buffer, file)
+            await buffer.import_from(file)
         assert len(buffer) == 2
-        assert (await load(buffer, file)).groups == 3
+        assert (await buffer.import_from(file)).groups == 3
         assert [group[0].rollout_id for _, group in await contents(buffer)] == [0, 2, 4, 6, 8]
 
 
 async def test_a_restore_of_a_checkpoint_takes_the_import_back(file: Path, sql_url: str) -> None:
     async with ReplayBufferConfig(url=sql_url).build() as buffer:
         await buffer.checkpoint(1)
-        await load(buffer, file)
+        await buffer.import_from(file)
         await buffer.restore(1)
-        assert (await load(buffer, file)).groups == 5
+        assert (await buffer.import_from(file)).groups == 5
 
 
 async def test_two_imports_of_one_file_at_once_double_nothing(file: Path, sql_url: str) -> None:
     source = Source(str(file))
     async with ReplayBufferConfig(url=sql_url).build() as buffer:
-        found = await survey(buffer.storage, source.read, Wanted())
+        found = await survey(buffer.storage, source.read, Importing())
         cursor = await buffer.storage.cursor(f"import {found.digest}")  # type: ignore[attr-defined]
-        await import_groups(buffer.storage, source.read, Wanted(), found)
+        await import_groups(buffer.storage, source.read, Importing(), found)
         assert not await buffer.storage.put_behind([], cursor)  # type: ignore[attr-defined]
         assert len(buffer) == 5
 
 
-def _import(database: Path, file: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "replaybuf", "import", str(database), str(file)]
+async def test_a_dry_run_counts_and_puts_nothing(file: Path, sql_url: str) -> None:
+    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+        assert (await buffer.import_from(file, task="math")).groups == 2
+        done = await buffer.import_from(file, dry_run=True)
+        assert len(buffer) == 2
+    assert (done.groups, done.there, done.found.new) == (0, 2, 3)
+    assert done.found.groups == {("code", Status.COMPLETED): 3, ("math", Status.COMPLETED): 2}
+    assert done.found.rollouts.total() == 10
+
+
+@pytest.mark.fast
+async def test_both_passes_tell_their_progress(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of a total that isn't known, the second of the groups that are new."""
+    monkeypatch.setattr(importing, "_GROUPS", 2)
+    monkeypatch.setattr("replaybuf.progress._SECONDS", 0)
+    seen: list[Progress] = []
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        await buffer.import_from(file, progress=seen.append)
+        told = [(one.groups, one.total) for one in seen]
+        reading = [(0, 0), (2, 0), (4, 0), (5, 0), (5, 5)]
+        assert told == [*reading, (0, 5), (2, 5), (4, 5), (5, 5), (5, 5)]
+        assert seen[4].bytes == seen[-1].bytes > 0
+        seen.clear()
+        await buffer.import_from(file, dry_run=True, progress=seen.append)
+        assert [(one.groups, one.total) for one in seen] == reading
+
+
+@pytest.mark.parametrize("calls", [2, 7])
+async def test_an_import_that_is_cancelled_ends_at_once_and_goes_on(
+    file: Path, sql_url: str, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """In its first pass, and in its second."""
+    monkeypatch.setattr(importing, "_GROUPS", 2)
+    monkeypatch.setattr("replaybuf.progress._SECONDS", 0)
+    seen: list[Progress] = []
+    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+
+        def tell(progress: Progress) -> None:
+            seen.append(progress)
+            if len(seen) == calls:
+                running.cancel()
+
+        running = asyncio.ensure_future(buffer.import_from(file, progress=tell))
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert len(seen) == calls
+        there = len(buffer)
+        assert there == (0 if calls == 2 else 2)
+        assert (await buffer.import_from(file)).groups == 5 - there
+
+
+async def test_the_limits_hold_and_what_was_put_stays(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "_GROUPS", 2)
+    async with ReplayBufferConfig(url="memory://", capacity=2, on_full="reject").build() as buffer:
+        with pytest.raises(FullError, match="the capacity is 2"):
+            await buffer.import_from(file)
+        assert len(buffer) == 4
+        await buffer.get(1, "code")
+        done = await buffer.import_from(file)
+        assert (done.groups, done.there) == (1, 4)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": 5}, "expected the path of a file, got 5"),
+        ({"source": ""}, "expected the path of a file"),
+        ({"source": "a.jsonl", "fields": ["a=b"]}, "fields must be a dict such as"),
+        ({"source": "a.jsonl", "fields": {"response": 1}}, "fields must be a dict such as"),
+        ({"source": "a.jsonl", "as_task": ""}, "as_task is empty"),
+        ({"source": "a.jsonl", "task": 5}, "task must be a text"),
+        ({"source": "a.jsonl", "as_status": "done"}, "unknown status 'done'"),
+        ({"source": "a.jsonl", "key": 1}, "key must be the name of a column"),
+    ],
+)
+async def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        with pytest.raises(InputError, match=message):
+            await buffer.import_from(**arguments)
+
+
+def _import(url: str, file: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "replaybuf", "import", url, str(file)]
     quiet = subprocess.DEVNULL
     return subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
-async def test_an_import_that_is_killed_goes_on(tmp_path: Path) -> None:
-    file, database, groups = tmp_path / "a.jsonl", tmp_path / "run.db", 2000
+@pytest.mark.parametrize(("groups", "kills"), [(2000, 1), pytest.param(20_000, 8, marks=pytest.mark.long)])
+async def test_an_import_that_is_killed_goes_on(shared_url: str, tmp_path: Path, groups: int, kills: int) -> None:
+    """Also when that is killed again; and half of what was there by then was drawn meanwhile."""
+    file = tmp_path / "a.jsonl"
     one = {"prompt": "1 + 1?", "response": "2" * 2000, "task_name": "math"}
     file.write_text("".join(json.dumps({**one, "group_id": n}) + "\n" for n in range(groups)))
-    async with ReplayBufferConfig(url=f"sqlite:///{database}").build() as buffer:
-        process = _import(database, file)
-        async with asyncio.timeout(60):
-            while not (there := len(buffer)):  # noqa: ASYNC110 another process puts them
-                await asyncio.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.wait(60)
-        assert 0 < there < groups
-        assert _import(database, file).wait(60) == 0
-        assert [group[0].group_id for _, group in await contents(buffer)] == list(range(groups))
+    drawn: list[int] = []
+    async with ReplayBufferConfig(url=shared_url).build() as buffer:
+        for _ in range(kills):
+            process, before = _import(shared_url, file), len(buffer)
+            async with asyncio.timeout(60):
+                while len(buffer) == before:  # noqa: ASYNC110 another process puts them
+                    await asyncio.sleep(0.005)
+            process.send_signal(signal.SIGKILL)
+            assert process.wait(60) == -signal.SIGKILL
+            there = len(buffer)
+            assert before < there < groups - len(drawn)
+            drawn += [group[0].group_id for group in await buffer.get(there // 2, "math")]
+        assert _import(shared_url, file).wait(60) == 0
+        left = [group[0].group_id for _, group in await contents(buffer)]
+    assert drawn + left == list(range(groups))
 
 
 # Files that are wrong
@@ -129,9 +219,9 @@ async def test_a_file_that_was_cut_short_imports_nothing_unless_asked(file: Path
     write(file, whole[:keep] if keep != -1 else b"".join(lines(file)[:-1]))
     async with ReplayBufferConfig(url="memory://").build() as buffer:
         with pytest.raises(FileEndsError, match=MIDDLE):
-            await load(buffer, file)
+            await buffer.import_from(file)
         assert len(buffer) == 0
-        done = await load(buffer, file, Wanted(partial=True))
+        done = await buffer.import_from(file, partial=True)
         assert 0 < done.groups == len(buffer) < 5
 
 
@@ -141,9 +231,10 @@ async def test_a_compressed_file_that_was_cut_short_is_refused(tmp_path: Path, n
         await fill(buffer)
         await buffer.export(tmp_path / name)
         whole = (tmp_path / name).read_bytes()
-        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(FileError, match=name):
-            await load(buffer, tmp_path / name)
+        for size in (0, 3, len(whole) // 2, len(whole) - 1):
+            (tmp_path / name).write_bytes(whole[:size])
+            with pytest.raises(FileError, match=name):
+                await buffer.import_from(tmp_path / name)
         assert len(buffer) == 5
 
 
@@ -182,7 +273,7 @@ async def test_a_wrong_line_is_named_and_nothing_imported(name: str, tmp_path: P
     (tmp_path / "a.jsonl").write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
     async with ReplayBufferConfig(url="memory://").build() as buffer:
         with pytest.raises(FileError, match=rf"a\.jsonl: .*{message}"):
-            await load(buffer, tmp_path / "a.jsonl")
+            await buffer.import_from(tmp_path / "a.jsonl")
         assert len(buffer) == 0
 
 
@@ -208,7 +299,7 @@ async def test_a_changed_export_is_refused_with_its_line_and_field(name: str, fi
     write(file, json.dumps({**json.loads(first), **change}).encode() + b"\n" + b"".join(others))
     async with ReplayBufferConfig(url="memory://").build() as buffer:
         with pytest.raises(FileError, match=message):
-            await load(buffer, file)
+            await buffer.import_from(file)
         assert len(buffer) == 0
 
 
@@ -218,8 +309,8 @@ async def test_marks_of_other_systems_are_no_error(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\r\n" + line)
     (tmp_path / "empty.jsonl").write_bytes(b"")
     async with ReplayBufferConfig(url="memory://").build() as buffer:
-        assert (await load(buffer, tmp_path / "a.jsonl")).rollouts == 2
-        assert (await load(buffer, tmp_path / "empty.jsonl")).groups == 0
+        assert (await buffer.import_from(tmp_path / "a.jsonl")).rollouts == 2
+        assert (await buffer.import_from(tmp_path / "empty.jsonl")).groups == 0
 
 
 # Rows of others
@@ -233,7 +324,7 @@ async def test_rows_of_others_are_groups_by_their_id_or_prompt(tmp_path: Path) -
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     async with ReplayBufferConfig(url="memory://").build() as buffer:
-        await load(buffer, tmp_path / "a.jsonl", task="math")
+        await buffer.import_from(tmp_path / "a.jsonl", as_task="math")
         first, second = [group for _, group in await contents(buffer)]
     assert [(one.response, one.reward) for one in first] == [("1", {"score": 1.0}), ("2", {"score": 0.0})]
     assert first[0].message == [{"role": "user", "content": "a"}]
@@ -246,11 +337,11 @@ async def test_columns_may_be_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict)
     async with config.build() as buffer:
-        settings = {"fields": {"message": "q", "response": "a"}, "key": "id", "task": "math", "as_they_are": True}
-        await load(buffer, tmp_path / "a.jsonl", **settings)
+        settings = {"fields": {"message": "q", "response": "a"}, "key": "id", "as_task": "math", "as_they_are": True}
+        await buffer.import_from(tmp_path / "a.jsonl", **settings)
         [(about, [first, _])] = await contents(buffer)
         with pytest.raises(FileError, match="line 1 has no field 'z'"):
-            await load(buffer, tmp_path / "a.jsonl", fields={"response": "z"}, task="math")
+            await buffer.import_from(tmp_path / "a.jsonl", fields={"response": "z"}, as_task="math")
     assert (about["key"], first["response"], first["note"]) == ("0", "1", "x")
 
 
@@ -270,7 +361,7 @@ async def test_parquet_of_others_with_its_own_types(tmp_path: Path) -> None:
     )
     parquet.write_table(table, tmp_path / "a.parquet")
     async with ReplayBufferConfig(url="memory://").build() as buffer:
-        await load(buffer, tmp_path / "a.parquet")
+        await buffer.import_from(tmp_path / "a.parquet")
         first, second = [group[0] for _, group in await contents(buffer)]
     assert (first.response, first.response_ids, second.response_ids) == ("1", [1, 2], None)
     assert first.extra_fields["nested"] == [[1], []]

@@ -19,7 +19,7 @@ from replaybuf import ReplayBufferConfig, Status
 from replaybuf.errors import FileEndsError, FileError, UnsafePickleError
 from replaybuf.files.pickles import Loading
 from tests.files.pickled import classes, legacy, save, saved_buffer
-from tests.files.stores import contents, load
+from tests.files.stores import contents
 
 pytestmark = pytest.mark.fast
 
@@ -31,7 +31,7 @@ def memory(**settings: Any) -> Any:
 async def test_a_buffer_that_xtuner_saved_comes_in_whole(tmp_path: Path) -> None:
     saved_buffer(tmp_path / "replay_buffer.pth")
     async with memory() as buffer:
-        done = await load(buffer, tmp_path / "replay_buffer.pth")
+        done = await buffer.import_from(tmp_path / "replay_buffer.pth")
         found = await contents(buffer)
     assert (done.groups, done.rollouts) == (3, 6)
     assert [(about["task_name"], about["status"], about["staleness"]) for about, _ in found] == [
@@ -49,7 +49,7 @@ async def test_a_buffer_that_xtuner_saved_comes_in_whole(tmp_path: Path) -> None
 async def test_the_older_format_of_torch_is_read(tmp_path: Path) -> None:
     legacy(tmp_path / "old.pth")
     async with memory() as buffer:
-        await load(buffer, tmp_path / "old.pth", task="math")
+        await buffer.import_from(tmp_path / "old.pth", as_task="math")
         [(_, [rollout])] = await contents(buffer)
     assert (rollout.response, rollout.logprobs.tolist()) == ("2", [-0.5])
 
@@ -60,7 +60,7 @@ async def test_half_a_saved_buffer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "half.pth").write_bytes(whole[: len(whole) // 2])
     async with memory() as buffer:
         with pytest.raises(FileEndsError, match=r"half\.pth: the file of torch\.save is cut short"):
-            await load(buffer, tmp_path / "half.pth")
+            await buffer.import_from(tmp_path / "half.pth")
         assert await contents(buffer) == []
 
 
@@ -112,7 +112,7 @@ async def test_what_would_run_code_is_refused_and_not_run(
     (tmp_path / "evil.pkl").write_bytes(HOSTILE[name])
     async with memory() as buffer:
         with pytest.raises(UnsafePickleError):
-            await load(buffer, tmp_path / "evil.pkl", task="x")
+            await buffer.import_from(tmp_path / "evil.pkl", as_task="x")
         assert await contents(buffer) == []
     assert not (tmp_path / "owned").exists()
 
@@ -121,7 +121,7 @@ async def test_the_error_names_what_the_pickle_wanted(tmp_path: Path) -> None:
     (tmp_path / "evil.pkl").write_bytes(HOSTILE["STACK_GLOBAL"])
     async with memory() as buffer:
         with pytest.raises(UnsafePickleError, match=r"evil\.pkl: the pickle wants to import 'os\.system'"):
-            await load(buffer, tmp_path / "evil.pkl")
+            await buffer.import_from(tmp_path / "evil.pkl")
 
 
 def _nested(depth: int) -> bytes:
@@ -155,7 +155,7 @@ async def test_a_damaged_pickle_is_refused_and_takes_no_memory(name: str, tmp_pa
     (tmp_path / "a.pkl").write_bytes(DAMAGED[name])
     async with memory() as buffer:
         with pytest.raises(FileError, match=r"a\.pkl"):
-            await load(buffer, tmp_path / "a.pkl", task="x")
+            await buffer.import_from(tmp_path / "a.pkl", as_task="x")
 
 
 def _zip(path: Path, pickled: bytes, entries: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
@@ -169,7 +169,7 @@ async def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
     _zip(tmp_path / "a.pth", b"\0" * 10_000_000, {}, zipfile.ZIP_DEFLATED)
     async with memory() as buffer:
         with pytest.raises(FileError, match=r"is compressed, which torch\.save doesn't do"):
-            await load(buffer, tmp_path / "a.pth")
+            await buffer.import_from(tmp_path / "a.pth")
 
 
 async def test_a_tensor_beyond_its_storage_is_refused(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ async def test_a_tensor_beyond_its_storage_is_refused(tmp_path: Path) -> None:
         save([{"prompt": "1", "logprobs": _Beyond()}], tmp_path / "a.pth")
     async with memory() as buffer:
         with pytest.raises(FileError, match="larger than its storage"):
-            await load(buffer, tmp_path / "a.pth", task="x")
+            await buffer.import_from(tmp_path / "a.pth", as_task="x")
 
 
 class _Beyond:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from replaybuf import ReplayBufferConfig
 from replaybuf.rollouts.rollout_type import OUR_FIELDS
 from tests.codec.values import Bits, Color, Level, Name, same, values
-from tests.files.stores import contents, fill, load
+from tests.files.stores import contents, fill
 
 # Fields of any name and value: none of them means anything to the buffer.
 _UNUSED = dict.fromkeys(OUR_FIELDS)
@@ -40,7 +40,7 @@ async def test_an_import_of_an_export_gives_the_same_groups(sql_url: str, tmp_pa
         assert (done.groups, done.rollouts, done.left, done.files) == (5, 10, 0, [tmp_path / name])
         before = await contents(buffer)
     async with ReplayBufferConfig(url="memory://").build() as other:
-        await load(other, tmp_path / name)
+        await other.import_from(tmp_path / name)
         after = await contents(other)
     assert [one for one, _ in after] == [one for one, _ in before]
     assert same(_fields(after), _fields(before))
@@ -75,7 +75,7 @@ def test_every_value_that_can_be_stored_comes_back(groups: list[list[dict[str, A
                 await buffer.put(group, "task", status="completed")
             before = [_sorted(item.item) async for item in buffer.find({})]
             await buffer.export(path, rows=rows)
-            await load(other, path)
+            await other.import_from(path)
             assert same([_sorted(item.item) async for item in other.find({})], before)
 
     with tempfile.TemporaryDirectory() as folder:

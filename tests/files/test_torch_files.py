@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBufferConfig
-from tests.files.stores import contents, load
+from tests.files.stores import contents
 
 pytestmark = pytest.mark.torch
 
@@ -35,7 +35,7 @@ async def test_tensors_come_back_as_they_were(tmp_path: Path, zipped: bool) -> N
     torch.save(rows, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
     config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict)
     async with config.build() as buffer:
-        await load(buffer, tmp_path / "a.pth", task="math", as_they_are=True)
+        await buffer.import_from(tmp_path / "a.pth", as_task="math", as_they_are=True)
         [(_, [found])] = await contents(buffer)
     for name, tensor in tensors.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
@@ -52,6 +52,6 @@ async def test_tensors_survive_an_export(tmp_path: Path) -> None:
         async with config.build() as buffer, config.build() as other:
             await buffer.put([dict(rollout)], "math", status="completed")
             await buffer.export(tmp_path / name)
-            await load(other, tmp_path / name)
+            await other.import_from(tmp_path / name)
             [(_, [found])] = await contents(other)
         assert all(found[one].dtype == rollout[one].dtype and torch.equal(found[one], rollout[one]) for one in rollout)

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from replaybuf import InputError, ReplayBufferConfig
 from replaybuf.errors import FileError, UnsafePickleError
-from tests.files.stores import contents, load
+from tests.files.stores import contents
 
 _DTYPES = {"int32": "I32", "float32": "F32", "bool": "BOOL"}
 
@@ -78,7 +78,7 @@ async def write(url: str, blobs: list[bytes | None]) -> None:
 async def test_its_experiences_are_groups_by_task(shared_url: str) -> None:
     await write(shared_url, [blob(n) for n in range(4)])
     async with ReplayBufferConfig(url="memory://", tensors="numpy").build() as buffer:
-        done = await load(buffer, shared_url, task="math")
+        done = await buffer.import_from(shared_url, as_task="math")
         [(about, [first, _]), (_, [_, last])] = await contents(buffer)
     assert (done.groups, done.rollouts, about["times_sampled"], about["task_name"]) == (2, 4, 1, "math")
     assert (first.prompt_ids, first.response_ids, first.response_mask) == ([0, 1], [2, 3, 4], [1, 0, 1])
@@ -101,7 +101,7 @@ async def test_bad_bytes_are_named_by_their_row(name: str, tmp_path: Path) -> No
     await write(url, [one])
     async with ReplayBufferConfig(url="memory://").build() as buffer:
         with pytest.raises(kind, match=message):
-            await load(buffer, tmp_path / "trinity.db")
+            await buffer.import_from(tmp_path / "trinity.db")
 
 
 async def test_our_own_databases_have_commands_of_their_own(tmp_path: Path) -> None:
@@ -109,4 +109,4 @@ async def test_our_own_databases_have_commands_of_their_own(tmp_path: Path) -> N
         pass
     async with ReplayBufferConfig(url="memory://").build() as buffer:
         with pytest.raises(InputError, match="replaybuf save and resume, or export"):
-            await load(buffer, tmp_path / "run.db")
+            await buffer.import_from(tmp_path / "run.db")

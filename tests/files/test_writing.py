@@ -15,7 +15,7 @@ import pytest
 from replaybuf import DiskFullError, InputError, ReplayBufferConfig
 from replaybuf.errors import FileError, FileThereError, MissingDriverError
 from replaybuf.files import exporting
-from tests.files.stores import contents, fill, load
+from tests.files.stores import contents, fill
 
 pytestmark = pytest.mark.fast
 
@@ -53,11 +53,11 @@ async def test_a_large_export_has_parts_that_are_imported_by_its_name(
     assert names(tmp_path) == [f"{stem}-{n:05}-of-00004.{ending}" for n in range(4)]
     assert done.bytes == sum(file.stat().st_size for file in done.files)
     async with ReplayBufferConfig(url="memory://").build() as other:
-        await load(other, tmp_path / name)
+        await other.import_from(tmp_path / name)
         assert [one for one, _ in await contents(other)] == [one for one, _ in await contents(buffer)]
     done.files[2].unlink()
     with pytest.raises(FileError, match="there are 3 of its 4 parts"):
-        await load(buffer, tmp_path / name)
+        await buffer.import_from(tmp_path / name)
     with pytest.raises(FileThereError):
         await buffer.export(tmp_path / name)
     await buffer.export(tmp_path / name, force=True)
@@ -74,7 +74,7 @@ async def test_what_is_exported_is_chosen_and_ordered(buffer: Any, tmp_path: Pat
 async def test_an_export_of_nothing_is_an_empty_file(buffer: Any, tmp_path: Path) -> None:
     for name in ("a.jsonl", "a.parquet", "a.arrow"):
         assert (await buffer.export(tmp_path / name, where={"task_name": "none"})).groups == 0
-        assert (await load(buffer, tmp_path / name)).groups == 0
+        assert (await buffer.import_from(tmp_path / name)).groups == 0
 
 
 async def test_a_full_disk_leaves_no_file(buffer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
