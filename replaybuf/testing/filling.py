@@ -35,11 +35,20 @@ async def waits_for_room(buffer: ReplayBuffer, *puts: Coroutine[Any, Any, Any]) 
     """Start puts as tasks, each waiting in line before the next one begins."""
     tasks = []
     for put in puts:
+        before = _in_line(buffer)
         tasks.append(asyncio.create_task(put))
-        for _ in range(10):
+        for _ in range(int(SOON / 0.005)):
             await asyncio.sleep(0.005)
+            if _in_line(buffer) > before or tasks[-1].done():
+                break
         assert not tasks[-1].done()
     return tasks
+
+
+def _in_line(buffer: ReplayBuffer) -> int:
+    """Return the number of puts of this event loop that wait for room."""
+    lines = buffer.waits._lines.get(asyncio.get_running_loop(), {})
+    return sum(line.waiting for line in lines.values())
 
 
 class EvictionLaws(Harness):

@@ -57,7 +57,7 @@ def test_over_sample_is_rounded_up(ratio: float, size: int, ahead: int) -> None:
         {"max_staleness": -1},
         {"max_token_staleness": -1},
         {"sync_weights_interval": 0},
-        {"tail_batch_trigger_size": -1},
+        {"tail_batch_trigger_size": -2},
         {"tail_batch_max_tries": 0},
         {"pause_timeout": 0},
         {"max_concurrency": 0},

@@ -51,7 +51,8 @@ async def run(url: str, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
         for step in range(STEPS):
             summary = await strategy.produce_batch(loop, sampler, SIZE, train_step=step + 1, model_step=step)
             batch, _ = await buffer.take_batch({TASK: SIZE})
-            counts = {name: value for name, value in asdict(summary).items() if not name.endswith("seconds")}
+            counts = asdict(summary)
+            counts = {name: counts[name] for name in counts if name != "times" and not name.endswith("seconds")}
             seen.append((counts, [[rollout.model_dump() for rollout in group] for group in batch[TASK]]))
         seen.append([(ids([item]), item.status, item.tags, item.deliveries) for item in await items_of(buffer)])
         seen.append([(ids([one.group]), one.status, one.tokens, one.attempt, one.error) for one in told.groups])
