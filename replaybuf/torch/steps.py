@@ -72,7 +72,7 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self.acknowledge()
+            self.acknowledge(self.open)
         else:
             # An interrupt says nothing against the groups; a step that failed may have failed because of them.
             failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
