@@ -52,7 +52,7 @@ class Ranks:
     @staticmethod
     def end(rank: subprocess.Popen[str], code: int | None = 0) -> tuple[str, str]:
         """Wait for a rank and return what it printed."""
-        out, err = rank.communicate(timeout=120)
+        out, err = rank.communicate(timeout=240)
         assert code is None or rank.returncode == code, err
         return out, err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import time
@@ -52,7 +53,7 @@ def test_a_job_in_lockstep_goes_on_after_a_rank_was_killed(
     survivor, victim = ranks.start("together", 1, 16)
     ranks.end(victim, -9)
     _, said = ranks.end(survivor, 1)
-    assert "by peer" in said  # torch's error in the rank's own collective, or RankError
+    assert "by peer" in said or "RankError" in said  # torch's error in the rank's own collective, or ours
     assert len(acknowledged(tmp_path)) == 4
     for rank in ranks.start("together", -1, 16):
         ranks.end(rank)
@@ -88,7 +89,7 @@ def test_a_job_of_torchrun_goes_on_when_it_is_started_again(
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=400,
         )
         assert done.returncode == code, done.stderr
     assert each_once(shared_config, tmp_path, 16)
@@ -102,7 +103,7 @@ def test_workers_of_a_killed_trainer_end_and_all_groups_come_back(
     assert trainer.stdout is not None
     workers = {int(word) for word in trainer.stdout.readline().split()}
     trainer.kill()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while any(Path(f"/proc/{worker}/stat").exists() for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(Path(f"/proc/{worker}/stat").exists() for worker in workers)
@@ -163,6 +164,16 @@ def test_ranks_end_together(config: ReplayBufferConfig, ranks: Ranks) -> None:
     assert (left[Tally.TAKEN], left[Tally.SIZE], left[Tally.LEASED]) == (4, 2, 0)
 
 
+def test_ranks_in_lockstep_load_without_workers(config: ReplayBufferConfig, ranks: Ranks) -> None:
+    """With the only batch in one rank's hands, both say so at once: the other gets it as it is given back."""
+    put(config, 2)
+    for said in [ranks.end(rank)[0] for rank in ranks.start("with_workers")]:
+        assert said.startswith("lockstep needs DataLoaders with num_workers=0: ")
+        assert said.endswith("let one rank lease for all: split_steps\n")
+    left = totals(config)
+    assert (left[Tally.SIZE], left[Tally.LEASED], left[Tally.LEASE_EXPIRED]) == (2, 0, 0)
+
+
 def test_a_dead_source_ends_the_wait_for_it(ranks: Ranks) -> None:
     source, other = ranks.start("dead_source", 0)
     ranks.end(source, -9)
@@ -174,8 +185,7 @@ def test_a_dead_source_ends_the_wait_for_it(ranks: Ranks) -> None:
 def test_a_source_that_is_late_ends_the_wait_for_it(ranks: Ranks) -> None:
     _, other = ranks.start("late_source", 0)
     said = ranks.end(other)[0]
-    assert said.startswith("RankError rank 1 of 2 waited 1.")
-    assert "s for the next step of rank 0" in said
+    assert re.match(r"RankError rank 1 of 2 waited \d+\.\d s for the next step of rank 0", said)
 
 
 def test_a_batch_that_cannot_be_sent_is_an_error_on_all_ranks(config: ReplayBufferConfig, ranks: Ranks) -> None:
