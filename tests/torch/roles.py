@@ -1,4 +1,4 @@
-"""What ranks do in tests: `python -m tests.torch.roles ROLE URL FOLDER MEETING RANK SIZE ...`.
+"""What ranks do in tests, with the arguments ROLE URL FOLDER MEETING RANK SIZE ...
 
 Ranks of torchrun get `MEETING` "env" and find the rest in their environment. Each writes the numbers of the groups that
 it has acknowledged into a file of its own, a line each.
@@ -245,8 +245,8 @@ ROLES = {
 }
 
 
-def main() -> None:
-    role, url, folder, meeting, *rest = sys.argv[1:]
+def main(arguments: list[str]) -> None:
+    role, url, folder, meeting, *rest = arguments
     patience = timedelta(seconds=WAIT)
     if meeting == "env":
         dist.init_process_group("gloo", timeout=patience)
@@ -261,4 +261,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
