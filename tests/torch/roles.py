@@ -28,6 +28,9 @@ from tests.torch.groups import TASK, numbers
 
 LEASE_SECONDS = 4.0
 
+# How workers are started
+STARTS = ("fork", "forkserver")
+
 # For what takes seconds on an idle machine.
 WAIT = 180.0
 
@@ -60,11 +63,12 @@ def together(url: str, folder: Path, victim: int, until: int) -> None:
         train_until(lockstep(steps, timeout=WAIT), folder, victim, until)
 
 
-def hoard(url: str, folder: Path) -> None:
+def hoard(url: str, folder: Path, method: int) -> None:
     """A trainer that never ends its first step, while its workers lease in advance, and then wait for more."""
     config = ReplayBufferConfig(url=url, policy="fifo")
     dataset = GroupDataset(config, {TASK: 2}, collate=pid, timeout=600, seconds=LEASE_SECONDS)
-    batches = DataLoader(dataset, batch_size=None, num_workers=2, in_order=False)
+    start: Any = STARTS[method]
+    batches = DataLoader(dataset, batch_size=None, num_workers=2, in_order=False, multiprocessing_context=start)
     with leased_steps(batches) as steps:
         say(next(steps).batch, next(steps).batch)
         time.sleep(600)

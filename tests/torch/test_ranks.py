@@ -95,11 +95,12 @@ def test_a_job_of_torchrun_goes_on_when_it_is_started_again(
     assert each_once(shared_config, tmp_path, 16)
 
 
+@pytest.mark.parametrize("method", [0, 1], ids=["fork", "forkserver"])
 def test_workers_of_a_killed_trainer_end_and_all_groups_come_back(
-    shared_config: ReplayBufferConfig, ranks: Ranks
+    shared_config: ReplayBufferConfig, ranks: Ranks, method: int
 ) -> None:
     put(shared_config, 9)  # five batches would be asked for: somebody waits
-    [trainer] = ranks.start("hoard", size=1)
+    [trainer] = ranks.start("hoard", method, size=1)
     workers = {int(word) for word in trainer.line().split()}
     trainer.kill()
     deadline = time.monotonic() + 120
