@@ -1,4 +1,4 @@
-"""Arguments and options that commands share. Each has an environment variable."""
+"""Arguments and options that commands share. Each has an environment variable; --help tells of few."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from replaybuf.cli.output import Format, Output
 
 URL_VARIABLE = "REPLAYBUF_URL"
+_NAME_VARIABLE = "REPLAYBUF_NAME"
 
 Url = Annotated[
     str,
@@ -28,12 +29,12 @@ Url = Annotated[
 def option(*names: str, help: str, variable: str | None = None, **settings: Any) -> Any:
     """Return an option with its environment variable: REPLAYBUF_ORDER_BY for --order-by."""
     variable = variable or "REPLAYBUF_" + names[0].removeprefix("--").replace("-", "_").upper()
-    return typer.Option(*names, help=help, envvar=variable, **settings)
+    return typer.Option(*names, help=help, envvar=variable, show_envvar=variable == _NAME_VARIABLE, **settings)
 
 
 def buffer_option(help: str) -> Any:
     """Return the option --buffer, with the environment variable of configs."""
-    return option("--buffer", metavar="NAME", variable="REPLAYBUF_NAME", help=help)
+    return option("--buffer", metavar="NAME", variable=_NAME_VARIABLE, help=help)
 
 
 Buffer = Annotated[str | None, buffer_option("Only this buffer of the database; all unless given.")]

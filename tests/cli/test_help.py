@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,17 @@ def test_every_option_has_a_text_and_a_variable(path: tuple[str, ...], command: 
             assert parameter.envvar == "REPLAYBUF_" + named.replace("-", "_").upper()
         if parameter.name == "url":
             assert parameter.envvar == "REPLAYBUF_URL"
+
+
+@pytest.mark.parametrize("path", [path for path, _ in COMMANDS])
+def test_help_shows_the_variables_of_configs_only(path: tuple[str, ...]) -> None:
+    shown = re.findall(r"REPLAYBUF_\w+", run(*path, "--help", env={"COLUMNS": "200"}).stdout)
+    assert "REPLAYBUF_URL" in shown
+    assert set(shown) <= {"REPLAYBUF_URL", "REPLAYBUF_NAME"}
+
+
+def test_errors_name_options_without_their_variables(filled: str) -> None:
+    assert "REPLAYBUF" not in run("ls", filled, "--limit", "many", code=2).stderr
 
 
 @pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path != ("demo",)])
