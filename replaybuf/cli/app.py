@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import os
 import sys
@@ -63,6 +64,14 @@ class Commands(TyperGroup):
         built = typer.main.get_command(command)
         built.name = cmd_name
         return built
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except _UsageError as error:
+            if near := difflib.get_close_matches(args[0], COMMANDS, n=1):
+                error.message = f"{error.message.rstrip('.')}. Did you mean {near[0]!r}?"
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         try:

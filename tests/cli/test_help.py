@@ -90,6 +90,15 @@ def test_two_formats_are_a_usage_error(filled: str) -> None:
     assert "choose one of" in run("ls", filled, "--json", "--csv", code=2).stderr
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("stat", "stats"), ("exprot", "export"), ("checkpoint", "checkpoints")])
+def test_a_misspelt_command_is_told_the_nearest(typed: str, meant: str) -> None:
+    assert f"No such command {typed!r}. Did you mean {meant!r}?" in run(typed, "run.db", code=2).stderr
+
+
+def test_a_command_that_is_like_none_is_told_no_other() -> None:
+    assert "Did you mean" not in run("frobnicate", code=2).stderr
+
+
 def test_version(filled: str) -> None:
     from replaybuf import __version__
 
