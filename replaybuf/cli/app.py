@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from replaybuf import __version__
 from replaybuf.cli.escape import escape_line
+from replaybuf.cli.options import Command
 from replaybuf.errors import ReplayBufError
 from replaybuf.redact import redact_words
 
@@ -60,7 +61,7 @@ class Commands(TyperGroup):
         command = getattr(import_module(module), attribute)
         if not isinstance(command, typer.Typer):
             function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
-            command.command(cmd_name)(function)
+            command.command(cmd_name, cls=Command)(function)
         built = typer.main.get_command(command)
         built.name = cmd_name
         return built

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from replaybuf.cli.output import Format, Output
 
@@ -24,6 +25,15 @@ Url = Annotated[
         show_default=False,
     ),
 ]
+
+
+class Command(TyperCommand):
+    """A command with a usage line that is true: the URL may come from its variable, a FILE after it may not."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        names = [f"[{one.metavar}]" if one.envvar else str(one.metavar) for one in arguments]
+        return [str(self.options_metavar), *names]
 
 
 def option(*names: str, help: str, variable: str | None = None, **settings: Any) -> Any:

@@ -54,6 +54,20 @@ def test_every_option_has_a_text_and_a_variable(path: tuple[str, ...], command: 
             assert parameter.envvar == "REPLAYBUF_URL"
 
 
+@pytest.mark.parametrize(
+    ("path", "arguments"),
+    [
+        (("stats",), " [URL]"),
+        (("export",), " [URL] FILE"),
+        (("import",), " [URL] FILE"),
+        (("db", "upgrade"), " [URL]"),
+        (("demo",), ""),
+    ],
+)
+def test_usage_says_which_arguments_may_be_left_out(path: tuple[str, ...], arguments: str) -> None:
+    assert run(*path, "--help").stdout.startswith(f"Usage: replaybuf {' '.join(path)} [OPTIONS]{arguments}\n")
+
+
 @pytest.mark.parametrize("path", [path for path, _ in COMMANDS])
 def test_help_shows_the_variables_of_configs_only(path: tuple[str, ...]) -> None:
     shown = re.findall(r"REPLAYBUF_\w+", run(*path, "--help", env={"COLUMNS": "200"}).stdout)
