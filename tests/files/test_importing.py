@@ -167,6 +167,9 @@ async def test_the_limits_hold_and_what_was_put_stays(file: Path, monkeypatch: p
         ({"source": ""}, "expected the path of a file"),
         ({"source": "a.jsonl", "fields": ["a=b"]}, "fields must be a dict such as"),
         ({"source": "a.jsonl", "fields": {"response": 1}}, "fields must be a dict such as"),
+        ({"source": "a.jsonl", "fields": {"respnse": "a"}}, "respnse is no field of rollouts; did you mean response"),
+        ({"source": "a.jsonl", "fields": {"completion": "a"}}, "completion is no field .* did you mean response"),
+        ({"source": "a.jsonl", "fields": {"xyzzy": "a"}}, "xyzzy is no field .*--as-they-are"),
         ({"source": "a.jsonl", "as_task": ""}, "as_task is empty"),
         ({"source": "a.jsonl", "task": 5}, "task must be a text"),
         ({"source": "a.jsonl", "as_status": "done"}, "unknown status 'done'"),
@@ -342,6 +345,8 @@ async def test_columns_may_be_named(tmp_path: Path) -> None:
         [(about, [first, _])] = await contents(buffer)
         with pytest.raises(FileError, match="line 1 has no field 'z'"):
             await buffer.import_from(tmp_path / "a.jsonl", fields={"response": "z"}, as_task="math")
+        done = await buffer.import_from(tmp_path / "a.jsonl", fields={"mine": "a"}, as_task="math", dry_run=True)
+        assert done.groups == 0
     assert (about["key"], first["response"], first["note"]) == ("0", "1", "x")
 
 
