@@ -15,6 +15,7 @@ import typer
 
 from replaybuf import units
 from replaybuf.cli.copying import with_bar
+from replaybuf.cli.escape import escape_line
 from replaybuf.cli.groups import status_style
 from replaybuf.cli.options import Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output
@@ -162,6 +163,8 @@ def _status(text: str | None) -> Status | None:
 def _tell(found: Survey, output: Output, file: str) -> None:
     for what, count in found.odd.items():
         output.note(f"{what} ({units.number(count)} groups, the first at {found.examples[what]})")
+    for text in found.warnings:  # also for programs: rows of what nobody meant look like any others
+        typer.echo(escape_line(f"Warning: {text}"), err=True)
     if found.ends is not None:
         output.note(f"{found.ends}; what is before it is imported")
     if not found.groups:

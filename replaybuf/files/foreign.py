@@ -145,6 +145,7 @@ def _begin(place: str, rollout: Row, told: Row, odd: list[str]) -> FileGroup:
         tags=told.get("tags"),
         key=None if key is None else str(key),
         odd=odd,
+        guessed=told["guessed"],
     )
 
 
@@ -183,6 +184,7 @@ def _rollout(place: str, row: Row, mapped: Mapped) -> tuple[Row, Row, list[str]]
     elif row:
         rollout["extra_fields"] = {**(rollout.get("extra_fields") or {}), **row}
         odd.append(f"fields that rollouts don't have, kept in extra_fields: {', '.join(sorted(map(str, row))):.200}")
+    told["guessed"] = mapped.status is None and rollout.get("status") is None
     _check(place, rollout, mapped, odd)
     return rollout, told, odd
 

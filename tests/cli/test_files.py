@@ -83,6 +83,15 @@ def test_an_import_is_no_dataset_of_prompts(file: Path, tmp_path: Path) -> None:
     assert run_json("stats", tmp_path / "new.db")["buffers"]["default"]["prompts"] == {}
 
 
+@pytest.mark.fast
+@pytest.mark.parametrize("options", [["--dry-run"], ["--json"]])
+def test_a_warning_is_on_stderr_whatever_the_output(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    done = run("import", tmp_path / "new.db", tmp_path / "a.jsonl", "--as-task", "math", *options)
+    assert "Warning: no response was found: nothing of this can be trained on; --field response=answer?" in done.stderr
+    assert "Warning" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -97,7 +106,7 @@ def test_an_import_is_no_dataset_of_prompts(file: Path, tmp_path: Path) -> None:
         (("import", "{folder}/new.db", "{folder}"), 1, "can't be read: Is a directory"),
         (("import", "{folder}/new.db", "{file}"), 1, "this is a database of replaybuf"),
         (("import", "{folder}/new.db", "{file}", "--field", "response"), 2, "is no mapping"),
-        (("import", "{folder}/new.db", "{file}", "--field", "respnse=a"), 1, "respnse is no field of rollouts; did you"),
+        (("import", "{folder}/new.db", "{file}", "--field", "respnse=a"), 1, "respnse is no field of rollouts; did"),
         (("import", "{folder}/new.db", "{file}", "--as-status", "done"), 1, "unknown status 'done'"),
         (("import", "sqlite://", "{file}"), 1, "in memory would be gone"),
     ],

@@ -350,6 +350,42 @@ async def test_columns_may_be_named(tmp_path: Path) -> None:
     assert (about["key"], first["response"], first["note"]) == ("0", "1", "x")
 
 
+ANSWERS = [{"question": str(n), "answer": str(2 * n), "grade": 1} for n in range(5)]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("options", "warnings"),
+    [
+        (
+            {},
+            [
+                "no response was found: nothing of this can be trained on; --field response=answer? "
+                "Not used: answer, grade"
+            ],
+        ),
+        ({"fields": {"response": "answer"}}, []),
+        ({"as_status": "init"}, []),
+    ],
+)
+async def test_a_file_without_responses_is_warned_about_unless_it_was_meant(
+    options: dict[str, Any], warnings: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, ANSWERS)))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        done = await buffer.import_from(tmp_path / "a.jsonl", as_task="math", dry_run=True, **options)
+    assert done.found.warnings == warnings
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("last", [{"completion": "x"}, {"status": "init"}])
+async def test_one_response_or_status_is_enough_for_no_warning(last: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [*ANSWERS, {"question": "z", **last}])))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        done = await buffer.import_from(tmp_path / "a.jsonl", as_task="math")
+    assert done.found.warnings == []
+
+
 async def test_parquet_of_others_with_its_own_types(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
