@@ -100,6 +100,7 @@ def foreign_groups(rows: Iterable[Placed], mapped: Mapped) -> Iterator[FileGroup
             if group is not None:
                 yield _finished(group, mapped)
             group, last = _begin(place, rollout, told, odd), mine
+            group.by = "prompt" if named is None else "group_id"
             if named is None:
                 group.odd.append(
                     "rows without a group_id: those that follow each other with the same prompt are a group"

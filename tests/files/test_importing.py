@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -384,6 +385,45 @@ async def test_one_response_or_status_is_enough_for_no_warning(last: dict[str, A
     async with ReplayBufferConfig(url="memory://").build() as buffer:
         done = await buffer.import_from(tmp_path / "a.jsonl", as_task="math")
     assert done.found.warnings == []
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("column", "warning"),
+    [
+        ("prompt", "5 prompts make 15 groups, .*: sort the file by prompt, or give group_id"),
+        ("group_id", "5 group_ids make 15 groups, .*: sort the file by group_id"),
+    ],
+)
+async def test_rows_of_one_group_that_are_apart_are_warned_about(column: str, warning: str, tmp_path: Path) -> None:
+    rows = [{"prompt": "a", column: str(n % 5), "response": "1", "task_name": "math"} for n in range(15)]
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        [found] = (await buffer.import_from(tmp_path / "a.jsonl", dry_run=True)).found.warnings
+        assert re.fullmatch(warning, found)
+        rows.sort(key=lambda row: row[column])
+        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        done = await buffer.import_from(tmp_path / "a.jsonl")
+    assert (done.groups, done.found.warnings) == (5, [])
+
+
+@pytest.mark.fast
+async def test_a_prompt_in_two_tasks_or_groups_that_are_whole_are_no_warning(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "a", "response": "1", "task_name": name} for name in ("x", "y")]
+    rows += [{"prompt": "a", "task_name": "x", "rollouts": [{"response": str(n)}]} for n in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        assert (await buffer.import_from(tmp_path / "a.jsonl")).found.warnings == []
+
+
+@pytest.mark.fast
+async def test_the_prompts_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replaybuf.files.remarks._PROMPTS", 2)
+    rows = [{"prompt": str(n % 5), "response": "1", "task_name": "math"} for n in range(15)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        [found] = (await buffer.import_from(tmp_path / "a.jsonl")).found.warnings
+    assert found.startswith("at most 11 prompts make 15 groups")
 
 
 async def test_parquet_of_others_with_its_own_types(tmp_path: Path) -> None:
