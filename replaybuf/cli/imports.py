@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,9 +22,9 @@ from replaybuf.cli.output import Column, Output
 from replaybuf.errors import InputError
 from replaybuf.files.foreign import Mapped
 from replaybuf.files.importing import Imported, Importing, Reader, Survey, import_from
-from replaybuf.files.reading import Source
+from replaybuf.files.reading import Source, is_sqlite
 from replaybuf.progress import OnProgress
-from replaybuf.redact import redact
+from replaybuf.redact import redact, redact_path
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import OUR_STATUSES
 from replaybuf.rules.limits import Rules
@@ -102,6 +102,7 @@ def import_(
     wanted = Importing(task, _status(status), partial, again, dry_run)
     mapped = Mapped(_fields(field), as_task, _status(as_status), key, as_they_are)
     target, name = Target.at(url), buffer or DEFAULT
+    _check_order(url, file)
     with _file(file) as path:
         read = Source(path, mapped, table).read
         there = exists(target)
@@ -126,6 +127,17 @@ async def _import(url: str | None, name: str, read: Reader, wanted: Importing, t
         return await import_from(storage, read, wanted, tell)
     finally:
         await storage.close()
+
+
+def _check_order(url: str, file: str) -> None:
+    """Raise InputError for a file of rows in the place of the database."""
+    with suppress(OSError):  # of a file that can't be read, which opening it says better
+        if Path(url).is_file() and not is_sqlite(Path(url)):
+            url, file = redact_path(url), redact_path(file)
+            raise InputError(
+                f"{url!r:.200} is a file, but no SQLite database; did you swap URL and FILE? The URL comes first: "
+                f"replaybuf import {file:.200} {url:.200}"
+            )
 
 
 @contextmanager

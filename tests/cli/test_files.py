@@ -84,6 +84,15 @@ def test_an_import_is_no_dataset_of_prompts(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize("other", ["new.db", "postgresql://rl:secret@db/run7"])
+def test_swapped_arguments_are_noticed(other: str, tmp_path: Path) -> None:
+    (tmp_path / "e.jsonl").write_text('{"question": "1 + 1?", "response": "2", "task": "math"}\n')
+    message = run("import", tmp_path / "e.jsonl", other, code=1).stderr
+    assert "did you swap URL and FILE?" in message
+    assert "secret" not in message
+
+
+@pytest.mark.fast
 @pytest.mark.parametrize("options", [["--dry-run"], ["--json"]])
 def test_a_warning_is_on_stderr_whatever_the_output(options: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')

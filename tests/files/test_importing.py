@@ -281,6 +281,29 @@ async def test_a_wrong_line_is_named_and_nothing_imported(name: str, tmp_path: P
         assert len(buffer) == 0
 
 
+UNKNOWN = {
+    "CSV": (
+        b"question,answer\n1 + 1?,2\n",
+        "line 1: no JSON object: 'question,answer'; what can be read is JSONL .*Parquet",
+    ),
+    "a JSON array": (b'[{"prompt": "a"}]', "line 1: a JSON array; write one object a line"),
+    "an indented JSON array": (b'[\n  {"prompt": "a"}\n]\n', "line 1: a JSON array; write one object a line"),
+    "an indented object": (b'\n{\n  "prompt": "a"\n}\n', "line 2: an object over several lines; write one"),
+    "garbage": (b"\x93\xff\x00\n\xfe", "line 1: no JSON object: .*; what can be read is JSONL .*torch"),
+    "a JSON text": (b'"a"', "line 1: no JSON object: .*; what can be read is"),
+}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", UNKNOWN)
+async def test_a_file_of_another_format_says_what_can_be_read(name: str, tmp_path: Path) -> None:
+    content, message = UNKNOWN[name]
+    (tmp_path / "b.pt").write_bytes(content)
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        with pytest.raises(FileError, match=rf"b\.pt: {message}"):
+            await buffer.import_from(tmp_path / "b.pt", partial=True)
+
+
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "a status": ({"group.status": "done"}, "line 1: group.status is 'done'; expected one of init"),
     "a staleness": ({"group.staleness": "3"}, "line 1: group.staleness is '3'; expected a whole number"),
