@@ -111,6 +111,7 @@ def test_a_warning_is_on_stderr_whatever_the_output(options: list[str], tmp_path
         (("export", "{file}", "{folder}/a.jsonl", "--max-bytes", "much"), 2, "is no size"),
         (("export", "{file}", "{folder}/none/a.jsonl"), 1, "can't be written"),
         (("export", "{file}"), 2, "FILE"),
+        (("export", "{file}", "{there}"), 1, "or replace it (--force; force=True in Python)"),
         (("import", "{folder}/new.db", "{folder}/none.jsonl"), 1, "none.jsonl can't be read: No such file"),
         (("import", "{folder}/new.db", "{folder}"), 1, "can't be read: Is a directory"),
         (("import", "{folder}/new.db", "{file}"), 1, "this is a database of replaybuf"),
@@ -123,7 +124,8 @@ def test_a_warning_is_on_stderr_whatever_the_output(options: list[str], tmp_path
 def test_mistakes_are_explained(
     arguments: tuple[str, ...], code: int, message: str, file: Path, tmp_path: Path
 ) -> None:
-    result = run(*(one.format(file=file, folder=tmp_path) for one in arguments), code=code)
+    (there := tmp_path / "there.jsonl").touch()
+    result = run(*(one.format(file=file, folder=tmp_path, there=there) for one in arguments), code=code)
     assert message in result.stderr.replace("\n", " ")
     assert not list(tmp_path.glob("*.partial"))
     assert not (tmp_path / "new.db").exists()
