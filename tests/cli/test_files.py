@@ -77,6 +77,12 @@ def test_an_export_changes_nothing(file: Path, tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl", "run.db"]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "-"])
+def test_an_export_of_no_such_task_names_those_that_there_are(filled: str, tmp_path: Path, name: str) -> None:
+    out = name if name == "-" else tmp_path / name
+    assert "no such groups; there are the tasks code, math\n" in run("export", filled, out, "--task", "mth").stderr
+
+
 def test_an_import_is_no_dataset_of_prompts(file: Path, tmp_path: Path) -> None:
     run("export", file, tmp_path / "a.jsonl")
     run("import", tmp_path / "new.db", tmp_path / "a.jsonl")
