@@ -370,7 +370,8 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
 
         The file is read to its end first, and nothing is put of one that is wrong. Then groups are put in batches; an
         import that fails, is cancelled or killed goes on there when it is repeated, and one of groups that were
-        imported before has nothing to do, unless `again`. With `dry_run` the result only says what would be put.
+        imported before has nothing to do, unless `again`. With `dry_run` the result only says what would be put. The
+        result's `found.warnings` say what may not be as it was meant: no responses, rows of a prompt that are apart.
 
         Only groups of the `task` and the `status` are put, if these are given. In others' rows, `fields` are the
         columns of our fields ({"response": "completion"}), `as_task` is the task of rows that don't name one,
