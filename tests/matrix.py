@@ -122,6 +122,14 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
     ("demo/test_worker.py::*", ("sqlite",)),
+    ("torch/test_loading.py::*every_group*none*", ("sqlite",)),
+    ("torch/test_loading.py::*every_group*spawned*", ("sqlite",)),
+    ("torch/test_loading.py::*leases_go_on*", ("sqlite",)),
+    ("torch/test_loading.py::*", ("postgresql",)),
+    ("torch/test_ranks.py::*killed_one_had*", _DATABASES),
+    ("torch/test_ranks.py::*lockstep_goes_on*", _DATABASES),
+    ("torch/test_ranks.py::*split*source*", ("postgresql",)),
+    ("torch/test_ranks.py::*", ("sqlite",)),
     ("test_frameworks.py::*", _DATABASES),
     ("examples/test_killed.py::test_trainer_and_workers*", ("postgresql",)),
     ("examples/test_killed.py::*", ("sqlite",)),
@@ -150,6 +158,7 @@ _LONG = (
     "query/test_sql.py::test_lists_of_100_000*sqlite-tags*not_in*",
     "sync/test_sync_processes.py::*multiprocessing*spawn*",  # test_pickling.py
     "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",
+    "torch/test_loading.py::*errors_of_workers*spawned*",  # forked; every group with spawned ones
     *(
         f"sync/test_sync_processes.py::*ends_quietly*{end}*"
         for end in ("never", "collected", "cycle", "block", "closed")

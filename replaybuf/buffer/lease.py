@@ -38,6 +38,7 @@ class Lease(Generic[R]):
         self._leased = leased
         self.seconds = seconds
         self._lost = False
+        self._given_back = 0
         self._open = {item.uid for items in leased.items.values() for item in items}
         self._heart = heart_of(storage) if heartbeat and self._open else None
         if self._heart is not None:
@@ -96,9 +97,14 @@ class Lease(Generic[R]):
         """Report these groups, or all open ones, as consumed: they leave the buffer, or wait for their next draw.
 
         All of them or none. Raises LeaseLostError if they were given back (the lease had ended, or another process that
-        has adopted it gave them back), also if another consumer has them now. Those that such a process has
-        acknowledged are passed over.
+        has adopted it gave them back), also if another consumer has them now; and if this lease gave back all that it
+        had left. Those that another process has acknowledged are passed over.
         """
+        if uids is None and self._given_back and not self._open:
+            raise LeaseLostError(
+                f"{self._given_back} groups of lease {self.token} were given back, and none is left: acknowledge "
+                "before that, inside the block of the lease"
+            )
         chosen = self._chosen(uids)
         await self._storage.acknowledge(self._leased, chosen)
         self._settle(chosen)
@@ -156,6 +162,7 @@ class Lease(Generic[R]):
         chosen, reason = self._chosen(uids), check_reason(failed)
         count = await self._storage.give_back(self._leased, chosen, counts=reason is not None, reason=reason or "")
         self._settle(chosen)
+        self._given_back += len(chosen)
         return count
 
     async def extend(self, seconds: float | None = None) -> None:
@@ -229,7 +236,7 @@ class Leasing(Generic[R]):
         assert lease is not None
         try:
             if error is None:
-                await lease.acknowledge()
+                await lease.acknowledge(lease.open)
                 return
             # Cancellation says nothing against the groups; a consumer that failed may have failed because of them.
             failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None

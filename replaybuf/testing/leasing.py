@@ -132,6 +132,16 @@ class LeaseLaws(Harness):
         async with buffer.lease_batch({"math": 3}, seconds=LONG) as lease:
             assert lease.counts == {"math": 0}
 
+    async def test_what_was_given_back_is_not_acknowledged(self, buffer: ReplayBuffer) -> None:
+        """LeaseLostError, if nothing is left to acknowledge; leaving the block is no acknowledgement then."""
+        await fill(buffer, 2)
+        async with buffer.lease_batch({"math": 2}) as lease:
+            await lease.give_back()
+            with pytest.raises(LeaseLostError, match="2 groups of lease"):
+                await lease.acknowledge()
+        assert await total(buffer, "taken") == 0
+        assert len(buffer) == 2
+
     async def test_what_another_holder_gave_back_is_not_acknowledged(self, buffer: ReplayBuffer) -> None:
         """Before the lease's end, too: LeaseLostError, whether another consumer has it or nobody; nothing happens."""
         uids = await fill(buffer, 3)

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,8 @@ Collate = Callable[[list[StorageItem[Any]]], Any]
 # A process that waits for groups looks this often whether it should go on.
 _LOOK_SECONDS = 0.5
 _SOON = 0.01
+
+_WATCH = "replaybuf-trainer"  # the thread of a worker that waits for the trainer's end
 
 
 class GroupDataset(IterableDataset[Delivery]):
@@ -115,6 +118,7 @@ class GroupDataset(IterableDataset[Delivery]):
     def __iter__(self) -> Iterator[Delivery]:
         if not self.handover.begun:
             raise InputError("iterate over leased_steps(loader), which knows when a batch has been trained on")
+        _end_with_the_trainer()
         with self.opened() as buffer:
             yield from self._deliver(buffer, self.handover)
 
@@ -131,7 +135,7 @@ class GroupDataset(IterableDataset[Delivery]):
             batch = self._collated(lease)
             sent.append(lease)
             yield Delivery(worker, number, lease.handle, begun, batch)
-        while handover.received(worker) < number - 1 and _trainer_lives():
+        while handover.received(worker) < number - 1:
             time.sleep(_LOOK_SECONDS / 10)
 
     def _collated(self, lease: Lease[Any]) -> Any:
@@ -155,7 +159,7 @@ class GroupDataset(IterableDataset[Delivery]):
         try:
             while not (await asyncio.wait([leasing], timeout=_LOOK_SECONDS))[0]:
                 over = handover.waited >= self.patience
-                if over or handover.stopped or not _trainer_lives():
+                if over or handover.stopped:
                     leasing.cancel()
                     await asyncio.wait([leasing])
                     if leasing.cancelled():
@@ -188,7 +192,17 @@ def _stop(leases: deque[Lease[Any]], count: int) -> None:
         leases.popleft().stop()
 
 
-def _trainer_lives() -> bool:
-    """Return whether the process is there that this worker loads for."""
-    parent = None if get_worker_info() is None else multiprocessing.parent_process()
-    return parent is None or parent.is_alive()
+def _end_with_the_trainer() -> None:
+    """Let this process, if it is a worker, end when that of the trainer has: with its heartbeats its leases end.
+
+    torch looks whether the process that started the worker is there: of those of a fork server, that is the server.
+    """
+    trainer = None if get_worker_info() is None else multiprocessing.parent_process()
+    if trainer is None or any(thread.name == _WATCH for thread in threading.enumerate()):
+        return
+
+    def watch() -> None:
+        trainer.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name=_WATCH, daemon=True).start()

@@ -28,9 +28,18 @@ class RankStep:
     trained on again. An error of one rank's store is raised on all.
     """
 
-    def __init__(self, batch: Any, items: dict[str, list[StorageItem[Any]]], step: AnyStep | None, link: Link) -> None:
+    def __init__(
+        self,
+        batch: Any,
+        items: dict[str, list[StorageItem[Any]]],
+        step: AnyStep | None,
+        link: Link,
+        *,
+        in_advance: bool = False,
+    ) -> None:
         self.batch = batch
         self.items = items
+        self.in_advance = in_advance
         self._step = step
         self._link = link
 
@@ -77,8 +86,8 @@ AnyStep = Step | RankStep
 def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 1800.0) -> Generator[RankStep]:
     """Yield this rank's steps, each when all ranks of the group have one: data-parallel ranks, with disjoint groups.
 
-    Build the DataLoaders with num_workers=0: a rank that leases in advance may hold the last groups, for which another
-    one waits. (`split_steps` leases for all ranks together, with any number of workers.)
+    The DataLoaders have num_workers=0, otherwise InputError is raised: a rank that leases in advance may hold the last
+    groups, for which another one waits. (`split_steps` leases for all ranks together, with any number of workers.)
 
     Where one rank's steps end, all ranks' do, and those that have a step more give it back. An error of one rank's
     steps is raised there, and as RankError on the others. `timeout` is how long a rank waits for the others: set it to
@@ -88,6 +97,12 @@ def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 18
     own = iter(steps)
     while True:
         step, failure = _next(own)
+        if step is not None and step.in_advance and link.size > 1:
+            # Without a word to the other ranks, of which one may be waiting for the groups that are given back now.
+            raise InputError(
+                "lockstep needs DataLoaders with num_workers=0: workers lease in advance, and a rank may hold the last "
+                "groups, for which another one waits. To load with workers, let one rank lease for all: split_steps"
+            )
         kind = _ERROR if failure else _END if step is None else _STEP
         told = link.gather((kind, _said(failure)), "the other ranks' next steps")
         if failure is not None:
@@ -99,7 +114,7 @@ def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 18
             if any(kind == _ERROR for kind, _ in told):
                 raise RankError(f"other ranks have no next step: {_numbered(said for _, said in told)}")
             return
-        yield RankStep(step.batch, step.items, step, link)
+        yield RankStep(step.batch, step.items, step, link, in_advance=step.in_advance)
 
 
 def same_steps(
@@ -140,8 +155,8 @@ def _sent(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bo
             raise RankError(f"rank {source}, the source of the batches, has no next step: {content}")
         if kind == _END:
             return
-        batch, items = content
-        yield RankStep(batch[link.rank] if split else batch, items, step, link)
+        batch, items, in_advance = content
+        yield RankStep(batch[link.rank] if split else batch, items, step, link, in_advance=in_advance)
 
 
 def largest(value: int, *, group: Any = None, timeout: float = 1800.0) -> int:
@@ -167,7 +182,7 @@ def _packed(
         if failure is None and step is not None:
             if parts is not None and not (isinstance(step.batch, list | tuple) and len(step.batch) == parts):
                 raise InputError(f"split_steps needs batches that are lists of {parts} parts, one for each rank")
-            return pack((_STEP, (step.batch, step.items))), None
+            return pack((_STEP, (step.batch, step.items, step.in_advance))), None
     except Exception as error:
         failure = error
     return pack((_ERROR, _said(failure))), failure

@@ -30,11 +30,13 @@ class Step:
         step.acknowledge()
 
     Or `with step:` around it, which acknowledges at its end, and gives the groups back as a failed delivery when it
-    raises. Until then this process extends the lease; if it dies, the groups come back.
+    raises. Until then this process extends the lease; if it dies, the groups come back. `in_advance` says whether the
+    DataLoader has workers, which lease more than they are asked for.
     """
 
-    def __init__(self, batch: Any, lease: Lease[Any]) -> None:
+    def __init__(self, batch: Any, lease: Lease[Any], *, in_advance: bool = False) -> None:
         self.batch = batch
+        self.in_advance = in_advance
         self._lease = lease
 
     def __repr__(self) -> str:
@@ -72,7 +74,7 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self.acknowledge()
+            self.acknowledge(self.open)
         else:
             # An interrupt says nothing against the groups; a step that failed may have failed because of them.
             failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
@@ -118,7 +120,7 @@ def _steps(
             steps[:] = [step for step in steps if step.open]
             lease = buffer.adopt(delivery.leased, seconds=dataset.seconds)
             if _holds(lease, time.monotonic() - delivery.leased_at):
-                steps.append(Step(delivery.batch, lease))
+                steps.append(Step(delivery.batch, lease, in_advance=loader.num_workers > 0))
                 yield steps[-1]
     finally:
         dataset.handover.stop()

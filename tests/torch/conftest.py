@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
+import multiprocessing
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,38 +29,75 @@ def shared_config(shared_url: str) -> ReplayBufferConfig:
     return ReplayBufferConfig(url=shared_url, policy="fifo")
 
 
+# Importing torch takes seconds: one process does it, and ranks are forked from it.
+_SERVER = multiprocessing.get_context("forkserver")
+
+
+class Rank:
+    """A process that plays a role of `tests.torch.roles`, and writes what it says into files."""
+
+    def __init__(self, said: Path, role: str, *arguments: object) -> None:
+        self._said = said
+        self._process = _SERVER.Process(target=play, args=(said, role, *map(str, arguments)))
+        self._process.start()
+
+    def end(self, code: int = 0) -> tuple[str, str]:
+        """Wait for its end and return what it said."""
+        self._process.join(240)
+        out, err = (file.read_text("utf-8") if file.exists() else "" for file in outputs(self._said))
+        assert self._process.exitcode == code, f"{out}\n{err}"
+        return out, err
+
+    def line(self) -> str:
+        """Wait for the first line that it says."""
+        file = outputs(self._said)[0]
+        while not (file.exists() and "\n" in (text := file.read_text("utf-8"))):
+            assert self._process.is_alive(), outputs(self._said)[1].read_text("utf-8")
+            time.sleep(0.05)
+        return text.splitlines()[0]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
 class Ranks:
-    """Starts ranks of `tests.torch.roles`, which find each other by a file, and ends those that are left."""
+    """Starts ranks, which find each other by a file, and ends those that are left."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder = folder
         self._url = url
         self._jobs = 0
-        self._running: list[subprocess.Popen[str]] = []
+        self._running: list[Rank] = []
+        _SERVER.set_forkserver_preload(["tests.torch.roles"])
 
-    def start(self, role: str, *arguments: object, size: int = 2) -> list[subprocess.Popen[str]]:
+    def start(self, role: str, *arguments: object, size: int = 2) -> list[Rank]:
         """Start a job: all its ranks with the same role."""
         self._jobs += 1
-        meeting = self._folder / f"meeting-{self._jobs}"
-        started = [self._start(role, meeting, rank, size, *arguments) for rank in range(size)]
+        job = self._folder / f"job-{self._jobs}"
+        given = role, self._url, self._folder, job
+        started = [Rank(Path(f"{job}-{rank}"), *given, rank, size, *arguments) for rank in range(size)]
         self._running += started
         return started
-
-    def _start(self, role: str, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tests.torch.roles", role, self._url, str(self._folder), *map(str, arguments)]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    @staticmethod
-    def end(rank: subprocess.Popen[str], code: int | None = 0) -> tuple[str, str]:
-        """Wait for a rank and return what it printed."""
-        out, err = rank.communicate(timeout=120)
-        assert code is None or rank.returncode == code, err
-        return out, err
 
     def close(self) -> None:
         for rank in self._running:
             rank.kill()
-            rank.communicate()
+
+
+def play(said: Path, *arguments: str) -> None:
+    """Play a role in this process. Its workers are forked, as they are in one that a user starts on Linux."""
+    from tests.torch import roles
+
+    multiprocessing.set_start_method("fork", force=True)
+    for number, file in enumerate(outputs(said), 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), number)
+    roles.main(list(arguments))
+
+
+def outputs(said: Path) -> tuple[Path, Path]:
+    """Return the files of what a rank says, and of its errors."""
+    return said.with_suffix(".out"), said.with_suffix(".err")
 
 
 @pytest.fixture

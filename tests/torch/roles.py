@@ -1,4 +1,4 @@
-"""What ranks do in tests: `python -m tests.torch.roles ROLE URL FOLDER MEETING RANK SIZE ...`.
+"""What ranks do in tests, with the arguments ROLE URL FOLDER MEETING RANK SIZE ...
 
 Ranks of torchrun get `MEETING` "env" and find the rest in their environment. Each writes the numbers of the groups that
 it has acknowledged into a file of its own, a line each.
@@ -21,15 +21,21 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.errors import NotReadyError, ReplayBufError
+from replaybuf.errors import InputError, NotReadyError, ReplayBufError
 from replaybuf.torch import GroupDataset, Step, largest, leased_steps, lockstep, same_steps, split_steps
 from replaybuf.torch.ranks import RankStep
 from tests.torch.groups import TASK, numbers
 
 LEASE_SECONDS = 4.0
 
+# How workers are started
+STARTS = ("fork", "forkserver")
 
-def loader(url: str, size: int = 2, wait: float = 60, workers: int = 0, collate: Any = numbers) -> DataLoader[Any]:
+# For what takes seconds on an idle machine.
+WAIT = 180.0
+
+
+def loader(url: str, size: int = 2, wait: float = WAIT, workers: int = 0, collate: Any = numbers) -> DataLoader[Any]:
     config = ReplayBufferConfig(url=url, policy="fifo")
     dataset = GroupDataset(config, {TASK: size}, collate=collate, timeout=wait, seconds=LEASE_SECONDS)
     return DataLoader(dataset, batch_size=None, num_workers=workers, in_order=workers < 2)
@@ -54,14 +60,15 @@ def say(*words: object) -> None:
 def together(url: str, folder: Path, victim: int, until: int) -> None:
     """Train in lockstep until so many groups are trained; the victim dies in the middle of its 2nd step."""
     with leased_steps(loader(url)) as steps:
-        train_until(lockstep(steps, timeout=60), folder, victim, until)
+        train_until(lockstep(steps, timeout=WAIT), folder, victim, until)
 
 
-def hoard(url: str, folder: Path) -> None:
+def hoard(url: str, folder: Path, method: int) -> None:
     """A trainer that never ends its first step, while its workers lease in advance, and then wait for more."""
     config = ReplayBufferConfig(url=url, policy="fifo")
     dataset = GroupDataset(config, {TASK: 2}, collate=pid, timeout=600, seconds=LEASE_SECONDS)
-    batches = DataLoader(dataset, batch_size=None, num_workers=2, in_order=False)
+    start: Any = STARTS[method]
+    batches = DataLoader(dataset, batch_size=None, num_workers=2, in_order=False, multiprocessing_context=start)
     with leased_steps(batches) as steps:
         say(next(steps).batch, next(steps).batch)
         time.sleep(600)
@@ -74,7 +81,7 @@ def pid(items: list[Any]) -> int:
 def split(url: str, folder: Path, source: int, victim: int, until: int) -> None:
     """The same with batches that the source leases for both, in advance."""
     with given(source, loader(url, size=4, workers=2, collate=halves)) as steps:
-        train_until(split_steps(steps, source=source, timeout=60), folder, victim, until)
+        train_until(split_steps(steps, source=source, timeout=WAIT), folder, victim, until)
 
 
 def halves(items: list[Any]) -> list[list[int]]:
@@ -95,7 +102,7 @@ def train_until(steps: Iterable[RankStep], folder: Path, victim: int, until: int
 def trained_by_all(folder: Path) -> int:
     """The number of groups trained so far, the same on all ranks."""
     dist.barrier()
-    return largest(sum(len(file.read_text().split()) for file in folder.glob("rank*.txt")), timeout=60)
+    return largest(sum(len(file.read_text().split()) for file in folder.glob("rank*.txt")), timeout=WAIT)
 
 
 def each_alone(url: str, folder: Path, victim: int, until: int) -> None:
@@ -118,7 +125,7 @@ def each_alone(url: str, folder: Path, victim: int, until: int) -> None:
 def same(url: str, folder: Path, source: int, count: int) -> None:
     """Tensor-parallel: all ranks train on the same batches."""
     with given(source, loader(url)) as steps:
-        for step in same_steps(steps, source=source, timeout=60):
+        for step in same_steps(steps, source=source, timeout=WAIT):
             with step:
                 train(step.batch)
                 uids = [item.uid for item in step.items[TASK]]
@@ -144,12 +151,12 @@ def say_why_no_step(url: str, source: int, timeout: float, **options: Any) -> No
 
 def starved(url: str, folder: Path, source: int) -> None:
     """The source has no batch in time: all ranks get an error."""
-    say_why_no_step(url, source, 60, wait=0.2)
+    say_why_no_step(url, source, WAIT, wait=0.2)
 
 
 def starved_together(url: str, folder: Path, unlucky: int) -> None:
     """One of the ranks in lockstep has no batch in time: all ranks get an error, and give back what they have."""
-    with leased_steps(loader(url, wait=0.2 if dist.get_rank() == unlucky else 60)) as steps:
+    with leased_steps(loader(url, wait=0.2 if dist.get_rank() == unlucky else WAIT)) as steps:
         if dist.get_rank() == unlucky:
             dist.barrier()
         else:
@@ -157,7 +164,7 @@ def starved_together(url: str, folder: Path, unlucky: int) -> None:
             dist.barrier()
             steps = iter([own])  # type: ignore[assignment]
         try:
-            next(lockstep(steps, timeout=100))
+            next(lockstep(steps, timeout=WAIT))
         except (NotReadyError, ReplayBufError) as error:
             say(type(error).__name__, str(error).replace("\n", " "))
 
@@ -166,7 +173,16 @@ def uneven(url: str, folder: Path) -> None:
     """Ranks whose steps end at different times all end with the first."""
     with leased_steps(loader(url)) as steps:
         mine = [next(steps) for _ in range(1 + dist.get_rank())]
-        say(sum(1 for step in lockstep(mine, timeout=60) if step.acknowledge() is None))
+        say(sum(1 for step in lockstep(mine, timeout=WAIT) if step.acknowledge() is None))
+
+
+def with_workers(url: str, folder: Path) -> None:
+    """Ranks in lockstep that load with workers, where one of them may hold all groups."""
+    with leased_steps(loader(url, workers=1)) as steps:
+        try:
+            next(lockstep(steps, timeout=WAIT))
+        except InputError as error:
+            say(error)
 
 
 def dead_source(url: str, folder: Path, source: int) -> None:
@@ -174,27 +190,31 @@ def dead_source(url: str, folder: Path, source: int) -> None:
     if dist.get_rank() == source:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
-    say_why_no_step(url, source, 60)
+    say_why_no_step(url, source, WAIT)
 
 
 def late_source(url: str, folder: Path, source: int) -> None:
     """The source is stuck for longer than the others wait."""
+    given_up = folder / "given up"
     if dist.get_rank() == source:
-        time.sleep(4)
+        deadline = time.monotonic() + WAIT
+        while not given_up.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
     else:
         say_why_no_step(url, source, 1)
+        given_up.touch()
 
 
 def unsendable(url: str, folder: Path, source: int) -> None:
     """The source's batch can't be pickled."""
-    say_why_no_step(url, source, 60, collate=lambda items: lambda: items)
+    say_why_no_step(url, source, WAIT, collate=lambda items: lambda: items)
 
 
 def odd_parts(url: str, folder: Path, source: int) -> None:
     """The source's batch has three parts for two ranks."""
     with given(source, loader(url, size=3)) as steps:
         try:
-            next(split_steps(steps, source=source, timeout=60))
+            next(split_steps(steps, source=source, timeout=WAIT))
         except ReplayBufError as error:
             say(type(error).__name__, error)
 
@@ -202,7 +222,7 @@ def odd_parts(url: str, folder: Path, source: int) -> None:
 def differently(url: str, folder: Path) -> None:
     """One rank acknowledges a step, and the other gives it back; then the lease of one has ended."""
     with leased_steps(loader(url)) as steps:
-        shared = lockstep(steps, timeout=60)
+        shared = lockstep(steps, timeout=WAIT)
         step = next(shared)
         try:
             step.acknowledge() if dist.get_rank() else step.give_back()
@@ -223,25 +243,26 @@ async def _lost(*_: object) -> None:
 ROLES = {
     role.__name__: role
     for role in (
-        *(together, split, hoard, each_alone, same, starved, starved_together, uneven, dead_source, late_source),
-        *(unsendable, odd_parts, differently),
+        *(together, split, hoard, each_alone, same, starved, starved_together, uneven, with_workers, dead_source),
+        *(late_source, unsendable, odd_parts, differently),
     )
 }
 
 
-def main() -> None:
-    role, url, folder, meeting, *rest = sys.argv[1:]
+def main(arguments: list[str]) -> None:
+    role, url, folder, meeting, *rest = arguments
+    patience = timedelta(seconds=WAIT)
     if meeting == "env":
-        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", timeout=patience)
     else:
         rank, size, *rest = rest
         where = f"file://{meeting}"
-        dist.init_process_group(
-            "gloo", init_method=where, rank=int(rank), world_size=int(size), timeout=timedelta(seconds=60)
-        )
-    ROLES[role](url, Path(folder), *map(int, rest))
-    dist.destroy_process_group()
+        dist.init_process_group("gloo", init_method=where, rank=int(rank), world_size=int(size), timeout=patience)
+    try:
+        ROLES[role](url, Path(folder), *map(int, rest))
+    finally:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

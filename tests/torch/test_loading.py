@@ -49,7 +49,7 @@ def test_every_group_is_in_one_batch(shared_config: ReplayBufferConfig, options:
 @QUICK
 def test_a_break_gives_everything_back(shared_config: ReplayBufferConfig, options: dict[str, Any]) -> None:
     put(shared_config, 20)
-    dataset = GroupDataset(shared_config, {TASK: 3}, collate=numbers, timeout=60)
+    dataset = GroupDataset(shared_config, {TASK: 3}, collate=numbers, timeout=120)
     with leased_steps(loader(dataset, **options)) as steps:
         next(steps).acknowledge()
         for _ in steps:  # not acknowledged
@@ -62,13 +62,13 @@ def test_a_break_gives_everything_back(shared_config: ReplayBufferConfig, option
 @QUICK
 def test_an_error_in_the_step_counts_as_a_failed_delivery(config: ReplayBufferConfig, options: dict[str, Any]) -> None:
     put(config, 4)
-    dataset = GroupDataset(config, {TASK: 2}, timeout=60)
+    dataset = GroupDataset(config, {TASK: 2}, timeout=120)
     with leased_steps(loader(dataset, **options)) as steps:
         step = next(steps)
         uids = step.open
         with pytest.raises(ZeroDivisionError), step:
             1 / 0  # noqa: B018
-    with leased_steps(loader(GroupDataset(config, {TASK: 4}, timeout=60))) as steps:
+    with leased_steps(loader(GroupDataset(config, {TASK: 4}, timeout=120))) as steps:
         [items] = next(steps).items.values()
         assert {item.uid: item.deliveries for item in items} == {
             item.uid: 2 if item.uid in uids else 1 for item in items
@@ -89,11 +89,11 @@ def test_a_wait_ends_with_what_was_missing(config: ReplayBufferConfig, options: 
 
 def test_waiting_while_the_trainer_trains_does_not_count(config: ReplayBufferConfig) -> None:
     put(config, 2)
-    dataset = GroupDataset(config, {TASK: 2}, collate=numbers, timeout=1)
+    dataset = GroupDataset(config, {TASK: 2}, collate=numbers, timeout=2)
     options = {**FORKED, "num_workers": 1, "in_order": True}
     with leased_steps(loader(dataset, **options)) as steps:
         next(steps).acknowledge()
-        time.sleep(2)  # a long step; the worker has been waiting since its beginning
+        time.sleep(2.5)  # a long step; the worker has been waiting since its beginning
         put(config, 2, since=2)
         assert next(steps).batch == [2, 3]
 
@@ -105,7 +105,7 @@ def refuses(items: list[Any]) -> None:
 @LOADERS
 def test_errors_of_workers_arrive(config: ReplayBufferConfig, options: dict[str, Any]) -> None:
     put(config, 8)
-    dataset = GroupDataset(config, {TASK: 2}, collate=refuses, timeout=60)
+    dataset = GroupDataset(config, {TASK: 2}, collate=refuses, timeout=120)
     with pytest.raises(RuntimeError, match="not these 2"), leased_steps(loader(dataset, **options)) as steps:
         next(steps)
     assert totals(config)[Tally.SIZE] == 8
@@ -125,7 +125,7 @@ def test_a_killed_worker_is_an_error_and_its_groups_come_back(shared_config: Rep
 
     with pytest.raises(RuntimeError, match="worker"):
         train_and_kill()
-    dataset = GroupDataset(shared_config, {TASK: 1}, collate=numbers, timeout=60)
+    dataset = GroupDataset(shared_config, {TASK: 1}, collate=numbers, timeout=120)
     with leased_steps(loader(dataset)) as steps:
         while len(seen) < 12:
             step = next(steps)
@@ -141,7 +141,7 @@ def numbers_and_pid(items: list[Any]) -> tuple[list[int], int]:
 
 def test_persistent_workers_go_on_with_the_next_pass(config: ReplayBufferConfig) -> None:
     put(config, 12)
-    dataset = GroupDataset(config, {TASK: 2}, collate=numbers_and_pid, timeout=60)
+    dataset = GroupDataset(config, {TASK: 2}, collate=numbers_and_pid, timeout=120)
     batches = loader(dataset, persistent_workers=True, **FORKED)
     seen, pids = [], set()
     for _ in range(3):
@@ -157,11 +157,11 @@ def test_persistent_workers_go_on_with_the_next_pass(config: ReplayBufferConfig)
 def test_leases_go_on_while_a_step_lasts(shared_config: ReplayBufferConfig) -> None:
     """Those of the trainer, and those of batches that wait in the DataLoader."""
     put(shared_config, 8)
-    dataset = GroupDataset(shared_config, {TASK: 2}, collate=numbers, timeout=0, seconds=1.5)
+    dataset = GroupDataset(shared_config, {TASK: 2}, collate=numbers, timeout=0, seconds=3)
     seen = []
     with leased_steps(loader(dataset, **FORKED)) as steps:
-        for step in steps:
-            time.sleep(2)
+        for number, step in enumerate(steps):
+            time.sleep(0 if number else 4)
             seen += step.batch
             step.acknowledge()
     assert sorted(seen) == list(range(8))
@@ -186,7 +186,7 @@ async def test_a_batch_whose_lease_has_ended_is_not_yielded(config: ReplayBuffer
 def test_weights_come_with_the_items(config: ReplayBufferConfig, policy: str) -> None:
     config = config.model_copy(update={"policy": policy, "seed": 1})
     put(config, 4)
-    with leased_steps(loader(GroupDataset(config, {TASK: 2}, beta=1.0, timeout=60))) as steps:
+    with leased_steps(loader(GroupDataset(config, {TASK: 2}, beta=1.0, timeout=120))) as steps:
         step = next(steps)
         assert [item.weight for item in step.items[TASK]] == [1.0, 1.0]
         assert [item.weight for item in step.batch] == [1.0, 1.0]

@@ -39,7 +39,7 @@ def run(folder: Path, name: str, launched: str | None) -> str:
     launcher = ["-m", "torch.distributed.run", "--standalone", *launched.split()[1:]] if launched else []
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *launcher, name]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
