@@ -105,7 +105,10 @@ class Parts:
         """Raise FileThereError where the files would replace others."""
         there = [one for one in (self.path, *self._old_parts()) if one.exists()]
         if there and not self._force:
-            raise FileThereError(f"{redact_path(str(there[0]))} is there already; choose another name, or overwrite it")
+            raise FileThereError(
+                f"{redact_path(str(there[0]))} is there already; choose another name, or replace it (--force; "
+                "force=True in Python)"
+            )
         if self.path.is_dir():
             raise FileThereError(f"{redact_path(str(self.path))} is a folder; give the name of a file in it")
 
