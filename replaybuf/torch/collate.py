@@ -16,7 +16,7 @@ import torch
 from replaybuf.errors import InputError
 from replaybuf.rules.balance import packed_rows
 from replaybuf.storage.values import StorageItem
-from replaybuf.torch.sequences import Advantages, TokenSequence, group_advantages, sequences
+from replaybuf.torch.sequences import FIELDS, Advantages, TokenSequence, group_advantages, sequences
 
 #: Tensors by name, as models and their trainers take them.
 Tensors: TypeAlias = dict[str, torch.Tensor]
@@ -55,6 +55,7 @@ class Pad:
             raise InputError(f"side must be 'right' or 'left', got {self.side!r}")
         if self.multiple_of < 1:
             raise InputError(f"multiple_of must be at least 1, got {self.multiple_of!r}")
+        _check_fields(self.fields)
 
     def __call__(self, items: Sequence[StorageItem[Any]]) -> Tensors:
         return self.pad(sequences(items, advantages=self.advantages, fields=self.fields))
@@ -103,6 +104,11 @@ class Pack:
     advantages: Advantages = group_advantages
     fields: Mapping[str, str | None] | None = None
 
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise InputError(f"max_tokens must be at least 1, got {self.max_tokens!r}")
+        _check_fields(self.fields)
+
     def __call__(self, items: Sequence[StorageItem[Any]]) -> list[Tensors]:
         given = sequences(items, advantages=self.advantages, fields=self.fields)
         rows = packed_rows([len(sequence) for sequence in given], self.max_tokens)
@@ -120,6 +126,12 @@ class Pack:
         made["max_seqlen"] = lengths.max()
         made["uids"] = torch.tensor([sequence.uid for sequence in given], dtype=torch.int64)
         return made
+
+
+def _check_fields(fields: Mapping[str, str | None] | None) -> None:
+    for name in fields or ():
+        if name not in FIELDS:
+            raise InputError(f"fields: {name!r} is none of {', '.join(FIELDS)}, whose names in your class it gives")
 
 
 def _columns(given: Sequence[TokenSequence], pad_token_id: int) -> dict[str, tuple[list[Any], Any]]:

@@ -54,7 +54,7 @@ class RankStep:
     def _together(self, verb: str, settle: Callable[[AnyStep], object]) -> None:
         verbs = self._link.gather(verb, f"all ranks to {verb} the step")
         if len(set(verbs)) > 1:
-            raise RankError(f"the ranks settle a step differently, and nothing was changed: {_numbered(verbs)}")
+            raise RankError(f"the ranks do different things, and nothing was changed: {_numbered(map(_doing, verbs))}")
         failure = None
         try:
             if self._step is not None:
@@ -107,6 +107,8 @@ def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 18
         told = link.gather((kind, _said(failure)), "the other ranks' next steps")
         if failure is not None:
             raise failure
+        if any(isinstance(one, str) for one in told):
+            raise RankError(f"the ranks do different things: {_numbered(map(_doing, told))}")
         if step is None:
             return
         if any(kind != _STEP for kind, _ in told):
@@ -190,6 +192,11 @@ def _packed(
 
 def _said(error: Exception | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def _doing(told: Any) -> str:
+    """Return what a rank does, given what it tells the others: how it settles a step, or whether it has a next one."""
+    return told if isinstance(told, str) else "ask for the next step"
 
 
 def _numbered(texts: Iterable[str]) -> str:

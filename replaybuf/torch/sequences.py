@@ -17,7 +17,8 @@ from replaybuf.storage.values import StorageItem
 #: Gives each rollout of a group its advantage, from their rewards.
 Advantages: TypeAlias = Callable[[Sequence[float]], Sequence[float]]
 
-_FIELDS = ("prompt_ids", "response_ids", "response_mask", "logprobs", "reward")
+#: Our names of the fields that are read.
+FIELDS = ("prompt_ids", "response_ids", "response_mask", "logprobs", "reward")
 
 # Where groups of equal rewards have no spread to divide by.
 _EPSILON = 1e-6
@@ -62,7 +63,7 @@ def sequences(
     long as the response; `fields` gives the names where they have others, as in the config. Raises RolloutError, naming
     the group and the rollout, for what is missing or doesn't fit.
     """
-    names = {name: (fields or {}).get(name, name) for name in _FIELDS}
+    names = {name: (fields or {}).get(name, name) for name in FIELDS}
     made = []
     for item in items:
         rewards = [_reward(item, number, _value(rollout, names["reward"])) for number, rollout in enumerate(item.item)]

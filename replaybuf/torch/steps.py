@@ -177,9 +177,12 @@ def _give_back(lease: Lease[Any]) -> None:
 
 def _checked(loader: DataLoader[Any]) -> GroupDataset:
     """Return the dataset of a DataLoader that can be iterated over. Raises InputError."""
-    dataset = loader.dataset
+    dataset = getattr(loader, "dataset", None)
     if not isinstance(dataset, GroupDataset):
-        raise InputError(f"leased_steps needs the DataLoader of a GroupDataset, got one of {type(dataset).__name__}")
+        raise InputError(
+            "leased_steps needs the DataLoader of a GroupDataset, got "
+            + (f"one of {type(dataset).__name__}" if dataset is not None else type(loader).__name__)
+        )
     workers: int = loader.num_workers
     if loader.batch_size is not None or loader.batch_sampler is not None:
         raise InputError("the GroupDataset makes the batches: build its DataLoader with batch_size=None")

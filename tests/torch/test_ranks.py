@@ -206,7 +206,7 @@ def test_ranks_settle_a_step_alike(config: ReplayBufferConfig, ranks: Ranks) -> 
     """Or it isn't settled; and an error of one store is known to all."""
     put(config, 4)
     first, second = (rank.end()[0].splitlines() for rank in ranks.start("differently"))
-    unlike = "RankError the ranks settle a step differently, and nothing was changed: "
+    unlike = "RankError the ranks do different things, and nothing was changed: "
     assert first[0] == second[0] == unlike + "rank 0: give back; rank 1: acknowledge"
     assert second[1] == "ReplayBufError the store says no"
     assert first[1].startswith(
