@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -365,3 +366,19 @@ async def test_parquet_of_others_with_its_own_types(tmp_path: Path) -> None:
         first, second = [group[0] for _, group in await contents(buffer)]
     assert (first.response, first.response_ids, second.response_ids) == ("1", [1, 2], None)
     assert first.extra_fields["nested"] == [[1], []]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", ["a.arrow", "a.arrows"])
+@pytest.mark.parametrize("offset", [10**9, -(10**9)])
+def test_an_arrow_file_with_offsets_that_lead_out_of_it_is_refused(tmp_path: Path, name: str, offset: int) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"task_name": ["m", "m", "m"], "response": ["hello", "there", "friend"]})
+    file = tmp_path / name
+    with (pa.ipc.new_file if name == "a.arrow" else pa.ipc.new_stream)(str(file), table.schema) as writer:
+        writer.write_table(table)
+    offsets = struct.pack("<4i", 0, 5, 10, 16)
+    assert offsets in file.read_bytes()
+    write(file, file.read_bytes().replace(offsets, struct.pack("<4i", 0, offset, 10, 16)))
+    with pytest.raises(FileError, match=rf"{name}: row 1: this is no whole Arrow file"):
+        list(Source(str(file)).read())
