@@ -88,7 +88,7 @@ def _shape(value: Any, kind: str | None) -> str:
     if all(type(item) is dict and item and set(map(type, item.values())) == {str} for item in value):
         names = {tuple(item) for item in value}
         first = names.pop()
-        if not names and not any("," in name for name in first):
+        if not names and _is_unicode(first) and not any("," in name for name in first):
             return f"structs:{','.join(first)}"
     return "json"
 
@@ -144,7 +144,7 @@ class Columns:
         for row in rollouts:
             kinds = row.get(KINDS, {})
             for name, value in row.items():
-                if name not in self._beside and name not in _JSON_FIELDS:
+                if name not in self._beside and name not in _JSON_FIELDS and _is_unicode(name):
                     shapes.setdefault(name, set())
                     if value is not None:
                         shapes[name].add(_shape(value, _numeric(kinds.get(name))))
@@ -220,7 +220,7 @@ def _is_unicode(value: Any) -> bool:
         except UnicodeEncodeError:
             return False
         return True
-    return all(map(_is_unicode, value.values() if type(value) is dict else value))
+    return all(map(_is_unicode, (*value, *value.values()) if type(value) is dict else value))
 
 
 # Reading
