@@ -382,3 +382,48 @@ def test_an_arrow_file_with_offsets_that_lead_out_of_it_is_refused(tmp_path: Pat
     write(file, file.read_bytes().replace(offsets, struct.pack("<4i", 0, offset, 10, 16)))
     with pytest.raises(FileError, match=rf"{name}: row 1: this is no whole Arrow file"):
         list(Source(str(file)).read())
+
+
+def _group(fields: Any, **about: Any) -> Any:
+    """Return a table of one group with these rollouts, as our exports are, or nearly."""
+    import pyarrow as pa
+
+    metadata = {"format": 1, "rows": "groups", "json": ["$more"], **about}
+    columns = {"uid": [1], "task_name": ["m"], "status": ["completed"], "staleness": [0], "rollouts": [fields]}
+    return pa.table(columns).replace_schema_metadata({"replaybuf": json.dumps(metadata)})
+
+
+WRONG_TABLES: dict[str, tuple[Any, str]] = {
+    **{
+        f"about {text}": (
+            lambda pa, text=text: pa.table({"response": ["x"]}).replace_schema_metadata({"replaybuf": text}),
+            "metadata 'replaybuf' is damaged",
+        )
+        for text in ("[]", '""', "0", "null", '{"format": 1}', '{"format": 1, "rows": "groups", "json": [[]]}', "\xff")
+    },
+    "of a later version": (lambda pa: _group([], format=2), "the file has format 2 of replaybuf's; upgrade"),
+    "more is a number": (
+        lambda pa: _group([{"$more": "{}"}, {"$more": "5"}]),
+        r"row 1, rollouts\[1\], column '\$more': 5; expected an object",
+    ),
+    "a rollout is a number": (lambda pa: _group([1]), r"row 1: rollouts is \[1\]; expected a list of objects"),
+    "rollouts are a number": (lambda pa: _group(5), "row 1: rollouts is 5; expected a list of objects"),
+    "date": (lambda pa: pa.table({"day": pa.array([0, 2**30], pa.date32())}), "row 2, column 'day': it can't be read"),
+    "time": (lambda pa: pa.table({"at": pa.array([0, 2**62], pa.timestamp("us"))}), "row 2, column 'at': it can't be"),
+    "UTF-8": (
+        lambda pa: pa.table({"text": pa.array([b"a", b"\xff"]).view(pa.string())}),
+        "row 2, column 'text': it ca",
+    ),
+}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", WRONG_TABLES)
+def test_a_wrong_table_is_refused_with_its_row_and_column(tmp_path: Path, name: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table, message = WRONG_TABLES[name]
+    parquet.write_table(table(pa), tmp_path / "a.parquet")
+    with pytest.raises(FileError, match=rf"a\.parquet: .*{message}"):
+        list(Source(str(tmp_path / "a.parquet")).read())
