@@ -9,6 +9,7 @@ rollout has no such field. The schema's metadata entry `replaybuf` says which co
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -230,6 +231,9 @@ class Reading:
     """How the rows of a file's tables are read: those of our exports by what their schema says, others as they are."""
 
     def __init__(self, schema: Any) -> None:
+        twice = [name for name, count in Counter(schema.names).items() if count > 1]
+        if twice:
+            raise FileError(f"two columns have the name {twice[0]!r:.60}; rename one of them")
         self._about = _about(schema)
         self._json = frozenset(self._about["json"] if self._about else ())
 

@@ -70,7 +70,7 @@ def read_tables(path: Path, form: str) -> Iterator[Placed]:
         for reading, batch in _batches(path, form):
             yield from reading.rows(batch, number)
             number += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         what = str(error).strip().partition("\n")[0]
         raise FileError(
             f"row {number}: this is no whole {'Parquet' if form == 'parquet' else 'Arrow'} file: cut short, damaged, "

@@ -408,6 +408,14 @@ WRONG_TABLES: dict[str, tuple[Any, str]] = {
     ),
     "a rollout is a number": (lambda pa: _group([1]), r"row 1: rollouts is \[1\]; expected a list of objects"),
     "rollouts are a number": (lambda pa: _group(5), "row 1: rollouts is 5; expected a list of objects"),
+    "two of a name": (
+        lambda pa: pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]),
+        "two columns have the name 'text'; rename one",
+    ),
+    "two of a name within": (
+        lambda pa: pa.table({"at": pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])}),
+        "row 1, column 'at': it can't be read .*duplicate",
+    ),
     "date": (lambda pa: pa.table({"day": pa.array([0, 2**30], pa.date32())}), "row 2, column 'day': it can't be read"),
     "time": (lambda pa: pa.table({"at": pa.array([0, 2**62], pa.timestamp("us"))}), "row 2, column 'at': it can't be"),
     "UTF-8": (
