@@ -111,7 +111,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
             name = key.removeprefix(cls.env_prefix).lower()
             if key in cls.not_misspelt or name == key.lower() or name in names:
                 continue
-            if near := _nearest(name, names):
+            if near := nearest(name, names):
                 raise ConfigError(f"the environment variable {key} is unknown; did you mean {names[near]}?")
         values = {name: environ[key] for name, key in names.items() if key in environ}
         try:
@@ -126,20 +126,20 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 def _problems(config: type[BaseModel], error: ValidationError, called: Callable[[str], str] = lambda name: name) -> str:
     """Return what is wrong, on one line, without the values, which may hold a password."""
     lines: dict[str, list[str]] = {}
-    unknown = False
+    strange = False  # a name that is like none: only then the list of all helps
     for one in error.errors(include_input=False, include_url=False):
         name = str(one["loc"][0]) if one["loc"] else ""
         known = name in config.model_fields
-        unknown |= not known
         if one["type"] == "missing":
             lines[f"{called(name)} is missing"] = []
         elif known:
             lines.setdefault(called(name), []).append(one["msg"].removeprefix("Value error, "))
         else:
-            near = _nearest(name, config.model_fields)
+            near = nearest(name, config.model_fields)
+            strange |= near is None
             lines[f"{name} is no field" + (f"; did you mean {near}?" if near else "")] = []
     text = "; ".join(f"{start}: {' / '.join(dict.fromkeys(rest))}" if rest else start for start, rest in lines.items())
-    return f"{text} (fields: {', '.join(config.model_fields)})" if unknown else text
+    return f"{text} (fields: {', '.join(config.model_fields)})" if strange else text
 
 
 def _plain(value: Any, name: str) -> Any:
@@ -154,6 +154,6 @@ def _plain(value: Any, name: str) -> Any:
         raise ConfigError(f"{where}: {redact_words(str(error).partition(chr(10))[0])}") from None
 
 
-def _nearest(name: str, names: Iterable[str]) -> str | None:
+def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the name that was probably meant. Variables of the command line are no typos."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=_SIMILAR)), None)

@@ -31,8 +31,13 @@ from tests.cli.test_help import commands
 
 
 def test_unknown_keys_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"polcy is no field; did you mean policy\? \(fields: url, name, policy"):
+    with pytest.raises(ConfigError, match=r"^ReplayBufferConfig: polcy is no field; did you mean policy\?$"):
         ReplayBufferConfig.from_mapping({"url": "sqlite://", "polcy": "fifo"})
+
+
+def test_a_key_that_is_like_none_is_told_all() -> None:
+    with pytest.raises(ConfigError, match=r"flavour is no field \(fields: url, name, policy"):
+        ReplayBufferConfig.from_mapping({"url": "sqlite://", "flavour": "fifo"})
 
 
 def test_a_section_of_a_yaml_file(tmp_path: Path) -> None:

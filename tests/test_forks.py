@@ -100,3 +100,34 @@ def test_a_fork_does_not_keep_the_leases_of_its_parent_alive(shared_url: str) ->
         """,
         shared_url,
     )
+
+
+@pytest.mark.parametrize("whose", ["buffer", "build(url)"])
+def test_a_fork_in_the_middle_of_another_threads_transactions_finds_no_locks(shared_url: str, whose: str) -> None:
+    """It would seem to SQLite that the child holds those that the parent held."""
+    run(
+        f"""
+        async def go_on():
+            while not over.is_set():
+                await buffer.put(group(1), TASK)
+                await buffer.get(1, TASK)
+
+        over = threading.Event()
+        buffer = build(url)
+        asyncio.run(fill(buffer, 1))
+        thread = threading.Thread(target=lambda: asyncio.run(go_on()))
+        thread.start()
+        for _ in range(12):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(20)
+                asyncio.run({whose}.put(group(2), "other"))
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+        over.set()
+        thread.join()
+        assert asyncio.run(buffer.count("other", "completed")) == 12
+        asyncio.run(buffer.close())
+        """.replace("signal.alarm", "__import__('signal').alarm"),
+        shared_url,
+    )

@@ -25,7 +25,7 @@ from replaybuf.checks import (
     check_tags,
 )
 from replaybuf.errors import InputError
-from replaybuf.files.foreign import Mapped
+from replaybuf.files.foreign import FIELDS, Mapped
 from replaybuf.files.importing import Imported, Importing, import_from
 from replaybuf.files.reading import Source
 from replaybuf.progress import OnProgress
@@ -370,7 +370,8 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
 
         The file is read to its end first, and nothing is put of one that is wrong. Then groups are put in batches; an
         import that fails, is cancelled or killed goes on there when it is repeated, and one of groups that were
-        imported before has nothing to do, unless `again`. With `dry_run` the result only says what would be put.
+        imported before has nothing to do, unless `again`. With `dry_run` the result only says what would be put. The
+        result's `found.warnings` say what may not be as it was meant: no responses, rows of a prompt that are apart.
 
         Only groups of the `task` and the `status` are put, if these are given. In others' rows, `fields` are the
         columns of our fields ({"response": "completion"}), `as_task` is the task of rows that don't name one,
@@ -386,7 +387,9 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         self._check_open()
         check = self.rollout_type.statuses.check
         statuses = [None if one is None else check(one) for one in (status, as_status)]
-        mapped = Mapped({} if fields is None else fields, as_task, statuses[1], key, as_they_are)
+        cls, names = self.rollout_type.cls, self.rollout_type.names
+        known = None if issubclass(cls, dict) else FIELDS | names
+        mapped = Mapped({} if fields is None else fields, as_task, statuses[1], key, as_they_are, known)
         wanted = Importing(task, statuses[0], partial, again, dry_run)
         read = Source(check_source(source), mapped, table).read
         return await import_from(self.storage, read, wanted, progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import os
 import sys
@@ -14,6 +15,7 @@ from typer.core import TyperGroup
 
 from replaybuf import __version__
 from replaybuf.cli.escape import escape_line
+from replaybuf.cli.options import Command
 from replaybuf.errors import ReplayBufError
 from replaybuf.redact import redact_words
 
@@ -59,10 +61,18 @@ class Commands(TyperGroup):
         command = getattr(import_module(module), attribute)
         if not isinstance(command, typer.Typer):
             function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
-            command.command(cmd_name)(function)
+            command.command(cmd_name, cls=Command)(function)
         built = typer.main.get_command(command)
         built.name = cmd_name
         return built
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except _UsageError as error:
+            if near := difflib.get_close_matches(args[0], COMMANDS, n=1):
+                error.message = f"{error.message.rstrip('.')}. Did you mean {near[0]!r}?"
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         try:

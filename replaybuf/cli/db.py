@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from replaybuf.cli.options import Url, listing
+from replaybuf.cli.options import Command, Url, listing
 from replaybuf.cli.output import Column, Output
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.schema import State, read_revision, upgrade_database
@@ -24,7 +24,7 @@ def db() -> None:
     """Show or upgrade the schema of a database."""
 
 
-@app.command("current")
+@app.command("current", cls=Command)
 @listing
 def current(url: Url, output: Output) -> None:
     """Show the revision of a database's schema, and the one that this replaybuf works with.
@@ -49,7 +49,7 @@ def current(url: Url, output: Output) -> None:
     output.rows([row], columns)
 
 
-@app.command("upgrade")
+@app.command("upgrade", cls=Command)
 @listing
 def upgrade_command(url: Url, output: Output) -> None:
     """Bring the schema of a database up to date.

@@ -13,7 +13,7 @@ from replaybuf import units
 from replaybuf.cli.copying import read_size, with_bar
 from replaybuf.cli.options import Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output
-from replaybuf.cli.queries import query_of
+from replaybuf.cli.queries import nothing_in, query_of
 from replaybuf.files.exporting import TREES, Chosen, Exported, export_files, export_rows
 from replaybuf.files.writing import writer_to
 from replaybuf.progress import OnProgress
@@ -103,6 +103,8 @@ def export(
     if done.unreadable:
         shown = ", ".join(map(str, done.unreadable[:_UNREADABLE_SHOWN]))
         typer.echo(f"{len(done.unreadable)} groups can't be decoded and were left out: {shown}", err=True)
+    if not done.groups and not done.unreadable and (where or task or status):
+        output.note(nothing_in(reader, name, task))
     if file == "-":
         typer.echo(f"{units.number(done.groups)} groups, {units.number(done.rollouts)} rollouts", err=True)
     else:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,15 +15,16 @@ import typer
 
 from replaybuf import units
 from replaybuf.cli.copying import with_bar
+from replaybuf.cli.escape import escape_line
 from replaybuf.cli.groups import status_style
 from replaybuf.cli.options import Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output
 from replaybuf.errors import InputError
 from replaybuf.files.foreign import Mapped
 from replaybuf.files.importing import Imported, Importing, Reader, Survey, import_from
-from replaybuf.files.reading import Source
+from replaybuf.files.reading import Source, is_sqlite
 from replaybuf.progress import OnProgress
-from replaybuf.redact import redact
+from replaybuf.redact import redact, redact_path
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import OUR_STATUSES
 from replaybuf.rules.limits import Rules
@@ -101,6 +102,7 @@ def import_(
     wanted = Importing(task, _status(status), partial, again, dry_run)
     mapped = Mapped(_fields(field), as_task, _status(as_status), key, as_they_are)
     target, name = Target.at(url), buffer or DEFAULT
+    _check_order(url, file)
     with _file(file) as path:
         read = Source(path, mapped, table).read
         there = exists(target)
@@ -125,6 +127,17 @@ async def _import(url: str | None, name: str, read: Reader, wanted: Importing, t
         return await import_from(storage, read, wanted, tell)
     finally:
         await storage.close()
+
+
+def _check_order(url: str, file: str) -> None:
+    """Raise InputError for a file of rows in the place of the database."""
+    with suppress(OSError):  # of a file that can't be read, which opening it says better
+        if Path(url).is_file() and not is_sqlite(Path(url)):
+            url, file = redact_path(url), redact_path(file)
+            raise InputError(
+                f"{url!r:.200} is a file, but no SQLite database; did you swap URL and FILE? The URL comes first: "
+                f"replaybuf import {file:.200} {url:.200}"
+            )
 
 
 @contextmanager
@@ -162,6 +175,8 @@ def _status(text: str | None) -> Status | None:
 def _tell(found: Survey, output: Output, file: str) -> None:
     for what, count in found.odd.items():
         output.note(f"{what} ({units.number(count)} groups, the first at {found.examples[what]})")
+    for text in found.warnings:  # also for programs: rows of what nobody meant look like any others
+        typer.echo(escape_line(f"Warning: {text}"), err=True)
     if found.ends is not None:
         output.note(f"{found.ends}; what is before it is imported")
     if not found.groups:

@@ -9,13 +9,11 @@ from replaybuf import units
 from replaybuf.cli.groups import age_of, archived_at, lease_text, status_style, tags_text
 from replaybuf.cli.options import Buffer, Url, listing, option
 from replaybuf.cli.output import Column, Output
-from replaybuf.cli.queries import query_of
+from replaybuf.cli.queries import nothing_in, query_of
 from replaybuf.redact import redact
 from replaybuf.rules.policies import parse_order
-from replaybuf.storage.sql.inspection.groups import list_groups, tasks_of
-from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-
-_TASKS_NAMED = 10
+from replaybuf.storage.sql.inspection.groups import list_groups
+from replaybuf.storage.sql.inspection.reader import open_reader
 
 
 @listing
@@ -54,22 +52,11 @@ def ls(
     found = reader.inspect(lambda tx: list_groups(tx, buffer, query, order, limit or None, count=output.for_people))
     rows = found.rows
     if not rows and output.for_people:
-        output.note(_nothing(reader, buffer, task) if where or task or status else "the buffer is empty")
+        output.note(nothing_in(reader, buffer, task) if where or task or status else "the buffer is empty")
         return
     output.rows(rows, _columns(rows, found.now, found.several))
     if found.matching > len(rows):
         output.note(f"{len(rows):,} of {found.matching:,} groups; --limit 0 shows all")
-
-
-def _nothing(reader: Reader, buffer: str | None, task: str | None) -> str:
-    """Return why nothing was found; if there is no such task, name the tasks that there are."""
-    if task is None:
-        return "no such groups"
-    tasks = reader.inspect(lambda tx: tasks_of(tx, buffer))
-    if task in tasks or not tasks:
-        return "no such groups"
-    more = f" and {len(tasks) - _TASKS_NAMED} more" if len(tasks) > _TASKS_NAMED else ""
-    return f"no such groups; there are the tasks {', '.join(tasks[:_TASKS_NAMED])}{more}"
 
 
 def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[Column]:

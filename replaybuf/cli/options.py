@@ -1,4 +1,4 @@
-"""Arguments and options that commands share. Each has an environment variable."""
+"""Arguments and options that commands share. Each has an environment variable; --help tells of few."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from replaybuf.cli.output import Format, Output
 
 URL_VARIABLE = "REPLAYBUF_URL"
+_NAME_VARIABLE = "REPLAYBUF_NAME"
 
 Url = Annotated[
     str,
@@ -25,15 +27,24 @@ Url = Annotated[
 ]
 
 
+class Command(TyperCommand):
+    """A command with a usage line that is true: the URL may come from its variable, a FILE after it may not."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        names = [f"[{one.metavar}]" if one.envvar else str(one.metavar) for one in arguments]
+        return [str(self.options_metavar), *names]
+
+
 def option(*names: str, help: str, variable: str | None = None, **settings: Any) -> Any:
     """Return an option with its environment variable: REPLAYBUF_ORDER_BY for --order-by."""
     variable = variable or "REPLAYBUF_" + names[0].removeprefix("--").replace("-", "_").upper()
-    return typer.Option(*names, help=help, envvar=variable, **settings)
+    return typer.Option(*names, help=help, envvar=variable, show_envvar=variable == _NAME_VARIABLE, **settings)
 
 
 def buffer_option(help: str) -> Any:
     """Return the option --buffer, with the environment variable of configs."""
-    return option("--buffer", metavar="NAME", variable="REPLAYBUF_NAME", help=help)
+    return option("--buffer", metavar="NAME", variable=_NAME_VARIABLE, help=help)
 
 
 Buffer = Annotated[str | None, buffer_option("Only this buffer of the database; all unless given.")]

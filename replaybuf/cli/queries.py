@@ -1,4 +1,4 @@
-"""Queries as the command line has them: --where, --task and --status."""
+"""Queries as the command line has them: --where, --task and --status; and what is said when nothing matches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import typer
 
 from replaybuf.query import LogicNode, Node, parse
 from replaybuf.redact import redact
+from replaybuf.storage.sql.inspection.groups import tasks_of
+from replaybuf.storage.sql.inspection.reader import Reader
+
+_TASKS_NAMED = 10
 
 
 def query_of(where: str | None, task: str | None, status: str | None) -> Node:
@@ -19,6 +23,17 @@ def query_of(where: str | None, task: str | None, status: str | None) -> Node:
     if status is not None:
         nodes.append(parse({"status": redact(status)}))
     return LogicNode("$and", tuple(nodes))
+
+
+def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
+    """Return why nothing was found; if there is no such task, name the tasks that there are."""
+    if task is None:
+        return "no such groups"
+    tasks = reader.inspect(lambda tx: tasks_of(tx, buffer))
+    if task in tasks or not tasks:
+        return "no such groups"
+    more = f" and {len(tasks) - _TASKS_NAMED} more" if len(tasks) > _TASKS_NAMED else ""
+    return f"no such groups; there are the tasks {', '.join(tasks[:_TASKS_NAMED])}{more}"
 
 
 def _read_json(where: str) -> dict[str, Any]:

@@ -26,9 +26,10 @@ _ALWAYS = ("put", "sampled_new", "taken")
 def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
     """Show how many groups there are of each task and status, and what went in and out since the beginning.
 
-    "groups" can be drawn, "leased" ones are with a consumer. Rollouts, tokens (of the responses) and size (of the
-    payloads) are those of both. Reward, staleness and age are those of groups: the mean reward, the mean and the
-    largest staleness in train steps, the time since the oldest and the newest was put.
+    "groups" can be drawn, "leased" ones are with a consumer; of those that are "overdue" the lease is over, and they
+    come back with the next call that takes groups. Rollouts, tokens (of the responses) and size (of the payloads) are
+    those of both. Reward, staleness and age are those of groups: the mean reward, the mean and the largest staleness in
+    train steps, the time since the oldest and the newest was put.
 
     The second table counts groups and draws since the beginning, whichever process caused them, under the names that
     buffer.metrics() gives them; those that never happened are left out. Below are the prompts that were drawn from each
@@ -121,7 +122,7 @@ def _where(metrics: dict[str, Any], of: str) -> list[str]:
 
 
 def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    counts = ("groups", "leased", "rollouts", "prompt_tokens", "response_tokens", "bytes")
+    counts = ("groups", "leased", "overdue", "rollouts", "prompt_tokens", "response_tokens", "bytes")
     total: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in counts}
     for name in ("reward", "staleness"):
         total[name] = None  # a mean over tasks says nothing
@@ -139,7 +140,7 @@ def _columns(found: Overview, several: bool) -> list[Column]:
         Column("task", lambda r: r["task_name"], right=False, text=True),
         Column("status", lambda r: r["status"], right=False, style=status_style),
         Column("groups", lambda r: units.number(r["groups"])),
-        Column("leased", lambda r: units.number(r["leased"])),
+        Column("leased", _leased),
         Column("rollouts", lambda r: units.number(r["rollouts"]), spare=True),
         Column("reward", lambda r: mean(r, "reward", 3)),
         Column("stale", lambda r: mean(r, "staleness", 1)),
@@ -152,6 +153,11 @@ def _columns(found: Overview, several: bool) -> list[Column]:
     if not any(row["leased"] for row in found.rows):
         columns = [column for column in columns if column.header != "leased"]
     return [*_buffer_column(several), *columns]
+
+
+def _leased(row: Row) -> str:
+    overdue = f" ({units.number(row['overdue'])} overdue)" if row["overdue"] else ""
+    return units.number(row["leased"]) + overdue
 
 
 def _columns_of_totals(rows: list[dict[str, Any]], several: bool) -> list[Column]:

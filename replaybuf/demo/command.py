@@ -28,12 +28,16 @@ def demo(
             min=1,
             metavar="N",
             envvar="REPLAYBUF_STEPS",
+            show_envvar=False,
             help="Training steps of the run; when it has done them, that many more.  [default: 200, or 60 seconds]",
             show_default=False,
         ),
     ] = None,
     mode: Annotated[
-        Mode, typer.Option(envvar="REPLAYBUF_MODE", help="Where and when rollouts are generated; see above.")
+        Mode,
+        typer.Option(
+            envvar="REPLAYBUF_MODE", show_envvar=False, help="Where and when rollouts are generated; see above."
+        ),
     ] = Mode.DISAGGREGATED,
     workers: Annotated[
         int,
@@ -42,6 +46,7 @@ def demo(
             max=32,
             metavar="N",
             envvar="REPLAYBUF_WORKERS",
+            show_envvar=False,
             help="Processes that generate rollouts (mode disaggregated).",
         ),
     ] = 2,
@@ -51,6 +56,7 @@ def demo(
             min=0,
             metavar="N",
             envvar="REPLAYBUF_SEED",
+            show_envvar=False,
             help="Seed of the first weights and of the prompts.  [default: 0, or that of the run that goes on]",
             show_default=False,
         ),
@@ -60,12 +66,16 @@ def demo(
         typer.Option(
             metavar="FOLDER",
             envvar="REPLAYBUF_RUN_DIR",
+            show_envvar=False,
             help="Folder of the weights.  [default: FILE.run beside the SQLite file, replaybuf-demo-DATABASE.run]",
             show_default=False,
         ),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", envvar="REPLAYBUF_FRESH", help="Remove the demo's weights and groups first.")
+        bool,
+        typer.Option(
+            "--fresh", envvar="REPLAYBUF_FRESH", show_envvar=False, help="Remove the demo's weights and groups first."
+        ),
     ] = False,
 ) -> None:
     """Train a small policy by GRPO through a replay buffer.

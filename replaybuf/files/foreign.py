@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ SYNONYMS: Final[dict[str, tuple[str, ...]]] = {
     "group_id": ("group_index", "prompt_id", "uid_group"),
     "task_name": ("task",),
 }
-_OURS: Final = frozenset(RolloutState.model_fields)
+FIELDS: Final = frozenset(RolloutState.model_fields)
 _METADATA: Final = ("priority", "tags", "key")
 
 
@@ -39,7 +40,7 @@ class Mapped:
     `fields` gives the columns of our fields, {"response": "completion"}; others go by their own names, by those of
     `SYNONYMS`, and the rest into `extra_fields`, or, with `as_they_are`, stay fields of those names. `task` and
     `status` are those of rows that have none. The columns `key`, `priority` and `tags` are the group's; `key` names
-    another one for it. Raises InputError.
+    another one for it. `names` are those that our fields may have, None for any. Raises InputError.
     """
 
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -47,15 +48,33 @@ class Mapped:
     status: Status | None = None
     key: str | None = None
     as_they_are: bool = False
+    names: frozenset[str] | None = FIELDS
 
     def __post_init__(self) -> None:
         columns = self.fields.items() if isinstance(self.fields, Mapping) else [(None, None)]
         if not all(type(name) is str for pair in columns for name in pair):
             raise InputError(f'fields must be a dict such as {{"response": "completion"}}, got {self.fields!r:.100}')
+        if self.names is not None and not self.as_they_are:
+            for name in self.fields:
+                _check_name(name, self.names)
         if self.task is not None:
             check_task_name(self.task, "as_task")
         if self.key is not None and type(self.key) is not str:
             raise InputError(f"key must be the name of a column, got {self.key!r:.100}")
+
+
+def _check_name(name: str, names: frozenset[str]) -> None:
+    """Raise InputError for a name that no field has, which nothing would ever read."""
+    if name in names:
+        return
+    near = [ours for ours, theirs in SYNONYMS.items() if name in theirs]
+    near += difflib.get_close_matches(name[:100], names, n=1)
+    if near:
+        raise InputError(f"{name:.60} is no field of rollouts; did you mean {near[0]}?")
+    raise InputError(
+        f"{name:.60} is no field of rollouts; a mapping is OURS=THEIRS, such as response=completion. Rollouts that are "
+        "dicts may have any field (as_they_are=True, --as-they-are)"
+    )
 
 
 def foreign_groups(rows: Iterable[Placed], mapped: Mapped) -> Iterator[FileGroup]:
@@ -81,6 +100,7 @@ def foreign_groups(rows: Iterable[Placed], mapped: Mapped) -> Iterator[FileGroup
             if group is not None:
                 yield _finished(group, mapped)
             group, last = _begin(place, rollout, told, odd), mine
+            group.by = "prompt" if named is None else "group_id"
             if named is None:
                 group.odd.append(
                     "rows without a group_id: those that follow each other with the same prompt are a group"
@@ -126,6 +146,7 @@ def _begin(place: str, rollout: Row, told: Row, odd: list[str]) -> FileGroup:
         tags=told.get("tags"),
         key=None if key is None else str(key),
         odd=odd,
+        guessed=told["guessed"],
     )
 
 
@@ -153,7 +174,7 @@ def _rollout(place: str, row: Row, mapped: Mapped) -> tuple[Row, Row, list[str]]
     }
     if mapped.key is not None and "key" not in told:
         raise FileError(f"{place} has no field {mapped.key!r:.60}, which was to be its key")
-    for name in [name for name in row if name in _OURS and name not in rollout]:
+    for name in [name for name in row if name in FIELDS and name not in rollout]:
         rollout[name] = row.pop(name)
     for ours, names in SYNONYMS.items():
         found = next((name for name in names if name in row and rollout.get(ours) is None), None)
@@ -164,6 +185,7 @@ def _rollout(place: str, row: Row, mapped: Mapped) -> tuple[Row, Row, list[str]]
     elif row:
         rollout["extra_fields"] = {**(rollout.get("extra_fields") or {}), **row}
         odd.append(f"fields that rollouts don't have, kept in extra_fields: {', '.join(sorted(map(str, row))):.200}")
+    told["guessed"] = mapped.status is None and rollout.get("status") is None
     _check(place, rollout, mapped, odd)
     return rollout, told, odd
 

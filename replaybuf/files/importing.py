@@ -22,6 +22,7 @@ from replaybuf.checks import check_key, check_priority, check_tags, check_task_n
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConflictError, FileEndsError, FileError, ReplayBufError
 from replaybuf.files.exporting import TREES, in_thread
+from replaybuf.files.remarks import Remarks
 from replaybuf.files.rows import FileGroup
 from replaybuf.progress import OnProgress, Teller
 from replaybuf.rollouts.rollout import Status
@@ -66,8 +67,8 @@ class Survey:
     """What is in a file: groups and rollouts by task and status, what is odd about them, and how it ends.
 
     `there` are groups that were imported before. `odd` counts the groups of which something was noticed, and `examples`
-    says where the first is. `ends` says where a file was cut short. `digest` is the same for files with the same
-    groups, in whatever format.
+    says where the first is. `warnings` say what may not be as it was meant. `ends` says where a file was cut short.
+    `digest` is the same for files with the same groups, in whatever format.
     """
 
     groups: Counter[Lane] = field(default_factory=Counter)
@@ -75,6 +76,7 @@ class Survey:
     there: Counter[Lane] = field(default_factory=Counter)
     odd: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
     digest: str = ""
     ends: str | None = None
 
@@ -132,7 +134,7 @@ async def survey(storage: GroupStorage, read: Reader, wanted: Importing, progres
 
 def _surveying(codec: Codec, read: Reader, wanted: Importing, found: Survey) -> Generator[tuple[int, int], None, None]:
     """Add the groups of a file to what was found. Yield the number of groups and bytes read, piece by piece."""
-    digest, groups, size = xxh3_128(), 0, 0
+    digest, remarks, groups, size = xxh3_128(), Remarks(), 0, 0
     try:
         for group in read():
             if groups >= _GROUPS or size >= _BYTES:
@@ -147,6 +149,7 @@ def _surveying(codec: Codec, read: Reader, wanted: Importing, found: Survey) -> 
             lane = (group.task_name, group.status)
             found.groups[lane] += 1
             found.rollouts[lane] += len(group.rollouts)
+            remarks.add(group)
             for what in group.odd:
                 found.odd[what] += 1
                 found.examples.setdefault(what, group.place)
@@ -156,7 +159,7 @@ def _surveying(codec: Codec, read: Reader, wanted: Importing, found: Survey) -> 
                 f"{error}; nothing was imported. To import what is before it, say so (partial=True, --partial)"
             ) from error
         found.ends = str(error)
-    found.digest = digest.hexdigest()
+    found.digest, found.warnings = digest.hexdigest(), remarks.warnings()
     if groups:
         yield groups, size
 

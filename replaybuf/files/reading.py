@@ -28,6 +28,12 @@ _PICKLE: Final = b"\x80"
 _FILLED: Final = (".gz", ".zst", ".parquet", ".arrow", ".feather", ".arrows", ".pth", ".pt", ".pkl")
 
 
+def is_sqlite(path: Path) -> bool:
+    """Return whether a file is a SQLite database; an empty one becomes one. OSError when it can't be read."""
+    with path.open("rb") as raw:
+        return raw.read(len(_SQLITE)) in (b"", _SQLITE)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file, the parts of one, or the URL of a database, and how others' rows in it are read.

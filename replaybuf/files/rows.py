@@ -38,7 +38,9 @@ METADATA: Final = (
 class FileGroup:
     """A group read from a file: its metadata, its rollouts as trees (`codec.trees`), and where it is in the file.
 
-    `created_at` None is for one that doesn't say when it was made; `odd` says what was noticed about it.
+    `created_at` None is for one that doesn't say when it was made; `odd` says what was noticed about it. `guessed` is
+    whether its status is a guess, because its rows have none. `by` is what its rows were taken together by: their
+    "prompt" or "group_id"; None for a group that the file has as one.
     """
 
     place: str
@@ -54,6 +56,8 @@ class FileGroup:
     error: str | None = None
     deliveries: int = 0
     odd: list[str] = field(default_factory=list)
+    guessed: bool = False
+    by: Literal["prompt", "group_id"] | None = None
 
 
 # Writing

@@ -20,6 +20,11 @@ from replaybuf.files.values import to_json
 _LONGEST: Final = 1 << 30
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _BOM: Final = b"\xef\xbb\xbf"
+#: What a file that can't be read could have been.
+READABLE: Final = (
+    "what can be read is JSONL (also .gz, .zst), Parquet, Arrow, files of torch.save, pickles, and databases of "
+    "Trinity-RFT (SQLite, PostgreSQL)"
+)
 _WIDE_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -53,7 +58,7 @@ def read_rows(path: Path) -> Iterator[Placed]:
     """Yield the objects in a file of lines. FileError says which line is none; FileEndsError that the last is cut."""
     with path.open("rb") as raw:
         stream = _decompressed(raw)
-        number = 0
+        number, begun = 0, False
         while True:
             number += 1
             try:
@@ -70,7 +75,22 @@ def read_rows(path: Path) -> Iterator[Placed]:
                 if line.startswith(_WIDE_BOMS):
                     raise FileError("line 1: the file is UTF-16; write it as UTF-8")
             if line.strip():
+                if not begun:
+                    _check_begin(line, number)
+                    begun = True
                 yield f"line {number}", _parsed(line, number)
+
+
+def _check_begin(line: bytes, number: int) -> None:
+    """Raise FileError unless the first line of a file begins an object: it is something else than lines of JSON."""
+    begin = line.strip()
+    if begin.startswith(b"["):
+        raise FileError(f"line {number}: a JSON array; write one object a line: jq -c '.[]'")
+    if begin == b"{":
+        raise FileError(f"line {number}: an object over several lines; write one object a line: jq -c .")
+    if not begin.startswith(b"{"):
+        shown = begin[:40].decode("utf-8", "replace")
+        raise FileError(f"line {number}: no JSON object: {shown!r}; {READABLE}")
 
 
 def _parsed(line: bytes, number: int) -> Row:

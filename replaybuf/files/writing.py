@@ -120,7 +120,10 @@ class Parts:
     def _refuse(self, files: Iterable[Path]) -> None:
         there = None if self._force else next((one for one in files if one.exists()), None)
         if there is not None:
-            raise FileThereError(f"{redact_path(str(there))} is there already; choose another name, or overwrite it")
+            raise FileThereError(
+                f"{redact_path(str(there))} is there already; choose another name, or replace it (--force; force=True in "
+                "Python)"
+            )
 
     def __exit__(self, *_: object) -> None:
         if self._raw is not None:

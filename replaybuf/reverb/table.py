@@ -13,6 +13,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_list, check_priority, check_task_name, whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError
+from replaybuf.readable_config import nearest
 from replaybuf.reverb.rate_limiters import Queue, RateLimiter, Stack
 from replaybuf.reverb.samples import CallStats, RateLimiterInfo, ReplaySample, SampleInfo, TableInfo
 from replaybuf.reverb.selectors import Fifo, Lifo, Selector, exponent_of
@@ -24,6 +25,7 @@ from replaybuf.storage.values import UNSET, Checkpoint, StorageItem, Unset
 SAMPLE_TIMEOUT = 600.0
 
 _DATA = "data"
+_CONFIG = f"{ReplayBufferConfig[Any].__name__}: "
 # Limits say what is wrong in their own words.
 _REVERBS_WORDS = {"capacity": "max_size", "min_size": "min_size_to_sample"}
 
@@ -105,13 +107,23 @@ class Table:
         for name in ours:
             if name in options:
                 raise ConfigError(f"table {self.name}: {name} is what the arguments of the table say; leave it out")
+        self._check_names(options, ours)
         try:
             config = ReplayBufferConfig[Any](url="memory://" if self.url is None else self.url, **ours, **options)
             config.rules()
         except ConfigError as error:
             words = re.sub(r"\b(capacity|min_size)\b", lambda match: _REVERBS_WORDS[match[0]], str(error))
-            raise ConfigError(f"table {self.name}: {words}") from None
+            raise ConfigError(f"table {self.name}: {words.removeprefix(_CONFIG)}") from None
         return config
+
+    def _check_names(self, options: Iterable[str], ours: Iterable[str]) -> None:
+        """Raise ConfigError for an option that is none, in terms of the table's own arguments."""
+        further = [name for name in ReplayBufferConfig.model_fields if name not in ours]
+        for name in options:
+            if name not in further:
+                near = nearest(name, [known for known in (*self._definition, *further) if known not in options])
+                hint = f"; did you mean {near}?" if near else f" (options: {', '.join(further)})"
+                raise ConfigError(f"table {self.name}: {name} is no option of a table{hint}")
 
     @classmethod
     def queue(cls, name: str, max_size: int, **options: Any) -> Self:

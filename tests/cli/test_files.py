@@ -77,10 +77,34 @@ def test_an_export_changes_nothing(file: Path, tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl", "run.db"]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "-"])
+def test_an_export_of_no_such_task_names_those_that_there_are(filled: str, tmp_path: Path, name: str) -> None:
+    out = name if name == "-" else tmp_path / name
+    assert "no such groups; there are the tasks code, math\n" in run("export", filled, out, "--task", "mth").stderr
+
+
 def test_an_import_is_no_dataset_of_prompts(file: Path, tmp_path: Path) -> None:
     run("export", file, tmp_path / "a.jsonl")
     run("import", tmp_path / "new.db", tmp_path / "a.jsonl")
     assert run_json("stats", tmp_path / "new.db")["buffers"]["default"]["prompts"] == {}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("other", ["new.db", "postgresql://rl:secret@db/run7"])
+def test_swapped_arguments_are_noticed(other: str, tmp_path: Path) -> None:
+    (tmp_path / "e.jsonl").write_text('{"question": "1 + 1?", "response": "2", "task": "math"}\n')
+    message = run("import", tmp_path / "e.jsonl", other, code=1).stderr
+    assert "did you swap URL and FILE?" in message
+    assert "secret" not in message
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("options", [["--dry-run"], ["--json"]])
+def test_a_warning_is_on_stderr_whatever_the_output(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    done = run("import", tmp_path / "new.db", tmp_path / "a.jsonl", "--as-task", "math", *options)
+    assert "Warning: no response was found: nothing of this can be trained on; --field response=answer?" in done.stderr
+    assert "Warning" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -93,10 +117,12 @@ def test_an_import_is_no_dataset_of_prompts(file: Path, tmp_path: Path) -> None:
         (("export", "{file}", "{folder}/a.jsonl", "--max-bytes", "much"), 2, "is no size"),
         (("export", "{file}", "{folder}/none/a.jsonl"), 1, "can't be written"),
         (("export", "{file}"), 2, "FILE"),
+        (("export", "{file}", "{there}"), 1, "or replace it (--force; force=True in Python)"),
         (("import", "{folder}/new.db", "{folder}/none.jsonl"), 1, "none.jsonl can't be read: No such file"),
         (("import", "{folder}/new.db", "{folder}"), 1, "can't be read: Is a directory"),
         (("import", "{folder}/new.db", "{file}"), 1, "this is a database of replaybuf"),
         (("import", "{folder}/new.db", "{file}", "--field", "response"), 2, "is no mapping"),
+        (("import", "{folder}/new.db", "{file}", "--field", "respnse=a"), 1, "respnse is no field of rollouts; did"),
         (("import", "{folder}/new.db", "{file}", "--as-status", "done"), 1, "unknown status 'done'"),
         (("import", "sqlite://", "{file}"), 1, "in memory would be gone"),
     ],
@@ -104,7 +130,8 @@ def test_an_import_is_no_dataset_of_prompts(file: Path, tmp_path: Path) -> None:
 def test_mistakes_are_explained(
     arguments: tuple[str, ...], code: int, message: str, file: Path, tmp_path: Path
 ) -> None:
-    result = run(*(one.format(file=file, folder=tmp_path) for one in arguments), code=code)
+    (there := tmp_path / "there.jsonl").touch()
+    result = run(*(one.format(file=file, folder=tmp_path, there=there) for one in arguments), code=code)
     assert message in result.stderr.replace("\n", " ")
     assert not list(tmp_path.glob("*.partial"))
     assert not (tmp_path / "new.db").exists()

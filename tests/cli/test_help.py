@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,31 @@ def test_every_option_has_a_text_and_a_variable(path: tuple[str, ...], command: 
             assert parameter.envvar == "REPLAYBUF_URL"
 
 
+@pytest.mark.parametrize(
+    ("path", "arguments"),
+    [
+        (("stats",), " [URL]"),
+        (("export",), " [URL] FILE"),
+        (("import",), " [URL] FILE"),
+        (("db", "upgrade"), " [URL]"),
+        (("demo",), ""),
+    ],
+)
+def test_usage_says_which_arguments_may_be_left_out(path: tuple[str, ...], arguments: str) -> None:
+    assert run(*path, "--help").stdout.startswith(f"Usage: replaybuf {' '.join(path)} [OPTIONS]{arguments}\n")
+
+
+@pytest.mark.parametrize("path", [path for path, _ in COMMANDS])
+def test_help_shows_the_variables_of_configs_only(path: tuple[str, ...]) -> None:
+    shown = re.findall(r"REPLAYBUF_\w+", run(*path, "--help", env={"COLUMNS": "200"}).stdout)
+    assert "REPLAYBUF_URL" in shown
+    assert set(shown) <= {"REPLAYBUF_URL", "REPLAYBUF_NAME"}
+
+
+def test_errors_name_options_without_their_variables(filled: str) -> None:
+    assert "REPLAYBUF" not in run("ls", filled, "--limit", "many", code=2).stderr
+
+
 @pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path != ("demo",)])
 def test_every_command_has_every_format(path: tuple[str, ...], command: Any) -> None:
     assert {"--json", "--nl", "--csv"} <= {option for parameter in command.params for option in parameter.opts}
@@ -76,6 +102,15 @@ def test_a_typed_format_goes_before_that_of_a_variable(filled: str) -> None:
 
 def test_two_formats_are_a_usage_error(filled: str) -> None:
     assert "choose one of" in run("ls", filled, "--json", "--csv", code=2).stderr
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("stat", "stats"), ("exprot", "export"), ("checkpoint", "checkpoints")])
+def test_a_misspelt_command_is_told_the_nearest(typed: str, meant: str) -> None:
+    assert f"No such command {typed!r}. Did you mean {meant!r}?" in run(typed, "run.db", code=2).stderr
+
+
+def test_a_command_that_is_like_none_is_told_no_other() -> None:
+    assert "Did you mean" not in run("frobnicate", code=2).stderr
 
 
 def test_version(filled: str) -> None:

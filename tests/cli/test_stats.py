@@ -69,6 +69,19 @@ def test_leased_groups_are_counted_apart(busy: str) -> None:
     assert lines[0].split()[:4] == ["math", "completed", "2", "2"]
 
 
+def test_leases_that_are_over_are_told_and_nothing_is_written(busy: str) -> None:
+    """A crash leaves groups leased until somebody takes: they aren't lost."""
+    for _ in range(2):
+        rows = run_json("stats", busy)["groups"]
+        assert {(row["buffer"], row["status"], row["leased"], row["overdue"]) for row in rows} == {
+            ("default", "completed", 2, 1),
+            ("default", "archived", 0, 0),
+            ("eval", "completed", 0, 0),
+        }
+    shown = run("stats", busy).stdout.splitlines()
+    assert [line.split()[0] for line in shown if "2 (1 overdue)" in line] == ["default", "total"]
+
+
 def test_several_buffers_have_a_column(busy: str) -> None:
     rows = run_json("stats", busy)["groups"]
     assert {(row["buffer"], row["status"]) for row in rows} == {

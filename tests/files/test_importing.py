@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -168,6 +169,9 @@ async def test_the_limits_hold_and_what_was_put_stays(file: Path, monkeypatch: p
         ({"source": ""}, "expected the path of a file"),
         ({"source": "a.jsonl", "fields": ["a=b"]}, "fields must be a dict such as"),
         ({"source": "a.jsonl", "fields": {"response": 1}}, "fields must be a dict such as"),
+        ({"source": "a.jsonl", "fields": {"respnse": "a"}}, "respnse is no field of rollouts; did you mean response"),
+        ({"source": "a.jsonl", "fields": {"completion": "a"}}, "completion is no field .* did you mean response"),
+        ({"source": "a.jsonl", "fields": {"xyzzy": "a"}}, "xyzzy is no field .*--as-they-are"),
         ({"source": "a.jsonl", "as_task": ""}, "as_task is empty"),
         ({"source": "a.jsonl", "task": 5}, "task must be a text"),
         ({"source": "a.jsonl", "as_status": "done"}, "unknown status 'done'"),
@@ -278,6 +282,29 @@ async def test_a_wrong_line_is_named_and_nothing_imported(name: str, tmp_path: P
         assert len(buffer) == 0
 
 
+UNKNOWN = {
+    "CSV": (
+        b"question,answer\n1 + 1?,2\n",
+        "line 1: no JSON object: 'question,answer'; what can be read is JSONL .*Parquet",
+    ),
+    "a JSON array": (b'[{"prompt": "a"}]', "line 1: a JSON array; write one object a line"),
+    "an indented JSON array": (b'[\n  {"prompt": "a"}\n]\n', "line 1: a JSON array; write one object a line"),
+    "an indented object": (b'\n{\n  "prompt": "a"\n}\n', "line 2: an object over several lines; write one"),
+    "garbage": (b"\x93\xff\x00\n\xfe", "line 1: no JSON object: .*; what can be read is JSONL .*torch"),
+    "a JSON text": (b'"a"', "line 1: no JSON object: .*; what can be read is"),
+}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", UNKNOWN)
+async def test_a_file_of_another_format_says_what_can_be_read(name: str, tmp_path: Path) -> None:
+    content, message = UNKNOWN[name]
+    (tmp_path / "b.pt").write_bytes(content)
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        with pytest.raises(FileError, match=rf"b\.pt: {message}"):
+            await buffer.import_from(tmp_path / "b.pt", partial=True)
+
+
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "a status": ({"group.status": "done"}, "line 1: group.status is 'done'; expected one of init"),
     "a staleness": ({"group.staleness": "3"}, "line 1: group.staleness is '3'; expected a whole number"),
@@ -343,7 +370,84 @@ async def test_columns_may_be_named(tmp_path: Path) -> None:
         [(about, [first, _])] = await contents(buffer)
         with pytest.raises(FileError, match="line 1 has no field 'z'"):
             await buffer.import_from(tmp_path / "a.jsonl", fields={"response": "z"}, as_task="math")
+        done = await buffer.import_from(tmp_path / "a.jsonl", fields={"mine": "a"}, as_task="math", dry_run=True)
+        assert done.groups == 0
     assert (about["key"], first["response"], first["note"]) == ("0", "1", "x")
+
+
+ANSWERS = [{"question": str(n), "answer": str(2 * n), "grade": 1} for n in range(5)]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("options", "warnings"),
+    [
+        (
+            {},
+            [
+                "no response was found: nothing of this can be trained on; --field response=answer? "
+                "Not used: answer, grade"
+            ],
+        ),
+        ({"fields": {"response": "answer"}}, []),
+        ({"as_status": "init"}, []),
+    ],
+)
+async def test_a_file_without_responses_is_warned_about_unless_it_was_meant(
+    options: dict[str, Any], warnings: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, ANSWERS)))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        done = await buffer.import_from(tmp_path / "a.jsonl", as_task="math", dry_run=True, **options)
+    assert done.found.warnings == warnings
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("last", [{"completion": "x"}, {"status": "init"}])
+async def test_one_response_or_status_is_enough_for_no_warning(last: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [*ANSWERS, {"question": "z", **last}])))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        done = await buffer.import_from(tmp_path / "a.jsonl", as_task="math")
+    assert done.found.warnings == []
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("column", "warning"),
+    [
+        ("prompt", "5 prompts make 15 groups, .*: sort the file by prompt, or give group_id"),
+        ("group_id", "5 group_ids make 15 groups, .*: sort the file by group_id"),
+    ],
+)
+async def test_rows_of_one_group_that_are_apart_are_warned_about(column: str, warning: str, tmp_path: Path) -> None:
+    rows = [{"prompt": "a", column: str(n % 5), "response": "1", "task_name": "math"} for n in range(15)]
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        [found] = (await buffer.import_from(tmp_path / "a.jsonl", dry_run=True)).found.warnings
+        assert re.fullmatch(warning, found)
+        rows.sort(key=lambda row: row[column])
+        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        done = await buffer.import_from(tmp_path / "a.jsonl")
+    assert (done.groups, done.found.warnings) == (5, [])
+
+
+@pytest.mark.fast
+async def test_a_prompt_in_two_tasks_or_groups_that_are_whole_are_no_warning(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "a", "response": "1", "task_name": name} for name in ("x", "y")]
+    rows += [{"prompt": "a", "task_name": "x", "rollouts": [{"response": str(n)}]} for n in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        assert (await buffer.import_from(tmp_path / "a.jsonl")).found.warnings == []
+
+
+@pytest.mark.fast
+async def test_the_prompts_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replaybuf.files.remarks._PROMPTS", 2)
+    rows = [{"prompt": str(n % 5), "response": "1", "task_name": "math"} for n in range(15)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        [found] = (await buffer.import_from(tmp_path / "a.jsonl")).found.warnings
+    assert found.startswith("at most 11 prompts make 15 groups")
 
 
 async def test_parquet_of_others_with_its_own_types(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sqlalchemy
 from sqlalchemy import StaticPool
 
 from replaybuf.storage.sql.engine.dialects import SQLITE
+from replaybuf.storage.sql.engine.forks import BETWEEN_FORKS
 from replaybuf.storage.sql.engine.port import Function
 from replaybuf.storage.sql.engine.prepared import SqliteDriver
 from replaybuf.storage.sql.engine.sqlite_connections import JSON_OPTIONS
@@ -36,7 +37,7 @@ class Session:
     def transact(self, function: Function[T], scope: Scope, *, write: bool, patience: float = 0.0) -> T:
         """Run a transaction and return its result; wait for the write lock for up to `patience` seconds."""
         self._files.check()
-        with self._files.read():
+        with BETWEEN_FORKS, self._files.read():
             self._begin(write, patience)
             try:
                 result = function(Transaction(self._connection, SQLITE, scope, self._driver))

@@ -15,9 +15,10 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.inspection.checkpoints import list_checkpoints
 from replaybuf.storage.sql.inspection.groups import GROUPS, buffers_of, looking_at, now_of, tidy
 from replaybuf.storage.sql.schema.create import current_revision
-from replaybuf.storage.sql.schema.tables import garbage
+from replaybuf.storage.sql.schema.tables import garbage, group, lane
 from replaybuf.storage.sql.statements.counts import read_tallies
 from replaybuf.storage.sql.statements.cursors import read_cursors
+from replaybuf.storage.sql.statements.leases import store_clock
 from replaybuf.storage.sql.statements.matching import read_histogram
 from replaybuf.storage.values import Cursor
 
@@ -79,11 +80,26 @@ def _groups(tx: Transaction) -> list[dict[str, Any]]:
     ).group_by(g.buffer, g.task_name, g.status)
     if tx.scope.buffer is not None:
         grouped = grouped.where(g.buffer == tx.scope.buffer)
-    rows = [tidy(row) for row in tx.execute(grouped).mappings()]
-    for row in rows:
+    overdue = _overdue(tx)
+    rows = []
+    for found in tx.execute(grouped).mappings():
+        row = tidy(found)
         row["staleness"] = float(row["staleness"])
+        row["overdue"] = overdue.get((row["buffer"], row["task_name"], row["status"]), 0)
+        rows.append(row)
     rows.sort(key=lambda row: (row["buffer"], row["task_name"], _STATUSES.index(row["status"])))
     return rows
+
+
+def _overdue(tx: Transaction) -> dict[tuple[str, str, str], int]:
+    """Return the number of leased groups whose lease is over, by buffer, task and status.
+
+    They come back when a process next looks for groups: where all consumers are gone, none has.
+    """
+    lanes = (lane.c.buffer, lane.c.task_name, lane.c.status)
+    over = select(*lanes, func.count()).select_from(group.join(lane, lane.c.id == group.c.lane))
+    over = over.where(group.c.leased_until <= store_clock(tx), tx.scope.lanes).group_by(*lanes)
+    return {(buffer, task, status): count for buffer, task, status, count in tx.execute(over)}
 
 
 def _database(tx: Transaction) -> dict[str, Any]:

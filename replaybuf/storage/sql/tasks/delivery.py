@@ -112,7 +112,8 @@ class Drawing:
     def _transact(self, tx: Transaction) -> Taken | None:
         rows, ended = draw_behind_fence(tx, self._codec, self._draw, self._set_aside, self._store.lanes)
         # When groups leave, only puts that wait for room need to know; groups set aside have become FAILED.
-        self._news = ended or bool(self._set_aside) or tx.scope.rules.limits.slows_puts
+        makes_room = rows is not None and tx.scope.rules.limits.slows_puts
+        self._news = ended or bool(self._set_aside) or makes_room
         if rows is None:
             return None
         taken = Taken(rows, {}, epoch=tx.scope.epoch, checkpoint=tx.scope.checkpoint)
