@@ -9,6 +9,7 @@ rollout has no such field. The schema's metadata entry `replaybuf` says which co
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -88,7 +89,7 @@ def _shape(value: Any, kind: str | None) -> str:
     if all(type(item) is dict and item and set(map(type, item.values())) == {str} for item in value):
         names = {tuple(item) for item in value}
         first = names.pop()
-        if not names and not any("," in name for name in first):
+        if not names and _is_unicode(first) and not any("," in name for name in first):
             return f"structs:{','.join(first)}"
     return "json"
 
@@ -144,7 +145,7 @@ class Columns:
         for row in rollouts:
             kinds = row.get(KINDS, {})
             for name, value in row.items():
-                if name not in self._beside and name not in _JSON_FIELDS:
+                if name not in self._beside and name not in _JSON_FIELDS and _is_unicode(name):
                     shapes.setdefault(name, set())
                     if value is not None:
                         shapes[name].add(_shape(value, _numeric(kinds.get(name))))
@@ -220,7 +221,7 @@ def _is_unicode(value: Any) -> bool:
         except UnicodeEncodeError:
             return False
         return True
-    return all(map(_is_unicode, value.values() if type(value) is dict else value))
+    return all(map(_is_unicode, (*value, *value.values()) if type(value) is dict else value))
 
 
 # Reading
@@ -230,24 +231,27 @@ class Reading:
     """How the rows of a file's tables are read: those of our exports by what their schema says, others as they are."""
 
     def __init__(self, schema: Any) -> None:
-        about = (schema.metadata or {}).get(_ABOUT)
-        try:
-            self._about: Mapping[str, Any] | None = None if about is None else json.loads(about)
-            self._json = frozenset((self._about or {}).get("json", ()))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise FileError(f"the schema's metadata 'replaybuf' is damaged ({error!s:.100})") from error
-        if self._about is not None and self._about.get("format") != 1:
-            raise FileError(f"the file has format {self._about.get('format')!r:.40} of replaybuf's; upgrade replaybuf")
+        twice = [name for name, count in Counter(schema.names).items() if count > 1]
+        if twice:
+            raise FileError(f"two columns have the name {twice[0]!r:.60}; rename one of them")
+        self._about = _about(schema)
+        self._json = frozenset(self._about["json"] if self._about else ())
 
     def rows(self, batch: Any, first: int) -> Iterable[tuple[str, Row]]:
         """Yield the rows of a batch, whose first has this number."""
-        for number, row in enumerate(batch.to_pylist(), first):
-            place = f"row {number}"
+        names = batch.schema.names
+        columns = [_values(name, column, first) for name, column in zip(names, batch.columns, strict=True)]
+        for number in range(batch.num_rows):
+            row = {name: column[number] for name, column in zip(names, columns, strict=True)}
+            place = f"row {first + number}"
             if self._about is None:
                 yield place, {name: value for name, value in row.items() if value is not None}
-            elif self._about.get("rows") == "groups":
-                rollouts = [self._unfitted(place, one or {}) for one in row.pop(ROLLOUTS, None) or ()]
-                yield place, {**self._told(place, row, ""), ROLLOUTS: rollouts}
+            elif self._about["rows"] == "groups":
+                rollouts = row.pop(ROLLOUTS, None)
+                if type(rollouts) is not list or not all(type(one) is dict for one in rollouts):
+                    raise FileError(f"{place}: rollouts is {rollouts!r:.60}; expected a list of objects")
+                unfitted = [self._unfitted(f"{place}, rollouts[{n}]", one) for n, one in enumerate(rollouts)]
+                yield place, {**self._told(place, row, ""), ROLLOUTS: unfitted}
             else:
                 told = {name: row.pop(name) for name in list(row) if name.startswith(PREFIX)}
                 yield place, {**self._told(place, told, PREFIX), **self._unfitted(place, row)}
@@ -263,7 +267,42 @@ class Reading:
             if value is not None
         }
         more = values.pop(MORE, None)
-        return values if more is None else {**values, **more}
+        if type(more) not in (dict, type(None)):
+            raise FileError(f"{place}, column {MORE!r}: {more!r:.60}; expected an object with fields")
+        return {**values, **(more or {})}
+
+
+def _about(schema: Any) -> Mapping[str, Any] | None:
+    """Return what a schema says of an export of ours, None for others. FileError."""
+    text = (schema.metadata or {}).get(_ABOUT)
+    if text is None:
+        return None
+    try:
+        about = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"the schema's metadata 'replaybuf' is damaged ({error!s:.100})") from error
+    if type(about) is dict and about.get("format") not in (None, 1):
+        raise FileError(f"the file has format {about['format']!r:.40} of replaybuf's; upgrade replaybuf")
+    if not (
+        type(about) is dict
+        and about.get("format") == 1
+        and about.get("rows") in ("rollouts", "groups")
+        and type(about.get("json")) is list
+        and all(type(name) is str for name in about["json"])
+    ):
+        raise FileError(f"the schema's metadata 'replaybuf' is damaged ({about!r:.100})")
+    return about
+
+
+def _values(name: str, column: Any, first: int) -> list[Any]:
+    """Return the values of a column, whose first row has this number. FileError for those that Python lacks."""
+    values: list[Any] = []
+    try:
+        for one in column:
+            values.append(one.as_py())
+    except (ValueError, TypeError, LookupError, ArithmeticError, arrow().ArrowException) as error:
+        raise FileError(f"row {first + len(values)}, column {name!r:.60}: it can't be read ({error!s:.200})") from error
+    return values
 
 
 def _parsed(place: str, name: str, text: Any) -> Any:

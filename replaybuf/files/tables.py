@@ -70,7 +70,7 @@ def read_tables(path: Path, form: str) -> Iterator[Placed]:
         for reading, batch in _batches(path, form):
             yield from reading.rows(batch, number)
             number += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         what = str(error).strip().partition("\n")[0]
         raise FileError(
             f"row {number}: this is no whole {'Parquet' if form == 'parquet' else 'Arrow'} file: cut short, damaged, "
@@ -92,6 +92,7 @@ def _batches(path: Path, form: str) -> Iterator[tuple[Reading, Any]]:
         file = pa.ipc.open_stream(source) if form == "stream" else pa.ipc.open_file(source)
         reading = Reading(file.schema)
         for whole in file if form == "stream" else map(file.get_batch, range(file.num_record_batches)):
+            whole.validate(full=True)  # offsets that lead out of the file would end the process
             for start in range(0, whole.num_rows, _ROWS):
                 yield reading, whole.slice(start, _ROWS)
         if form == "stream" and source.size() >= len(_END):

@@ -7,7 +7,7 @@ import errno
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
@@ -25,7 +25,7 @@ FORMATS: Final = {
     **dict.fromkeys((".arrow", ".feather"), "arrow"),
     ".arrows": "stream",
 }
-_PART: Final = re.compile(r"-(\d{5})-of-(\d{5})$")
+_PART: Final = re.compile(r"-([0-9]{5})-of-([0-9]{5})$")
 
 
 class Writer(Protocol):
@@ -69,15 +69,25 @@ def parts_of(path: Path) -> list[Path]:
         ending = ending_of(path)
     except InputError:
         return []
+    found = _sets(path, ending)
+    for count, parts in found.items():
+        if len(found) > 1 or len(parts) != count:
+            raise FileError(
+                f"{path}: there are {len(parts)} of its {count} parts, or those of several exports; move away what is "
+                "named like a part and isn't one"
+            )
+    return [one for parts in found.values() for one in parts]
+
+
+def _sets(path: Path, ending: str) -> dict[int, list[Path]]:
+    """Return the files that are named as parts of `path`, in their order, by the number of parts that they name."""
     stem = path.name.removesuffix(ending)
-    found = sorted(path.parent.glob(f"{glob.escape(stem)}-?????-of-?????{glob.escape(ending)}"))
-    numbered = [(match, one) for one in found if (match := _PART.search(one.name.removesuffix(ending)))]
-    if not numbered:
-        return []
-    count = int(numbered[0][0][2])
-    if [(int(match[1]), int(match[2])) for match, _ in numbered] != [(n, count) for n in range(count)]:
-        raise FileError(f"{path}: there are {len(numbered)} of its {count} parts, or those of several exports")
-    return [one for _, one in numbered]
+    found: dict[int, list[Path]] = {}
+    for one in sorted(path.parent.glob(f"{glob.escape(stem)}-?????-of-?????{glob.escape(ending)}")):
+        match = _PART.search(one.name.removesuffix(ending))
+        if match and int(match[1]) < int(match[2]):
+            found.setdefault(int(match[2]), []).append(one)
+    return found
 
 
 class Parts:
@@ -103,14 +113,17 @@ class Parts:
 
     def check(self) -> None:
         """Raise FileThereError where the files would replace others."""
-        there = [one for one in (self.path, *self._old_parts()) if one.exists()]
-        if there and not self._force:
-            raise FileThereError(
-                f"{redact_path(str(there[0]))} is there already; choose another name, or replace it (--force; "
-                "force=True in Python)"
-            )
+        self._refuse([self.path, *self._old_parts()])
         if self.path.is_dir():
             raise FileThereError(f"{redact_path(str(self.path))} is a folder; give the name of a file in it")
+
+    def _refuse(self, files: Iterable[Path]) -> None:
+        there = None if self._force else next((one for one in files if one.exists()), None)
+        if there is not None:
+            raise FileThereError(
+                f"{redact_path(str(there))} is there already; choose another name, or replace it (--force; force=True in "
+                "Python)"
+            )
 
     def __exit__(self, *_: object) -> None:
         if self._raw is not None:
@@ -129,16 +142,27 @@ class Parts:
             self._writer.write(rows)
 
     def publish(self) -> list[Path]:
-        """Give the files their names, and remove those of an older export. Return them."""
+        """Give the files their names, and remove those of an older export. Return them. Raises FileThereError.
+
+        No set of parts ever mixes two exports: older parts go before the first one gets its name, and after an error
+        none is left.
+        """
         with self._told():
             if self._writer is None and not self._done:
                 self._begin()
             self._end()
-            names = [self.path] if len(self._done) == 1 else [self._part(n) for n in range(len(self._done))]
-            for partial, path in zip(self._done, names, strict=True):
-                publish(partial, str(path))
-            for old in {self.path, *self._old_parts()} - set(names):
-                old.unlink(missing_ok=True)
+        names = [self.path] if len(self._done) == 1 else [self._part(n) for n in range(len(self._done))]
+        self._refuse(names)
+        with self._told():
+            if len(names) > 1:
+                _remove({self.path, *names, *self._old_parts()})
+            try:
+                for partial, path in zip(self._done, names, strict=True):
+                    publish(partial, str(path))
+            except BaseException:
+                _remove(names if len(names) > 1 else ())
+                raise
+            _remove({self.path, *self._old_parts()} - set(names))
         return names
 
     def _begin(self) -> None:
@@ -152,6 +176,7 @@ class Parts:
         if self._writer is not None and self._raw is not None:
             self._writer.close()
             self._raw.flush()
+            os.fsync(self._raw.fileno())  # a disk that is full says so before an older export is touched
             self.bytes += self._raw.tell()
             self._raw.close()
             self._raw = self._writer = None
@@ -161,8 +186,10 @@ class Parts:
         return self.path.with_name(f"{stem}-{number:05}-of-{len(self._done):05}{self._ending}")
 
     def _old_parts(self) -> list[Path]:
-        stem = self.path.name.removesuffix(self._ending)
-        return list(self.path.parent.glob(f"{glob.escape(stem)}-?????-of-?????{glob.escape(self._ending)}"))
+        """Return the parts of whole exports; what else is named like a part is another's."""
+        return [
+            one for count, parts in _sets(self.path, self._ending).items() if len(parts) == count > 1 for one in parts
+        ]
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -177,6 +204,11 @@ class Parts:
                     f"the disk is full: {shown} was not written; make room on its disk, or choose another"
                 ) from error
             raise FileError(f"{shown} can't be written: {error.strerror or error}") from error
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def size_of(path: Path) -> int:

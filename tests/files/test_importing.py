@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -469,3 +470,72 @@ async def test_parquet_of_others_with_its_own_types(tmp_path: Path) -> None:
         first, second = [group[0] for _, group in await contents(buffer)]
     assert (first.response, first.response_ids, second.response_ids) == ("1", [1, 2], None)
     assert first.extra_fields["nested"] == [[1], []]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", ["a.arrow", "a.arrows"])
+@pytest.mark.parametrize("offset", [10**9, -(10**9)])
+def test_an_arrow_file_with_offsets_that_lead_out_of_it_is_refused(tmp_path: Path, name: str, offset: int) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"task_name": ["m", "m", "m"], "response": ["hello", "there", "friend"]})
+    file = tmp_path / name
+    with (pa.ipc.new_file if name == "a.arrow" else pa.ipc.new_stream)(str(file), table.schema) as writer:
+        writer.write_table(table)
+    offsets = struct.pack("<4i", 0, 5, 10, 16)
+    assert offsets in file.read_bytes()
+    write(file, file.read_bytes().replace(offsets, struct.pack("<4i", 0, offset, 10, 16)))
+    with pytest.raises(FileError, match=rf"{name}: row 1: this is no whole Arrow file"):
+        list(Source(str(file)).read())
+
+
+def _group(fields: Any, **about: Any) -> Any:
+    """Return a table of one group with these rollouts, as our exports are, or nearly."""
+    import pyarrow as pa
+
+    metadata = {"format": 1, "rows": "groups", "json": ["$more"], **about}
+    columns = {"uid": [1], "task_name": ["m"], "status": ["completed"], "staleness": [0], "rollouts": [fields]}
+    return pa.table(columns).replace_schema_metadata({"replaybuf": json.dumps(metadata)})
+
+
+WRONG_TABLES: dict[str, tuple[Any, str]] = {
+    **{
+        f"about {text}": (
+            lambda pa, text=text: pa.table({"response": ["x"]}).replace_schema_metadata({"replaybuf": text}),
+            "metadata 'replaybuf' is damaged",
+        )
+        for text in ("[]", '""', "0", "null", '{"format": 1}', '{"format": 1, "rows": "groups", "json": [[]]}', "\xff")
+    },
+    "of a later version": (lambda pa: _group([], format=2), "the file has format 2 of replaybuf's; upgrade"),
+    "more is a number": (
+        lambda pa: _group([{"$more": "{}"}, {"$more": "5"}]),
+        r"row 1, rollouts\[1\], column '\$more': 5; expected an object",
+    ),
+    "a rollout is a number": (lambda pa: _group([1]), r"row 1: rollouts is \[1\]; expected a list of objects"),
+    "rollouts are a number": (lambda pa: _group(5), "row 1: rollouts is 5; expected a list of objects"),
+    "two of a name": (
+        lambda pa: pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]),
+        "two columns have the name 'text'; rename one",
+    ),
+    "two of a name within": (
+        lambda pa: pa.table({"at": pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])}),
+        "row 1, column 'at': it can't be read .*duplicate",
+    ),
+    "date": (lambda pa: pa.table({"day": pa.array([0, 2**30], pa.date32())}), "row 2, column 'day': it can't be read"),
+    "time": (lambda pa: pa.table({"at": pa.array([0, 2**62], pa.timestamp("us"))}), "row 2, column 'at': it can't be"),
+    "UTF-8": (
+        lambda pa: pa.table({"text": pa.array([b"a", b"\xff"]).view(pa.string())}),
+        "row 2, column 'text': it ca",
+    ),
+}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", WRONG_TABLES)
+def test_a_wrong_table_is_refused_with_its_row_and_column(tmp_path: Path, name: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table, message = WRONG_TABLES[name]
+    parquet.write_table(table(pa), tmp_path / "a.parquet")
+    with pytest.raises(FileError, match=rf"a\.parquet: .*{message}"):
+        list(Source(str(tmp_path / "a.parquet")).read())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import errno
 import json
 import socket
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from replaybuf import DiskFullError, InputError, ReplayBufferConfig
 from replaybuf.errors import FileError, FileThereError, MissingDriverError
-from replaybuf.files import exporting
+from replaybuf.files import exporting, writing
 from tests.files.stores import contents, fill
 
 pytestmark = pytest.mark.fast
@@ -55,13 +56,58 @@ async def test_a_large_export_has_parts_that_are_imported_by_its_name(
     async with ReplayBufferConfig(url="memory://").build() as other:
         await other.import_from(tmp_path / name)
         assert [one for one, _ in await contents(other)] == [one for one, _ in await contents(buffer)]
-    done.files[2].unlink()
-    with pytest.raises(FileError, match="there are 3 of its 4 parts"):
-        await buffer.import_from(tmp_path / name)
     with pytest.raises(FileThereError):
         await buffer.export(tmp_path / name)
+    await buffer.export(tmp_path / name, max_bytes=1, limit=6, force=True)
+    assert names(tmp_path) == [f"{stem}-{n:05}-of-00003.{ending}" for n in range(3)]
     await buffer.export(tmp_path / name, force=True)
     assert names(tmp_path) == [name]
+
+
+async def test_a_set_that_lacks_a_part_is_not_imported(
+    buffer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "_GROUPS", 2)
+    done = await buffer.export(tmp_path / "a.jsonl", max_bytes=1)
+    done.files[2].unlink()
+    with pytest.raises(FileError, match="there are 3 of its 4 parts"):
+        await buffer.import_from(tmp_path / "a.jsonl")
+
+
+async def test_files_that_are_no_parts_of_ours_block_no_export_and_stay_when_forced(
+    buffer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "_GROUPS", 2)
+    others = ["a-00000-of-00005.jsonl", "a-00003-of-00004.jsonl", "a-notes-of-alice.jsonl"]
+    for name in others:
+        (tmp_path / name).write_bytes(b"mine")
+    for force in (False, True):
+        await buffer.export(tmp_path / "a.jsonl", force=force)
+    assert names(tmp_path) == [*others, "a.jsonl"]
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(FileThereError, match="a-00003-of-00004"):
+        await buffer.export(tmp_path / "a.jsonl", max_bytes=1)
+    assert names(tmp_path) == others
+
+
+@pytest.mark.parametrize("old", [1, 4])
+async def test_an_error_between_two_parts_leaves_no_set_of_two_exports(
+    buffer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: int
+) -> None:
+    monkeypatch.setattr(exporting, "_GROUPS", 2)
+    assert len((await buffer.export(tmp_path / "a.jsonl", max_bytes=None if old == 1 else 1)).files) == old
+    publish, calls = writing.publish, []
+
+    def failing(partial: str, path: str) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, "the disk is gone")
+        publish(partial, path)
+
+    monkeypatch.setattr(writing, "publish", failing)
+    with pytest.raises(FileError, match="the disk is gone"):
+        await buffer.export(tmp_path / "a.jsonl", max_bytes=1, force=True)
+    assert names(tmp_path) == []
 
 
 async def test_what_is_exported_is_chosen_and_ordered(buffer: Any, tmp_path: Path) -> None:
