@@ -13,6 +13,7 @@ from replaybuf.checks import check_task_name
 from replaybuf.codec.tensors import StoredTensor
 from replaybuf.errors import FileError, InputError
 from replaybuf.files.rows import ROLLOUTS, FileGroup, Placed, Row
+from replaybuf.files.values import to_json
 from replaybuf.rollouts.rollout import RolloutState, Status, group_status
 from replaybuf.rollouts.statuses import OUR_STATUSES
 
@@ -75,8 +76,8 @@ def foreign_groups(rows: Iterable[Placed], mapped: Mapped) -> Iterator[FileGroup
             continue
         rollout, told, odd = _rollout(place, row, mapped)
         named = rollout.get("group_id")
-        mine = ("prompt", rollout.get("message"), rollout.get("prompt_ids")) if named is None else ("group", named)
-        mine = (*mine, rollout["task_name"])
+        same = [rollout.get("message"), rollout.get("prompt_ids")] if named is None else named
+        mine = (named is None, _comparable(same), rollout["task_name"])
         if group is None or mine != last:
             if group is not None:
                 yield _finished(group, mapped)
@@ -211,6 +212,15 @@ def _as_list(values: Any) -> Any:
     return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
 
 
+def _comparable(value: Any) -> Any:
+    """Return a value that can be compared: of arrays and tensors the numbers, wherever in it they are."""
+    if type(value) is list:
+        return list(map(_comparable, value))
+    if type(value) is dict:
+        return {name: _comparable(item) for name, item in value.items()}
+    return to_json(_as_list(value))
+
+
 def _status(place: str, rollout: Row, mapped: Mapped) -> Status:
     if mapped.status is not None:
         return mapped.status
@@ -218,7 +228,7 @@ def _status(place: str, rollout: Row, mapped: Mapped) -> Status:
     if value is None:
         answered = rollout.get("response") is not None or rollout.get("response_ids") is not None
         return Status.COMPLETED if answered else Status.INIT
-    status = OUR_STATUSES.get(value)
+    status = OUR_STATUSES.get(value) if isinstance(value, str) else None
     if status is None:
         raise FileError(
             f"{place}: status is {value!r:.60}; expected one of {', '.join(Status)} (or give all one: as_status=, "

@@ -17,8 +17,10 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, Status
 from replaybuf.errors import FileEndsError, FileError, UnsafePickleError
+from replaybuf.files.foreign import Mapped
 from replaybuf.files.pickles import Loading
-from tests.files.pickled import classes, legacy, save, saved_buffer
+from replaybuf.files.reading import Source
+from tests.files.pickled import Tensor, classes, legacy, save, saved_buffer
 from tests.files.stores import contents
 
 pytestmark = pytest.mark.fast
@@ -62,6 +64,22 @@ async def test_half_a_saved_buffer_is_refused(tmp_path: Path) -> None:
         with pytest.raises(FileEndsError, match=r"half\.pth: the file of torch\.save is cut short"):
             await buffer.import_from(tmp_path / "half.pth")
         assert await contents(buffer) == []
+
+
+@pytest.mark.parametrize("name", ["prompt_ids", "group_id", "message"])
+async def test_rollouts_of_one_prompt_are_one_group_also_with_arrays_or_tensors(name: str, tmp_path: Path) -> None:
+    def rows(make: Any) -> list[dict[str, Any]]:
+        ids = [make([1, 2]), make([1, 2]), make([1, 3])]
+        prompts = [[{"role": "user", "content": one}] for one in ids] if name == "message" else ids
+        return [{name: one, "response": str(number)} for number, one in enumerate(prompts)]
+
+    with classes():
+        save(rows(Tensor), tmp_path / "tensors.pth")
+    for made, file in ((list, "lists.pkl"), (np.array, "arrays.pkl")):
+        (tmp_path / file).write_bytes(pickle.dumps(rows(made)))
+    files = ["lists.pkl", "arrays.pkl", *(["tensors.pth"] if name != "prompt_ids" else [])]  # which are of floats here
+    for file in files:
+        assert [len(group.rollouts) for group in Source(str(tmp_path / file), Mapped(task="math")).read()] == [2, 1]
 
 
 class _Runs:
