@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,7 +11,7 @@ import numpy as np
 from replaybuf.checks import check_task_name
 from replaybuf.codec.tensors import StoredTensor
 from replaybuf.errors import FileError, InputError
-from replaybuf.files.rows import ROLLOUTS, FileGroup, Placed, Row
+from replaybuf.files.rows import ROLLOUTS, FileGroup, Placed, Row, is_number
 from replaybuf.files.values import to_json
 from replaybuf.rollouts.rollout import RolloutState, Status, group_status
 from replaybuf.rollouts.statuses import OUR_STATUSES
@@ -112,7 +111,7 @@ def _whole(place: str, row: Row, members: list[Any], mapped: Mapped) -> FileGrou
 def _begin(place: str, rollout: Row, told: Row, odd: list[str]) -> FileGroup:
     priority = told.get("priority", 1.0)
     key = told.get("key")
-    if type(priority) not in (int, float):
+    if not is_number(priority):
         raise FileError(f"{place}: priority is {priority!r:.60}; expected a number")
     if key is not None and type(key) not in (str, int):
         raise FileError(f"{place}: the key is {key!r:.60}; expected a text or a whole number")
@@ -163,7 +162,9 @@ def _rollout(place: str, row: Row, mapped: Mapped) -> tuple[Row, Row, list[str]]
     if row and mapped.as_they_are:
         rollout |= row
     elif row:
-        rollout["extra_fields"] = {**(rollout.get("extra_fields") or {}), **row}
+        if type(extra := rollout.get("extra_fields") or {}) is not dict:
+            raise FileError(f"{place}: extra_fields is {extra!r:.60}; expected an object")
+        rollout["extra_fields"] = {**extra, **row}
         odd.append(f"fields that rollouts don't have, kept in extra_fields: {', '.join(sorted(map(str, row))):.200}")
     _check(place, rollout, mapped, odd)
     return rollout, told, odd
@@ -193,7 +194,7 @@ def _check(place: str, rollout: Row, mapped: Mapped, odd: list[str]) -> None:
     if isinstance(reward, StoredTensor) and reward.numpy().size == 1:
         reward = float(reward.numpy().reshape(-1)[0])
     if reward is not None and type(reward) is not dict:
-        if type(reward) not in (int, float, bool) or not math.isfinite(reward):
+        if type(reward) is not bool and not is_number(reward):
             raise wrong("reward", "a finite number, or an object with the score")
         rollout["reward"] = {"score": float(reward)}
     if type(rollout.get("seq_staleness", 0)) is not int:
