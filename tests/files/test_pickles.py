@@ -154,6 +154,46 @@ def _again_and_again() -> bytes:
     return pickle.dumps([{"prompt": value}])
 
 
+def _shared(value: Any) -> bytes:
+    return pickle.dumps([{"prompt": "1", "x": [value] * 600}])
+
+
+UNFOLDED = {
+    "a text": _shared("a" * 300_000),
+    "bytes": _shared(b"a" * 300_000),
+    "a bytearray": _shared(bytearray(300_000)),
+    "an array": _shared(np.zeros(300_000, np.uint8)),
+    "a number": _ops(
+        b"](}(\x8c\x06prompt\x8c\x011\x8c\x01x](\x8b" + struct.pack("<i", 300_000),
+        b"\x01" * 300_000 + b"\x94" + b"h\x00" * 600 + b"eue",
+    ),
+    "an older array": pickle.dumps([{"prompt": "1", "x": [np.zeros(300_000, np.uint8)] * 600}], protocol=2),
+}
+
+
+@pytest.mark.parametrize("name", UNFOLDED)
+def test_one_large_value_again_and_again_is_refused_before_it_fills_the_memory(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pkl").write_bytes(UNFOLDED[name])
+    with pytest.raises(FileError, match=r"a\.pkl: .*would fill the memory\. If you trust the file, load it with"):
+        list(Source(str(tmp_path / "a.pkl"), Mapped(task="math")).read())
+
+
+def test_views_of_one_storage_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:
+    tensor = Tensor([0.0] * 100_000)
+    with classes():
+        save([{"prompt": "1", "x": [tensor] * 2000}], tmp_path / "a.pth")
+    with pytest.raises(FileError, match=r"a\.pth: .*would fill the memory"):
+        list(Source(str(tmp_path / "a.pth"), Mapped(task="math")).read())
+
+
+async def test_the_rollouts_of_a_group_may_share_their_prompt(tmp_path: Path) -> None:
+    image = b"a" * 1_000_000
+    rows = [{"prompt": "1", "image": image, "response": str(number)} for number in range(64)]
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(rows))
+    async with memory() as buffer:
+        assert (await buffer.import_from(tmp_path / "a.pkl", as_task="math")).rollouts == 64
+
+
 DAMAGED = {
     "cut short": pickle.dumps([{"prompt": "1"}])[:-3],
     "a length beyond the file": _ops(b"\x8d" + struct.pack("<Q", 1 << 60)),
