@@ -8,7 +8,7 @@ the records into trees (`codec.trees`).
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import IO, Any, ClassVar, Final
 
 import numpy as np
@@ -227,7 +227,7 @@ class Rebuilding:
             return items if kind is list else Marked(_MARKS[kind], items)
         if kind is dict:
             self._spend(len(value))
-            return {self.tree(name): self.tree(item) for name, item in value.items()}
+            return self.names(value.items())
         if kind is int:
             return value if -(2**63) <= value < 2**64 else self._large_int(value)
         if kind in _SMALL:
@@ -244,6 +244,13 @@ class Rebuilding:
             return self._made(value)
         raise FileError(f"the pickle holds a {kind.__name__} by itself, which is no data of rollouts")
 
+    def names(self, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+        """Return pairs of names and values as a tree. Raises FileError."""
+        try:
+            return {self.tree(name): self.tree(item) for name, item in pairs}
+        except TypeError as error:
+            raise FileError(f"the pickle has a dict with a name that can't be one ({error!s:.100})") from error
+
     def _large_int(self, value: int) -> Marked:
         self.spend(value.bit_length() // 8)
         return Marked(marks.INT, _int_bytes(value))
@@ -258,12 +265,12 @@ class Rebuilding:
             return rebuild(self, made)
         except FileError:
             raise
-        except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise FileError(f"the pickle's {made.name} is damaged ({error!s:.100})") from error
 
     def _record(self, made: Made) -> Any:
         if made.name.endswith(f".{_STATUS}"):
-            return Status(str(made.args[0]))
+            return _status(made)
         fields = record_fields(made)
         if made.name.endswith(".SerializedRayObjectRef"):
             return self.tree(fields.get("value"))
@@ -305,6 +312,13 @@ def record_fields(made: Made) -> dict[str, Any]:
     return fields
 
 
+def _status(made: Made) -> Status:
+    given = made.args[0] if made.args else None
+    if type(given) is not str or given not in set(Status):
+        raise FileError(f"the pickle's {made.name} is {given!r:.60}; expected one of {', '.join(Status)}")
+    return Status(given)
+
+
 def _int_bytes(value: int) -> bytes:
     return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
 
@@ -327,7 +341,7 @@ def _mapping(self: Rebuilding, made: Made) -> Any:
     given = made.args[int(default) :]
     pairs = [*(given[0].items() if given and isinstance(given[0], dict) else given[0] if given else ()), *made.pairs]
     self._spend(len(pairs))
-    tree = {self.tree(name): self.tree(value) for name, value in pairs}
+    tree = self.names(pairs)
     return tree if default else Marked(marks.ORDERED_DICT, tree)
 
 

@@ -20,6 +20,7 @@ from replaybuf.errors import FileEndsError, FileError, UnsafePickleError
 from replaybuf.files.foreign import Mapped
 from replaybuf.files.pickles import Loading
 from replaybuf.files.reading import Source
+from replaybuf.files.rows import FileGroup
 from tests.files.pickled import Tensor, classes, legacy, save, saved_buffer
 from tests.files.stores import contents
 
@@ -194,7 +195,20 @@ async def test_the_rollouts_of_a_group_may_share_their_prompt(tmp_path: Path) ->
         assert (await buffer.import_from(tmp_path / "a.pkl", as_task="math")).rollouts == 64
 
 
+def _rollout(value: bytes) -> bytes:
+    """A list of a rollout with a value that no object pickles to."""
+    return _ops(b"](}(\x8c\x06prompt\x8c\x011\x8c\x01x", value, b"ue")
+
+
 DAMAGED = {
+    "a status that is none": _rollout(b"cxtuner.v1.data\nStatus\n\x8c\x05bogus\x85R"),
+    "a status without one": _rollout(b"cxtuner.v1.data\nStatus\n)R"),
+    "an array as a name": _rollout(b"}" + pickle.dumps(np.zeros(1), 2)[2:-1] + b"K\x01s"),
+    "a number beyond a float": _rollout(b"cbuiltins\ncomplex\n(L" + b"9" * 400 + b"L\nK\x01tR"),
+    "an endless size": _rollout(b"ctorch\nSize\n](G\x7f\xf0\0\0\0\0\0\0e\x85R"),
+    "extra_fields of a list": pickle.dumps([{"prompt": "1", "extra_fields": [1], "z": 1}]),
+    "a status of a list": pickle.dumps([{"prompt": "1", "status": []}]),
+    "a reward beyond a float": pickle.dumps([{"prompt": "1", "reward": 10**400}]),
     "cut short": pickle.dumps([{"prompt": "1"}])[:-3],
     "a length beyond the file": _ops(b"\x8d" + struct.pack("<Q", 1 << 60)),
     "a bytearray beyond the file": _ops(b"\x96" + struct.pack("<Q", 1 << 60)),
@@ -223,6 +237,23 @@ def _zip(path: Path, pickled: bytes, entries: dict[str, bytes], compression: int
             archive.writestr(name, content)
 
 
+@pytest.mark.parametrize(
+    ("there", "instead"),
+    [
+        (b"PK\x01\x02\x14\x03\x14\0\0\0", b"PK\x01\x02\x14\x03\xff\0\0\0"),  # a version of zip that nobody has
+        (b"PK\x03\x04\x14\0\0\0", b"PK\x03\x04\x14\0\0\x08"),  # a name of UTF-8, which it isn't
+    ],
+)
+async def test_a_damaged_zip_file_is_refused(tmp_path: Path, there: bytes, instead: bytes) -> None:
+    _zip(tmp_path / "a.pth", pickle.dumps([{"prompt": "1"}]), {})
+    whole = (tmp_path / "a.pth").read_bytes()
+    assert there in whole
+    (tmp_path / "a.pth").write_bytes(whole.replace(there, instead).replace(b"a/data", b"\xff/data", 1))
+    async with memory() as buffer:
+        with pytest.raises(FileEndsError, match=r"a\.pth: .*damaged"):
+            await buffer.import_from(tmp_path / "a.pth", as_task="x")
+
+
 async def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
     _zip(tmp_path / "a.pth", b"\0" * 10_000_000, {}, zipfile.ZIP_DEFLATED)
     async with memory() as buffer:
@@ -244,6 +275,19 @@ class _Beyond:
 
         rebuild, (storage, *_) = Tensor([1.0]).__reduce__()
         return rebuild, (storage, 0, (1 << 40,), (0,), False, None)
+
+
+def test_what_no_reader_has_foreseen_is_an_error_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the place after which it is."""
+
+    def unforeseen(*_: Any) -> Any:
+        yield FileGroup("item 1", "math", Status.COMPLETED, [{}])
+        raise LookupError("what is this?")
+
+    (tmp_path / "a.pkl").write_bytes(b"\x80")
+    monkeypatch.setattr("replaybuf.files.reading.read_saved", unforeseen)
+    with pytest.raises(FileError, match=r"a\.pkl: after .*item 1: the values can't be read \(LookupError: what is"):
+        list(Source(str(tmp_path / "a.pkl")).read())
 
 
 def test_the_machine_knows_every_opcode_of_pythons() -> None:
