@@ -20,6 +20,7 @@ from replaybuf.redact import redact_path
 Tags = dict[str, str | int | float | bool | None]
 
 _MAX_NAME = 200
+_INT32 = 2**31
 _INT64 = 2**63
 _EXACT = 2**53
 #: Steps and staleness are below this, so that no difference of two overflows in a database.
@@ -47,6 +48,27 @@ _good_names: set[str] = set()
 def check_key(key: Any) -> str | None:
     """Check the key of a put, or None."""
     return None if key is None else _check_text(key, "key")
+
+
+def check_storable(text: str, what: str) -> str:
+    """Check a text of any length: one that both databases can hold."""
+    if not _storable(text):
+        raise InputError(f"{what} {text!r:.100} holds a NUL or a lone surrogate, which no database can store")
+    return text
+
+
+def check_count(number: int, what: str) -> int:
+    """Check how often something happened: a number that a column of 32 bits can hold."""
+    if not 0 <= number < _INT32:
+        raise InputError(f"{what} is {number!r:.60}; it must be from 0 to {_INT32 - 1}")
+    return number
+
+
+def check_staleness(staleness: int, what: str = "staleness") -> int:
+    """Check the staleness of a group or a rollout: the difference of two training steps."""
+    if abs(staleness) >= MAX_STEP:
+        raise InputError(f"{what} is {staleness!r:.60}, which is no difference of training steps")
+    return staleness
 
 
 def _check_text(value: Any, what: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -13,7 +12,8 @@ import numpy as np
 from replaybuf.checks import check_task_name
 from replaybuf.codec.tensors import StoredTensor
 from replaybuf.errors import FileError, InputError
-from replaybuf.files.rows import ROLLOUTS, FileGroup, Placed, Row
+from replaybuf.files.rows import ROLLOUTS, FileGroup, Placed, Row, is_number
+from replaybuf.files.values import to_json
 from replaybuf.rollouts.rollout import RolloutState, Status, group_status
 from replaybuf.rollouts.statuses import OUR_STATUSES
 
@@ -94,8 +94,8 @@ def foreign_groups(rows: Iterable[Placed], mapped: Mapped) -> Iterator[FileGroup
             continue
         rollout, told, odd = _rollout(place, row, mapped)
         named = rollout.get("group_id")
-        mine = ("prompt", rollout.get("message"), rollout.get("prompt_ids")) if named is None else ("group", named)
-        mine = (*mine, rollout["task_name"])
+        same = [rollout.get("message"), rollout.get("prompt_ids")] if named is None else named
+        mine = (named is None, _comparable(same), rollout["task_name"])
         if group is None or mine != last:
             if group is not None:
                 yield _finished(group, mapped)
@@ -131,7 +131,7 @@ def _whole(place: str, row: Row, members: list[Any], mapped: Mapped) -> FileGrou
 def _begin(place: str, rollout: Row, told: Row, odd: list[str]) -> FileGroup:
     priority = told.get("priority", 1.0)
     key = told.get("key")
-    if type(priority) not in (int, float):
+    if not is_number(priority):
         raise FileError(f"{place}: priority is {priority!r:.60}; expected a number")
     if key is not None and type(key) not in (str, int):
         raise FileError(f"{place}: the key is {key!r:.60}; expected a text or a whole number")
@@ -183,7 +183,9 @@ def _rollout(place: str, row: Row, mapped: Mapped) -> tuple[Row, Row, list[str]]
     if row and mapped.as_they_are:
         rollout |= row
     elif row:
-        rollout["extra_fields"] = {**(rollout.get("extra_fields") or {}), **row}
+        if type(extra := rollout.get("extra_fields") or {}) is not dict:
+            raise FileError(f"{place}: extra_fields is {extra!r:.60}; expected an object")
+        rollout["extra_fields"] = {**extra, **row}
         odd.append(f"fields that rollouts don't have, kept in extra_fields: {', '.join(sorted(map(str, row))):.200}")
     told["guessed"] = mapped.status is None and rollout.get("status") is None
     _check(place, rollout, mapped, odd)
@@ -214,7 +216,7 @@ def _check(place: str, rollout: Row, mapped: Mapped, odd: list[str]) -> None:
     if isinstance(reward, StoredTensor) and reward.numpy().size == 1:
         reward = float(reward.numpy().reshape(-1)[0])
     if reward is not None and type(reward) is not dict:
-        if type(reward) not in (int, float, bool) or not math.isfinite(reward):
+        if type(reward) is not bool and not is_number(reward):
             raise wrong("reward", "a finite number, or an object with the score")
         rollout["reward"] = {"score": float(reward)}
     if type(rollout.get("seq_staleness", 0)) is not int:
@@ -233,6 +235,15 @@ def _as_list(values: Any) -> Any:
     return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
 
 
+def _comparable(value: Any) -> Any:
+    """Return a value that can be compared: of arrays and tensors the numbers, wherever in it they are."""
+    if type(value) is list:
+        return list(map(_comparable, value))
+    if type(value) is dict:
+        return {name: _comparable(item) for name, item in value.items()}
+    return to_json(_as_list(value))
+
+
 def _status(place: str, rollout: Row, mapped: Mapped) -> Status:
     if mapped.status is not None:
         return mapped.status
@@ -240,7 +251,7 @@ def _status(place: str, rollout: Row, mapped: Mapped) -> Status:
     if value is None:
         answered = rollout.get("response") is not None or rollout.get("response_ids") is not None
         return Status.COMPLETED if answered else Status.INIT
-    status = OUR_STATUSES.get(value)
+    status = OUR_STATUSES.get(value) if isinstance(value, str) else None
     if status is None:
         raise FileError(
             f"{place}: status is {value!r:.60}; expected one of {', '.join(Status)} (or give all one: as_status=, "

@@ -8,7 +8,7 @@ the records into trees (`codec.trees`).
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import IO, Any, ClassVar, Final
 
 import numpy as np
@@ -208,37 +208,52 @@ def _storage_dtype(full: str) -> str | None:
 class Rebuilding:
     """Turns what a pickle holds into trees, which take memory in proportion to the file, of this size.
 
-    FileError when they would not, because the pickle refers to the same values again and again.
+    FileError when they would not, because the pickle refers to the same values again and again: items, and bytes of
+    texts, arrays and tensors, are counted.
     """
 
     def __init__(self, size: int) -> None:
-        self._left = 1_000_000 + 8 * size
+        self._items = 1_000_000 + 8 * size
+        self._bytes = (128 << 20) + 64 * size  # the rollouts of a group share their prompt, an image perhaps
 
     def tree(self, value: Any) -> Any:
         """Return a value as a tree. Raises FileError."""
         kind = type(value)
         if kind in (list, tuple, set, frozenset):
             self._spend(len(value))
-            if kind is list and set(map(type, value)) <= _SCALARS:
+            if kind is list and value and _are_small(value):
                 return list(value)
             items = [self.tree(item) for item in value]
             return items if kind is list else Marked(_MARKS[kind], items)
         if kind is dict:
             self._spend(len(value))
-            return {self.tree(name): self.tree(item) for name, item in value.items()}
+            return self.names(value.items())
         if kind is int:
-            return value if -(2**63) <= value < 2**64 else Marked(marks.INT, _int_bytes(value))
-        if kind in _SCALARS:
+            return value if -(2**63) <= value < 2**64 else self._large_int(value)
+        if kind in _SMALL:
+            return value
+        if kind is str or kind is bytes:
+            self.spend(len(value))
             return value
         if kind is bytearray:
+            self.spend(len(value))
             return Marked(marks.BYTEARRAY, bytes(value))
         if kind is complex:
             return Marked(marks.COMPLEX, [value.real, value.imag])
         if kind is Made:
             return self._made(value)
-        if isinstance(value, np.ndarray | StoredTensor):
-            return value
         raise FileError(f"the pickle holds a {kind.__name__} by itself, which is no data of rollouts")
+
+    def names(self, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+        """Return pairs of names and values as a tree. Raises FileError."""
+        try:
+            return {self.tree(name): self.tree(item) for name, item in pairs}
+        except TypeError as error:
+            raise FileError(f"the pickle has a dict with a name that can't be one ({error!s:.100})") from error
+
+    def _large_int(self, value: int) -> Marked:
+        self.spend(value.bit_length() // 8)
+        return Marked(marks.INT, _int_bytes(value))
 
     def _made(self, made: Made) -> Any:
         if made.name.startswith("xtuner."):
@@ -250,26 +265,41 @@ class Rebuilding:
             return rebuild(self, made)
         except FileError:
             raise
-        except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise FileError(f"the pickle's {made.name} is damaged ({error!s:.100})") from error
 
     def _record(self, made: Made) -> Any:
         if made.name.endswith(f".{_STATUS}"):
-            return Status(str(made.args[0]))
+            return _status(made)
         fields = record_fields(made)
         if made.name.endswith(".SerializedRayObjectRef"):
             return self.tree(fields.get("value"))
         return self.tree(fields)
 
+    def spend(self, nbytes: int) -> None:
+        """Count the bytes of a value. FileError when there are too many."""
+        self._bytes -= nbytes
+        self._check()
+
     def _spend(self, items: int) -> None:
-        self._left -= items
-        if self._left < 0:
+        self._items -= items
+        self._check()
+
+    def _check(self) -> None:
+        if min(self._items, self._bytes) < 0:
             raise FileError(
-                "the pickle refers to the same values again and again: unfolded, they would fill the memory"
+                "the pickle refers to the same values again and again: unfolded, they would fill the memory. If you "
+                "trust the file, load it with its own program, and export its rollouts as JSONL or Parquet"
             )
 
 
-_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
+def _are_small(values: list[Any]) -> bool:
+    """Return whether values are numbers that take no more room than others."""
+    kinds = set(map(type, values))
+    return kinds == {float} or (kinds <= {bool, int, float} and min(values) >= -(2**63) and max(values) < 2**64)
+
+
+_SMALL: Final = frozenset({type(None), bool, float})
 _MARKS: Final[dict[type, int]] = {tuple: marks.TUPLE, set: marks.SET, frozenset: marks.FROZENSET}
 
 
@@ -282,12 +312,20 @@ def record_fields(made: Made) -> dict[str, Any]:
     return fields
 
 
+def _status(made: Made) -> Status:
+    given = made.args[0] if made.args else None
+    if type(given) is not str or given not in set(Status):
+        raise FileError(f"the pickle's {made.name} is {given!r:.60}; expected one of {', '.join(Status)}")
+    return Status(given)
+
+
 def _int_bytes(value: int) -> bytes:
     return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
 
 
-def _iterable(made: Made) -> list[Any]:
+def _iterable(self: Rebuilding, made: Made) -> list[Any]:
     items = [*(made.args[0] if made.args else ()), *made.items]
+    self._spend(len(items))
     if any(isinstance(item, Made | Name) for item in items) and made.name.endswith("set"):
         raise ValueError("its items can't be in a set")
     return items
@@ -295,7 +333,7 @@ def _iterable(made: Made) -> list[Any]:
 
 def _set(self: Rebuilding, made: Made) -> Any:
     number = marks.SET if made.name == "builtins.set" else marks.FROZENSET
-    return Marked(number, [self.tree(item) for item in _iterable(made)])
+    return Marked(number, [self.tree(item) for item in _iterable(self, made)])
 
 
 def _mapping(self: Rebuilding, made: Made) -> Any:
@@ -303,7 +341,7 @@ def _mapping(self: Rebuilding, made: Made) -> Any:
     given = made.args[int(default) :]
     pairs = [*(given[0].items() if given and isinstance(given[0], dict) else given[0] if given else ()), *made.pairs]
     self._spend(len(pairs))
-    tree = {self.tree(name): self.tree(value) for name, value in pairs}
+    tree = self.names(pairs)
     return tree if default else Marked(marks.ORDERED_DICT, tree)
 
 
@@ -311,6 +349,7 @@ def _encoded(self: Rebuilding, made: Made) -> Any:
     text, encoding = made.args
     if encoding not in ("latin1", "latin-1"):
         raise ValueError(f"bytes in {encoding!r:.40}")
+    self.spend(len(text))
     return str.encode(text, "latin-1")
 
 
@@ -376,6 +415,7 @@ def _tensor(self: Rebuilding, made: Made) -> Any:
     if made.name.endswith("_v3") and dtype is None:
         dtype = _dtype_name(rest[2])
     tensor: StoredTensor = storage.tensor(offset, tuple(size), tuple(stride), dtype, bool(rest and rest[0] is True))
+    self.spend(len(tensor.content[2]))
     return tensor
 
 
@@ -396,7 +436,7 @@ _REBUILT: Final[dict[str, Callable[[Rebuilding, Made], Any]]] = {
     "builtins.complex": lambda self, made: Marked(marks.COMPLEX, [float(part) for part in made.args]),
     "collections.OrderedDict": _mapping,
     "collections.defaultdict": _mapping,
-    "builtins.list": lambda self, made: [self.tree(item) for item in _iterable(made)],
+    "builtins.list": lambda self, made: [self.tree(item) for item in _iterable(self, made)],
     "builtins.int": lambda self, made: 0,
     "builtins.float": lambda self, made: 0.0,
     "_codecs.encode": _encoded,
@@ -408,5 +448,5 @@ _REBUILT: Final[dict[str, Callable[[Rebuilding, Made], Any]]] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor,
     "torch._utils._rebuild_parameter": _parameter,
-    "torch.Size": lambda self, made: Marked(marks.TUPLE, [int(n) for n in made.args[0]]),
+    "torch.Size": lambda self, made: Marked(marks.TUPLE, [int(n) for n in _iterable(self, made)]),
 }

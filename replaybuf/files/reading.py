@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from replaybuf.errors import AccessError, FileEndsError, FileError
+from replaybuf.errors import AccessError, FileEndsError, FileError, ReplayBufError
 from replaybuf.files.foreign import Mapped, foreign_groups
 from replaybuf.files.rows import FileGroup, Placed, groups_of, is_ours
 from replaybuf.files.saved import read_saved
@@ -53,13 +54,13 @@ class Source:
     def read(self) -> Iterator[FileGroup]:
         """Yield the groups. FileError, which begins with the file's name, for one that is wrong."""
         if self.where.startswith(("postgres", "sqlite:")) and "://" in self.where:
-            yield from read_trinity(self.where, self.mapped, self.table)
+            yield from _guarded(partial(read_trinity, self.where, self.mapped, self.table))
             return
         path = Path(self.where)
         files = [path] if path.exists() else parts_of(path) or [path]
         for file in files:
             try:
-                for group in self._read(file):
+                for group in _guarded(partial(self._read, file)):
                     group.place = f"{redact_path(str(file))}: {group.place}"
                     yield group
             except FileError as error:
@@ -97,3 +98,16 @@ class Source:
             return iter(())
         every = itertools.chain([first], rows)
         return groups_of(every) if is_ours(first[1]) else foreign_groups(every, self.mapped)
+
+
+def _guarded(read: Callable[[], Iterator[FileGroup]]) -> Iterator[FileGroup]:
+    """Yield the groups that are read. FileError where a file holds what its reader has not foreseen."""
+    place = "the beginning"
+    try:
+        for group in read():
+            place = group.place
+            yield group
+    except ReplayBufError:
+        raise
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, NotImplementedError) as error:
+        raise FileError(f"after {place}: the values can't be read ({type(error).__name__}: {error!s:.150})") from error

@@ -9,6 +9,7 @@ JSON can't; `$rest` has the fields whose names could be taken for something else
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -155,7 +156,7 @@ def _begin(place: str, row: Row) -> tuple[FileGroup, int]:
         if type(values[name]) is not int or (values[name] < 0 and name != "staleness"):
             raise wrong(name, "a whole number")
     for name in ("priority", "created_at"):
-        if type(values[name]) not in (int, float) or not math.isfinite(values[name]):
+        if not is_number(values[name]):
             raise wrong(name, "a number")
     if values["tags"] is not None and type(values["tags"]) is not dict:
         raise wrong("tags", "an object")
@@ -165,6 +166,13 @@ def _begin(place: str, row: Row) -> tuple[FileGroup, int]:
         raise wrong("status", f"one of {', '.join(Status)}") from None
     del values["uid"], values["reward"], values["status"]
     return FileGroup(place=place, rollouts=[], status=status, **values), size
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number that a float can hold."""
+    if type(value) is int:
+        return abs(value) <= sys.float_info.max
+    return type(value) is float and math.isfinite(value)
 
 
 def _follow(place: str, row: Row, index: int, size: int) -> None:

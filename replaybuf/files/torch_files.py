@@ -6,6 +6,7 @@ import io
 import math
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,7 +82,7 @@ def _load_zip(raw: IO[bytes]) -> Any:
     try:
         archive = zipfile.ZipFile(raw)
         names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, OSError, ValueError, LookupError, NotImplementedError, struct.error) as error:
         raise FileEndsError(f"the file of torch.save is cut short or damaged ({error!s:.100})") from error
     pickles = [name for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1:
@@ -108,7 +109,12 @@ def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
         if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
             raise FileError(f"{name!r:.100} is compressed, which torch.save doesn't do; the file is no export of it")
         return archive.read(info)
-    except (KeyError, zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+    except FileError:
+        raise
+    except (
+        *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError),
+        *(LookupError, ValueError, RuntimeError),
+    ) as error:
         raise FileEndsError(
             f"{name!r:.100} in the file of torch.save is missing or damaged ({error!s:.100})"
         ) from error

@@ -67,7 +67,7 @@ def read_trinity(url: str, mapped: Mapped, name: str | None = None) -> Iterator[
                 group = None
             if group is None:
                 task = mapped.task or chosen
-                group = FileGroup(place, task, rollout["status"], [rollout], times_sampled=int(row[6] or 0))
+                group = FileGroup(place, task, rollout["status"], [rollout], times_sampled=_consumed(place, row[6]))
                 last = mine
             else:
                 group.rollouts.append(rollout)
@@ -115,8 +115,15 @@ def _rollout(place: str, row: tuple[Any, ...], mapped: Mapped) -> tuple[dict[str
         }, eid.get("batch")
     except FileError as error:
         raise type(error)(f"{place}: {error}") from error
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, struct.error) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, struct.error) as error:
         raise FileError(f"{place}: its experience_bytes are damaged ({error!s:.150})") from error
+
+
+def _consumed(place: str, value: Any) -> int:
+    """Return how often an experience was read."""
+    if type(value) not in (int, type(None)):  # SQLite keeps anything in any column
+        raise FileError(f"{place}: consumed is {value!r:.60}; expected a whole number")
+    return value or 0
 
 
 def _parts(blob: bytes) -> tuple[dict[str, Any], dict[str, StoredTensor]]:

@@ -101,7 +101,7 @@ def _length(values: Any) -> int:
         return 0
     try:
         return len(values)
-    except TypeError:  # no tokens: an array or tensor without dimensions, for example
+    except (TypeError, OverflowError):  # no tokens: an array without dimensions, or a range beyond all memory
         return 0
 
 

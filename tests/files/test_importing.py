@@ -320,6 +320,43 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+BEYOND: dict[str, tuple[dict[str, Any], str]] = {
+    "staleness": ({"group.staleness": 2**63}, "staleness is 9223372036854775808, which is no difference"),
+    "times_sampled": ({"group.times_sampled": 2**31}, "times_sampled is 2147483648; it must be from 0 to 2147483647"),
+    "deliveries": ({"group.deliveries": 2**31}, "deliveries is 2147483648; it must be"),
+    "seq_staleness": ({"seq_staleness": 10**30}, "seq_staleness is 1000.*, which is no difference"),
+    "a NUL": ({"group.error": "a\0"}, r"error 'a\\x00' holds a NUL"),
+    "a surrogate": ({"group.error": "\ud800"}, r"error '\\ud800' holds a NUL or a lone surrogate"),
+    "a huge created_at": ({"group.created_at": 10**400}, "group.created_at is 1000.*; expected a number"),
+    "a huge priority": ({"group.priority": 10**400}, "group.priority is 1000.*; expected a number"),
+    "a step": ({"response_model_steps": [10**30], "$kinds": {}}, "response_model_steps holds 1e.30"),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+async def test_what_no_store_holds_is_refused_before_anything_is_put(
+    name: str, sql_url: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last group is wrong, when the others' batches would be in."""
+    monkeypatch.setattr(importing, "_GROUPS", 2)
+    change, message = BEYOND[name]
+    *others, first, last = lines(file)  # the first row of a group says what it is
+    write(file, b"".join(others) + json.dumps({**json.loads(first), **change}).encode() + b"\n" + last)
+    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+        with pytest.raises(FileError, match=f"line .*{message}"):
+            await buffer.import_from(file)
+        assert len(buffer) == 0
+
+
+async def test_a_range_beyond_all_memory_has_no_length_and_comes_in(file: Path) -> None:
+    first, *others = lines(file)
+    changed = {**json.loads(first), "response_ids": {"$range": [0, 10**30, 1]}, "$kinds": {}}
+    write(file, json.dumps(changed).encode() + b"\n" + b"".join(others))
+    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict)
+    async with config.build() as buffer:
+        assert (await buffer.import_from(file)).groups == 5
+
+
 @pytest.mark.parametrize("name", CHANGES)
 async def test_a_changed_export_is_refused_with_its_line_and_field(name: str, file: Path) -> None:
     change, message = CHANGES[name]

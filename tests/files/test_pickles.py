@@ -17,8 +17,11 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, Status
 from replaybuf.errors import FileEndsError, FileError, UnsafePickleError
+from replaybuf.files.foreign import Mapped
 from replaybuf.files.pickles import Loading
-from tests.files.pickled import classes, legacy, save, saved_buffer
+from replaybuf.files.reading import Source
+from replaybuf.files.rows import FileGroup
+from tests.files.pickled import Tensor, classes, legacy, save, saved_buffer
 from tests.files.stores import contents
 
 pytestmark = pytest.mark.fast
@@ -62,6 +65,22 @@ async def test_half_a_saved_buffer_is_refused(tmp_path: Path) -> None:
         with pytest.raises(FileEndsError, match=r"half\.pth: the file of torch\.save is cut short"):
             await buffer.import_from(tmp_path / "half.pth")
         assert await contents(buffer) == []
+
+
+@pytest.mark.parametrize("name", ["prompt_ids", "group_id", "message"])
+async def test_rollouts_of_one_prompt_are_one_group_also_with_arrays_or_tensors(name: str, tmp_path: Path) -> None:
+    def rows(make: Any) -> list[dict[str, Any]]:
+        ids = [make([1, 2]), make([1, 2]), make([1, 3])]
+        prompts = [[{"role": "user", "content": one}] for one in ids] if name == "message" else ids
+        return [{name: one, "response": str(number)} for number, one in enumerate(prompts)]
+
+    with classes():
+        save(rows(Tensor), tmp_path / "tensors.pth")
+    for made, file in ((list, "lists.pkl"), (np.array, "arrays.pkl")):
+        (tmp_path / file).write_bytes(pickle.dumps(rows(made)))
+    files = ["lists.pkl", "arrays.pkl", *(["tensors.pth"] if name != "prompt_ids" else [])]  # which are of floats here
+    for file in files:
+        assert [len(group.rollouts) for group in Source(str(tmp_path / file), Mapped(task="math")).read()] == [2, 1]
 
 
 class _Runs:
@@ -136,7 +155,60 @@ def _again_and_again() -> bytes:
     return pickle.dumps([{"prompt": value}])
 
 
+def _shared(value: Any) -> bytes:
+    return pickle.dumps([{"prompt": "1", "x": [value] * 600}])
+
+
+UNFOLDED = {
+    "a text": _shared("a" * 300_000),
+    "bytes": _shared(b"a" * 300_000),
+    "a bytearray": _shared(bytearray(300_000)),
+    "an array": _shared(np.zeros(300_000, np.uint8)),
+    "a number": _ops(
+        b"](}(\x8c\x06prompt\x8c\x011\x8c\x01x](\x8b" + struct.pack("<i", 300_000),
+        b"\x01" * 300_000 + b"\x94" + b"h\x00" * 600 + b"eue",
+    ),
+    "an older array": pickle.dumps([{"prompt": "1", "x": [np.zeros(300_000, np.uint8)] * 600}], protocol=2),
+}
+
+
+@pytest.mark.parametrize("name", UNFOLDED)
+def test_one_large_value_again_and_again_is_refused_before_it_fills_the_memory(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pkl").write_bytes(UNFOLDED[name])
+    with pytest.raises(FileError, match=r"a\.pkl: .*would fill the memory\. If you trust the file, load it with"):
+        list(Source(str(tmp_path / "a.pkl"), Mapped(task="math")).read())
+
+
+def test_views_of_one_storage_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:
+    tensor = Tensor([0.0] * 100_000)
+    with classes():
+        save([{"prompt": "1", "x": [tensor] * 2000}], tmp_path / "a.pth")
+    with pytest.raises(FileError, match=r"a\.pth: .*would fill the memory"):
+        list(Source(str(tmp_path / "a.pth"), Mapped(task="math")).read())
+
+
+async def test_the_rollouts_of_a_group_may_share_their_prompt(tmp_path: Path) -> None:
+    image = b"a" * 1_000_000
+    rows = [{"prompt": "1", "image": image, "response": str(number)} for number in range(64)]
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(rows))
+    async with memory() as buffer:
+        assert (await buffer.import_from(tmp_path / "a.pkl", as_task="math")).rollouts == 64
+
+
+def _rollout(value: bytes) -> bytes:
+    """A list of a rollout with a value that no object pickles to."""
+    return _ops(b"](}(\x8c\x06prompt\x8c\x011\x8c\x01x", value, b"ue")
+
+
 DAMAGED = {
+    "a status that is none": _rollout(b"cxtuner.v1.data\nStatus\n\x8c\x05bogus\x85R"),
+    "a status without one": _rollout(b"cxtuner.v1.data\nStatus\n)R"),
+    "an array as a name": _rollout(b"}" + pickle.dumps(np.zeros(1), 2)[2:-1] + b"K\x01s"),
+    "a number beyond a float": _rollout(b"cbuiltins\ncomplex\n(L" + b"9" * 400 + b"L\nK\x01tR"),
+    "an endless size": _rollout(b"ctorch\nSize\n](G\x7f\xf0\0\0\0\0\0\0e\x85R"),
+    "extra_fields of a list": pickle.dumps([{"prompt": "1", "extra_fields": [1], "z": 1}]),
+    "a status of a list": pickle.dumps([{"prompt": "1", "status": []}]),
+    "a reward beyond a float": pickle.dumps([{"prompt": "1", "reward": 10**400}]),
     "cut short": pickle.dumps([{"prompt": "1"}])[:-3],
     "a length beyond the file": _ops(b"\x8d" + struct.pack("<Q", 1 << 60)),
     "a bytearray beyond the file": _ops(b"\x96" + struct.pack("<Q", 1 << 60)),
@@ -165,6 +237,23 @@ def _zip(path: Path, pickled: bytes, entries: dict[str, bytes], compression: int
             archive.writestr(name, content)
 
 
+@pytest.mark.parametrize(
+    ("there", "instead"),
+    [
+        (b"PK\x01\x02\x14\x03\x14\0\0\0", b"PK\x01\x02\x14\x03\xff\0\0\0"),  # a version of zip that nobody has
+        (b"PK\x03\x04\x14\0\0\0", b"PK\x03\x04\x14\0\0\x08"),  # a name of UTF-8, which it isn't
+    ],
+)
+async def test_a_damaged_zip_file_is_refused(tmp_path: Path, there: bytes, instead: bytes) -> None:
+    _zip(tmp_path / "a.pth", pickle.dumps([{"prompt": "1"}]), {})
+    whole = (tmp_path / "a.pth").read_bytes()
+    assert there in whole
+    (tmp_path / "a.pth").write_bytes(whole.replace(there, instead).replace(b"a/data", b"\xff/data", 1))
+    async with memory() as buffer:
+        with pytest.raises(FileEndsError, match=r"a\.pth: .*damaged"):
+            await buffer.import_from(tmp_path / "a.pth", as_task="x")
+
+
 async def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
     _zip(tmp_path / "a.pth", b"\0" * 10_000_000, {}, zipfile.ZIP_DEFLATED)
     async with memory() as buffer:
@@ -186,6 +275,19 @@ class _Beyond:
 
         rebuild, (storage, *_) = Tensor([1.0]).__reduce__()
         return rebuild, (storage, 0, (1 << 40,), (0,), False, None)
+
+
+def test_what_no_reader_has_foreseen_is_an_error_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the place after which it is."""
+
+    def unforeseen(*_: Any) -> Any:
+        yield FileGroup("item 1", "math", Status.COMPLETED, [{}])
+        raise LookupError("what is this?")
+
+    (tmp_path / "a.pkl").write_bytes(b"\x80")
+    monkeypatch.setattr("replaybuf.files.reading.read_saved", unforeseen)
+    with pytest.raises(FileError, match=r"a\.pkl: after .*item 1: the values can't be read \(LookupError: what is"):
+        list(Source(str(tmp_path / "a.pkl")).read())
 
 
 def test_the_machine_knows_every_opcode_of_pythons() -> None:

@@ -104,6 +104,18 @@ async def test_bad_bytes_are_named_by_their_row(name: str, tmp_path: Path) -> No
             await buffer.import_from(tmp_path / "trinity.db")
 
 
+async def test_a_column_of_another_kind_is_named_by_its_row(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/trinity.db"
+    await write(url, [blob(0)])
+    engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+    async with engine.begin() as connection:
+        await connection.execute(text("UPDATE explored SET consumed = 'often'"))
+    await engine.dispose()
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        with pytest.raises(FileError, match="explored, id 1: consumed is 'often'; expected a whole number"):
+            await buffer.import_from(tmp_path / "trinity.db")
+
+
 async def test_our_own_databases_have_commands_of_their_own(tmp_path: Path) -> None:
     async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build():
         pass
