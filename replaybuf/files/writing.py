@@ -121,8 +121,8 @@ class Parts:
         there = None if self._force else next((one for one in files if one.exists()), None)
         if there is not None:
             raise FileThereError(
-                f"{redact_path(str(there))} is there already; choose another name, or replace it (--force; force=True in "
-                "Python)"
+                f"{redact_path(str(there))} is there already; choose another name, or replace it (--force; "
+                "force=True in Python)"
             )
 
     def __exit__(self, *_: object) -> None:
