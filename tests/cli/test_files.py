@@ -97,6 +97,7 @@ def test_an_import_is_no_dataset_of_prompts(file: Path, tmp_path: Path) -> None:
         (("import", "{folder}/new.db", "{folder}"), 1, "can't be read: Is a directory"),
         (("import", "{folder}/new.db", "{file}"), 1, "this is a database of replaybuf"),
         (("import", "{folder}/new.db", "{file}", "--field", "response"), 2, "is no mapping"),
+        (("import", "{folder}/new.db", "{file}", "--field", "pg://me:pw@db/rl"), 2, "'***' is no mapping"),
         (("import", "{folder}/new.db", "{file}", "--as-status", "done"), 1, "unknown status 'done'"),
         (("import", "sqlite://", "{file}"), 1, "in memory would be gone"),
     ],

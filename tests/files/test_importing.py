@@ -382,6 +382,18 @@ async def test_columns_may_be_named(tmp_path: Path) -> None:
     assert (about["key"], first["response"], first["note"]) == ("0", "1", "x")
 
 
+@pytest.mark.fast
+@pytest.mark.parametrize("where", ["fields", "key"])
+@pytest.mark.parametrize("url", ["postgresql://me:hunter2@db/rl", "postgresql://db/rl?password=hunter2"])
+async def test_a_url_in_place_of_a_columns_name_keeps_its_password(tmp_path: Path, where: str, url: str) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(GOOD))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        for given in [url] if where == "key" else [{"response": url}, {url: "z"}]:
+            with pytest.raises(FileError, match="has no field") as caught:
+                await buffer.import_from(tmp_path / "a.jsonl", **{where: given})
+            assert "hunter2" not in str(caught.value)
+
+
 async def test_parquet_of_others_with_its_own_types(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
