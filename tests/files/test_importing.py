@@ -242,6 +242,7 @@ GOOD = {"prompt": "1 + 1?", "response": "2", "task_name": "math"}
 WRONG = {
     "NaN": (b'{"prompt": "a", "reward": NaN}', "line 2: NaN is no JSON"),
     "Infinity": (b'{"prompt": "a", "reward": -Infinity}', "line 2: -Infinity is no JSON"),
+    "a number beyond a float": (b'{"prompt": "a", "reward": -1e999}', "line 2: -1e999 is larger than any number that"),
     "a name twice": (b'{"prompt": "a", "prompt": "b"}', "line 2: the name 'prompt' is there twice"),
     "no UTF-8": (b'{"prompt": "\xff\xfe"}', "line 2: byte 12 is no UTF-8"),
     "no JSON": (b"{'prompt': 1}", "line 2: no JSON"),
@@ -283,6 +284,11 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "no priority": ({"group.priority": None}, "line 1: group.priority is None; expected a number"),
     "an order": ({"group.index": 1}, "line 1: group.index is 1 .*not in their order"),
     "a dtype": ({"response_ids": [1.5]}, "line 1, field 'response_ids': expected a list of numbers"),
+    "a half": ({"logprobs": [1e300], "$kinds": {"logprobs": "array:<f2"}}, "line 1, field 'logprobs': .*too large"),
+    "a bfloat16": (
+        {"logprobs": [1e300], "$kinds": {"logprobs": "tensor:bfloat16:0"}},
+        "line 1, field 'logprobs': .*too large",
+    ),
     "a range": ({"prompt_ids": [1 << 40]}, "line 1, field 'prompt_ids'"),
     "a kind": ({"$kinds": {"response": "array:O"}}, "line 1, field 'response': there is no dtype"),
     "a tag": ({"response": {"$python": "os"}}, r"line 1, field 'response': there is no tag '\$python'"),
