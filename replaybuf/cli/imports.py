@@ -158,7 +158,7 @@ def _fields(fields: list[str] | None) -> dict[str, str]:
     for one in fields or ():
         ours, sign, theirs = one.partition("=")
         if not (ours and sign and theirs):
-            raise typer.BadParameter(f"{one!r} is no mapping; write response=completion.", param_hint="--field")
+            raise typer.BadParameter(f"{redact(one)!r} is no mapping; write response=completion.", param_hint="--field")
         mapping[ours] = theirs
     return mapping
 

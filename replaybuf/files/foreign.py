@@ -14,6 +14,7 @@ from replaybuf.codec.tensors import StoredTensor
 from replaybuf.errors import FileError, InputError
 from replaybuf.files.rows import ROLLOUTS, FileGroup, Placed, Row, is_number
 from replaybuf.files.values import to_json
+from replaybuf.redact import redact_path
 from replaybuf.rollouts.rollout import RolloutState, Status, group_status
 from replaybuf.rollouts.statuses import OUR_STATUSES
 
@@ -70,9 +71,9 @@ def _check_name(name: str, names: frozenset[str]) -> None:
     near = [ours for ours, theirs in SYNONYMS.items() if name in theirs]
     near += difflib.get_close_matches(name[:100], names, n=1)
     if near:
-        raise InputError(f"{name:.60} is no field of rollouts; did you mean {near[0]}?")
+        raise InputError(f"{redact_path(name):.60} is no field of rollouts; did you mean {near[0]}?")
     raise InputError(
-        f"{name:.60} is no field of rollouts; a mapping is OURS=THEIRS, such as response=completion. Rollouts that are "
+        f"{redact_path(name):.60} is no field of rollouts; a mapping is OURS=THEIRS, such as response=completion. Rollouts that are "
         "dicts may have any field (as_they_are=True, --as-they-are)"
     )
 
@@ -164,7 +165,10 @@ def _rollout(place: str, row: Row, mapped: Mapped) -> tuple[Row, Row, list[str]]
     odd: list[str] = []
     for ours, theirs in mapped.fields.items():
         if theirs not in row:
-            raise FileError(f"{place} has no field {theirs!r:.60} (for {ours}); it has {', '.join(map(str, row)):.200}")
+            raise FileError(
+                f"{place} has no field {redact_path(theirs)!r:.60} (for {redact_path(ours):.60}); it has "
+                f"{', '.join(map(str, row)):.200}"
+            )
         rollout[ours] = row.pop(theirs)
     key = mapped.key or "key"
     told = {
@@ -173,7 +177,7 @@ def _rollout(place: str, row: Row, mapped: Mapped) -> tuple[Row, Row, list[str]]
         if column in row
     }
     if mapped.key is not None and "key" not in told:
-        raise FileError(f"{place} has no field {mapped.key!r:.60}, which was to be its key")
+        raise FileError(f"{place} has no field {redact_path(mapped.key)!r:.60}, which was to be its key")
     for name in [name for name in row if name in FIELDS and name not in rollout]:
         rollout[name] = row.pop(name)
     for ours, names in SYNONYMS.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,7 +128,14 @@ def _refused(constant: str) -> Any:
     raise FileError(f"{constant} is no JSON; write null")
 
 
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refused)
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise FileError(f"{text:.60} is larger than any number that a float can hold; write null")
+    return number
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refused, parse_float=_float)
 
 
 def _decompressed(raw: IO[bytes]) -> IO[bytes]:

@@ -187,9 +187,13 @@ def _row(value: Any, dtype: str) -> Any:
     if type(value) is not list or not set(map(type, value)) <= _KINDS[dtype[1]]:
         raise ValueError(f"expected a list of numbers (dtype {dtype}), got {value!r:.60}")
     try:
-        return np.array(value, dtype)
+        with np.errstate(over="ignore"):
+            row = np.array(value, dtype)
     except OverflowError as error:
         raise ValueError(f"{error} (dtype {dtype})") from error
+    if not _finite(row):  # one that isn't finite is no row of numbers, when it is written
+        raise ValueError(f"a number is too large for the dtype {dtype}: {value!r:.60}")
+    return row
 
 
 def _finite(numbers: Any) -> bool:

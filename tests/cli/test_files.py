@@ -123,6 +123,7 @@ def test_a_warning_is_on_stderr_whatever_the_output(options: list[str], tmp_path
         (("import", "{folder}/new.db", "{file}"), 1, "this is a database of replaybuf"),
         (("import", "{folder}/new.db", "{file}", "--field", "response"), 2, "is no mapping"),
         (("import", "{folder}/new.db", "{file}", "--field", "respnse=a"), 1, "respnse is no field of rollouts; did"),
+        (("import", "{folder}/new.db", "{file}", "--field", "pg://me:pw@db/rl"), 2, "'***' is no mapping"),
         (("import", "{folder}/new.db", "{file}", "--as-status", "done"), 1, "unknown status 'done'"),
         (("import", "sqlite://", "{file}"), 1, "in memory would be gone"),
     ],

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from replaybuf import FullError, InputError, ReplayBufferConfig, Status
-from replaybuf.errors import FileEndsError, FileError
+from replaybuf.errors import FileEndsError, FileError, ReplayBufError
 from replaybuf.files import importing
 from replaybuf.files.importing import Importing, import_groups, survey
 from replaybuf.files.reading import Source
@@ -247,6 +247,7 @@ GOOD = {"prompt": "1 + 1?", "response": "2", "task_name": "math"}
 WRONG = {
     "NaN": (b'{"prompt": "a", "reward": NaN}', "line 2: NaN is no JSON"),
     "Infinity": (b'{"prompt": "a", "reward": -Infinity}', "line 2: -Infinity is no JSON"),
+    "a number beyond a float": (b'{"prompt": "a", "reward": -1e999}', "line 2: -1e999 is larger than any number that"),
     "a name twice": (b'{"prompt": "a", "prompt": "b"}', "line 2: the name 'prompt' is there twice"),
     "no UTF-8": (b'{"prompt": "\xff\xfe"}', "line 2: byte 12 is no UTF-8"),
     "no JSON": (b"{'prompt': 1}", "line 2: no JSON"),
@@ -311,6 +312,11 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "no priority": ({"group.priority": None}, "line 1: group.priority is None; expected a number"),
     "an order": ({"group.index": 1}, "line 1: group.index is 1 .*not in their order"),
     "a dtype": ({"response_ids": [1.5]}, "line 1, field 'response_ids': expected a list of numbers"),
+    "a half": ({"logprobs": [1e300], "$kinds": {"logprobs": "array:<f2"}}, "line 1, field 'logprobs': .*too large"),
+    "a bfloat16": (
+        {"logprobs": [1e300], "$kinds": {"logprobs": "tensor:bfloat16:0"}},
+        "line 1, field 'logprobs': .*too large",
+    ),
     "a range": ({"prompt_ids": [1 << 40]}, "line 1, field 'prompt_ids'"),
     "a kind": ({"$kinds": {"response": "array:O"}}, "line 1, field 'response': there is no dtype"),
     "a tag": ({"response": {"$python": "os"}}, r"line 1, field 'response': there is no tag '\$python'"),
@@ -485,6 +491,18 @@ async def test_the_prompts_that_are_remembered_are_bounded(tmp_path: Path, monke
     async with ReplayBufferConfig(url="memory://").build() as buffer:
         [found] = (await buffer.import_from(tmp_path / "a.jsonl")).found.warnings
     assert found.startswith("at most 11 prompts make 15 groups")
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("where", ["fields", "key"])
+@pytest.mark.parametrize("url", ["postgresql://me:hunter2@db/rl", "postgresql://db/rl?password=hunter2"])
+async def test_a_url_in_place_of_a_columns_name_keeps_its_password(tmp_path: Path, where: str, url: str) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(GOOD))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        for given in [url] if where == "key" else [{"response": url}, {url: "z"}]:
+            with pytest.raises(ReplayBufError, match="(has|is) no field") as caught:
+                await buffer.import_from(tmp_path / "a.jsonl", **{where: given})
+            assert "hunter2" not in str(caught.value)
 
 
 async def test_parquet_of_others_with_its_own_types(tmp_path: Path) -> None:
