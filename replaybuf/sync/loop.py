@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import ctypes
 import os
 import signal
 import threading
@@ -24,11 +25,13 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     All coroutines run in one background thread of this process, so that nothing is set up for a call. Errors are those
     of the coroutine, raised in the caller. If a signal's handler raises in the caller meanwhile (Ctrl-C), the coroutine
     is cancelled, and the exception goes on when it has ended; a second one doesn't wait for that. A result that came
-    at the same moment is returned, and KeyboardInterrupt is raised a little later.
+    at the same moment is returned, and the exception is raised in this thread a little later.
 
     A forked process has a thread of its own. Raises InputError in the background thread itself, which would wait for
     itself.
     """
+    if _late:
+        _raise_late(coroutine)
     thread = _running or _start()
     if thread.ident == _thread.get_ident():
         coroutine.close()
@@ -41,9 +44,9 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         thread.loop.call_soon_threadsafe(call.cancel)
         if not call.done:
             call.ended.acquire()
-        if call.error is not None or not isinstance(interrupt, KeyboardInterrupt):
+        if call.error is not None:
             raise
-        thread.interrupt_soon()
+        thread.raise_later(interrupt)
     if call.error is not None:
         error, call.error = call.error, None
         trace = error.__traceback__
@@ -110,13 +113,43 @@ class _LoopThread:
         thread.start()
         self.ident = thread.ident
 
-    def interrupt_soon(self) -> None:
-        """Repeat Ctrl-C in the main thread a little later."""
-        main = threading.main_thread().ident
-        assert main is not None
-        self.loop.call_soon_threadsafe(
-            lambda: self.loop.call_later(_FOLLOWING_SECONDS, signal.pthread_kill, main, signal.SIGINT)
-        )
+    def raise_later(self, error: BaseException) -> None:
+        """Raise an exception in the calling thread a little later, or in its next call if that comes first."""
+        caller = _thread.get_ident()
+        _late[caller] = error.with_traceback(None)  # which holds frames, and with them the result
+        self.loop.call_soon_threadsafe(self.loop.call_later, _FOLLOWING_SECONDS, _raise_in, caller)
+
+
+# The exceptions that are still to be raised, by thread, and what keeps two from raising the same one.
+_late: dict[int, BaseException] = {}
+_raising = threading.RLock()
+
+
+def _raise_late(coroutine: Coroutine[Any, Any, T]) -> None:
+    """Raise what is still to be raised in this thread, instead of running the coroutine."""
+    with _raising:
+        error = _late.pop(_thread.get_ident(), None)
+    if error is not None:
+        coroutine.close()
+        raise error
+
+
+def _raise_in(thread: int) -> None:
+    """Raise in another thread what is still to be raised there."""
+    with _raising:
+        if (error := _late.get(thread)) is None:
+            return
+        if thread == threading.main_thread().ident and _is_ctrl_c(error):
+            signal.pthread_kill(thread, signal.SIGINT)  # which also ends a sleep
+        else:
+            # It takes only a class: one whose instance is this exception.
+            later = type("Later", (BaseException,), {"__new__": lambda cls: error})
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(later))
+        del _late[thread]
+
+
+def _is_ctrl_c(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 _running: _LoopThread | None = None
@@ -135,9 +168,10 @@ def _start() -> _LoopThread:
 
 def _forked() -> None:
     """Forget the parent's thread in a forked process. It is kept as it is: closing it would disturb the parent's."""
-    global _running, _starting
+    global _running, _starting, _raising
     _inherited.append(_running)
-    _running, _starting = None, threading.Lock()
+    _running, _starting, _raising = None, threading.Lock(), threading.RLock()
+    _late.clear()
 
 
 if hasattr(os, "register_at_fork"):

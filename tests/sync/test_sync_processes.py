@@ -174,6 +174,39 @@ def test_a_result_that_comes_with_an_interrupt_is_returned_and_the_interrupt_fol
     assert out == "result\nthen interrupted\n"
 
 
+WATCHDOG = """
+    import asyncio, signal
+    from replaybuf.sync import run
+
+    class Watchdog(Exception): pass
+
+    raised = Watchdog("hangs")
+    def bark(*_): raise raised
+    signal.signal(signal.SIGALRM, bark)
+
+    async def ends_although_cancelled():
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            return "result"
+
+    try:
+        print(run(ends_although_cancelled()), flush=True)
+        {next}
+    except Watchdog as error:
+        assert error is raised
+        print("then", error)
+    print(run(asyncio.sleep(0.1, "on")))
+"""
+
+
+@pytest.mark.parametrize("then", ["for _ in range(3000): time.sleep(0.01)", "run(asyncio.sleep(30))"])
+def test_a_result_that_comes_with_a_watchdogs_exception_is_returned_and_the_exception_follows_once(then: str) -> None:
+    """In what the caller does next, also if that is a call that waits."""
+    assert run_script(WATCHDOG.replace("{next}", then), "-") == "result\nthen hangs\non\n"
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_call_that_is_interrupted_before_its_first_step_ends(begun: bool) -> None:
     async def never() -> None:
