@@ -109,9 +109,15 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=self.loop.run_forever, name="replaybuf-sync", daemon=True)
+        thread = threading.Thread(target=self._main, name="replaybuf-sync", daemon=True)
         thread.start()
         self.ident = thread.ident
+
+    def _main(self) -> None:
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
 
     def raise_later(self, error: BaseException) -> None:
         """Raise an exception in the calling thread a little later, or in its next call if that comes first."""
@@ -153,7 +159,7 @@ def _is_ctrl_c(error: BaseException) -> bool:
 
 
 _running: _LoopThread | None = None
-_starting = threading.Lock()
+_starting = threading.RLock()  # a signal's handler or `__del__` may call while its thread starts
 _inherited: list[_LoopThread | None] = []
 
 
@@ -162,7 +168,11 @@ def _start() -> _LoopThread:
     global _running
     with _starting:
         if _running is None:
-            _running = _LoopThread()
+            started = _LoopThread()
+            if _running is None:
+                _running = started
+            else:  # by a call that was made inside
+                started.loop.call_soon_threadsafe(started.loop.stop)
         return _running
 
 
@@ -170,7 +180,7 @@ def _forked() -> None:
     """Forget the parent's thread in a forked process. It is kept as it is: closing it would disturb the parent's."""
     global _running, _starting, _raising
     _inherited.append(_running)
-    _running, _starting, _raising = None, threading.Lock(), threading.RLock()
+    _running, _starting, _raising = None, threading.RLock(), threading.RLock()
     _late.clear()
 
 

@@ -224,6 +224,33 @@ def test_a_call_that_is_interrupted_before_its_first_step_ends(begun: bool) -> N
     assert isinstance(call.error, asyncio.CancelledError)
 
 
+@pytest.mark.parametrize("inside", ["new_event_loop", "Thread"])
+def test_a_handler_may_call_while_the_first_call_starts_the_thread(inside: str) -> None:
+    out = run_script(
+        """
+        import asyncio, signal, threading
+        from replaybuf.sync import loop, run
+
+        module = asyncio if sys.argv[2] == "new_event_loop" else threading
+        original = getattr(module, sys.argv[2])
+
+        def interrupted(*args, **options):
+            setattr(module, sys.argv[2], original)
+            signal.raise_signal(signal.SIGUSR1)
+            return original(*args, **options)
+
+        setattr(module, sys.argv[2], interrupted)
+        signal.signal(signal.SIGUSR1, lambda *_: print(run(asyncio.sleep(0, "inner"))))
+        print(run(asyncio.sleep(0, "outer")))
+        time.sleep(0.1)
+        print(sum(thread.name == "replaybuf-sync" for thread in threading.enumerate()))
+        """,
+        "-",
+        inside,
+    )
+    assert out == "inner\nouter\n1\n"
+
+
 # Ends
 
 ENDS = {
