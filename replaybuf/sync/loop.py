@@ -11,7 +11,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
-from replaybuf.errors import InputError
+from replaybuf.errors import ClosedError, InputError
 
 T = TypeVar("T")
 
@@ -27,8 +27,8 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     is cancelled, and the exception goes on when it has ended; a second one doesn't wait for that. A result that came
     at the same moment is returned, and the exception is raised in this thread a little later.
 
-    A forked process has a thread of its own. Raises InputError in the background thread itself, which would wait for
-    itself.
+    A forked process has a thread of its own, and raises ClosedError from a call that its parent had begun. Raises
+    InputError in the background thread itself, which would wait for itself.
     """
     if _late:
         _raise_late(coroutine)
@@ -38,6 +38,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         raise InputError("a synchronous call from a coroutine that is run by one would never end: await it there")
     call = _Call(coroutine)
     try:
+        _open.add(call)
         thread.loop.call_soon_threadsafe(call.begin)
         call.ended.acquire()
     except BaseException as interrupt:
@@ -102,6 +103,16 @@ class _Call(Generic[T]):
     def _end(self) -> None:
         self.done = True
         self.ended.release()
+        _open.discard(self)
+
+    def fork(self) -> None:
+        """End the wait for it in a forked process, which happens if a signal's handler forks and returns."""
+        self.error = ClosedError("the call goes on in the process that began it, not in this one, forked meanwhile")
+        if self.ended.locked():
+            self._end()
+
+
+_open: set[_Call[Any]] = set()  # the calls that have begun and aren't done
 
 
 class _LoopThread:
@@ -182,6 +193,8 @@ def _forked() -> None:
     _inherited.append(_running)
     _running, _starting, _raising = None, threading.RLock(), threading.RLock()
     _late.clear()
+    for call in list(_open):
+        call.fork()
 
 
 if hasattr(os, "register_at_fork"):

@@ -77,6 +77,34 @@ def test_a_fork_uses_the_buffer_while_its_parent_goes_on(shared_url: str, close:
     run_script(BEGINNING + FORK.replace("{close}", close).replace("{leave}", leave), shared_url)
 
 
+def test_a_fork_in_a_handler_doesnt_go_on_with_its_parents_call(shared_url: str) -> None:
+    out = run_script(
+        BEGINNING
+        + """
+    fill(buffer, 1)
+    child = None
+    def fork(*_):
+        global child
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+    signal.signal(signal.SIGUSR1, fork)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1)).start()
+    try:
+        print(buffer.take_batch({TASK: 2}, timeout=1))
+    except ClosedError as error:
+        assert child == 0 and "forked meanwhile" in str(error)
+        assert buffer.count(TASK, "completed") == 1
+        os._exit(3)
+    except NotReadyError:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """,
+        shared_url,
+    )
+    assert out == "3\n"
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_multiprocessing_put(shared_url: str, method: str) -> None:
     """Forked ones use the buffer of their parent, spawned ones get its config."""
