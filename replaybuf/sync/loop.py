@@ -7,6 +7,7 @@ import asyncio
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
@@ -28,8 +29,12 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     at the same moment is returned, and the exception is raised in this thread a little later.
 
     A forked process has a thread of its own, and raises ClosedError from a call that its parent had begun. Raises
-    InputError in the background thread itself, which would wait for itself.
+    InputError in the background thread itself, which would wait for itself, and ClosedError when the interpreter is
+    shutting down (after its exit handlers), which stops that thread.
     """
+    if sys.is_finalizing():
+        coroutine.close()
+        raise ClosedError("a call while the interpreter shuts down, whose threads are stopped: close the buffer before")
     if _late:
         _raise_late(coroutine)
     thread = _running or _start()
@@ -56,6 +61,14 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         finally:
             del error, trace  # they would keep this frame alive
     return call.result  # without a call in between, in which a signal's handler could raise
+
+
+def end(coroutine: Coroutine[Any, Any, object]) -> None:
+    """Run a coroutine that only tidies up. When the interpreter is shutting down there is nothing left to tidy."""
+    if sys.is_finalizing():
+        coroutine.close()
+    else:
+        run(coroutine)
 
 
 class _Call(Generic[T]):

@@ -303,6 +303,33 @@ ENDS = {
     fill(buffer, 3)
     atexit.register(buffer.close)
     """,
+    "a generator that is left in the middle": """
+    fill(buffer, 3)
+    def items():
+        with build(url) as own, own.lease_batch({TASK: 1}, seconds=0.1), build(url) as other:
+            found = other.find({})
+            try:
+                yield next(found)
+            finally:
+                found.close()
+    left = items()
+    next(left)
+    """,
+    "closed in __del__": """
+    class Trainer:
+        def __init__(self):
+            self.buffer, self.refused, self.exit = buffer, ClosedError, os._exit
+        def __del__(self):
+            self.buffer.close()
+            try:
+                len(self.buffer.get(1, "math"))
+            except self.refused as error:
+                if "interpreter shuts down" in str(error):
+                    return
+            self.exit(4)
+    fill(buffer, 3)
+    trainer = Trainer()
+    """,
     "puts and takes in an exit handler": """
     import atexit
     fill(buffer, 2)
