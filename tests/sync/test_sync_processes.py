@@ -143,9 +143,9 @@ def test_ctrl_c_ends_a_waiting_take_and_loses_nothing(shared_url: str) -> None:
         BEGINNING
         + """
     fill(buffer, 3)
-    print("ready", flush=True)
     started = time.monotonic()
     try:
+        print("ready", flush=True)
         buffer.take_batch({TASK: 4}, timeout=30)
     except KeyboardInterrupt:
         print("interrupted", len(buffer), numbers_of(buffer.get(4, TASK)))
