@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replaybuf.chunks.buffer import ChunkBuffer
 from replaybuf.sync.buffer import SyncReplayBuffer
-from replaybuf.sync.loop import run
+from replaybuf.sync.loop import end, run
 from replaybuf.sync.mirror import SyncBuffer, mirrored
 
 
@@ -24,7 +24,7 @@ class SyncChunkBuffer(SyncBuffer[ChunkBuffer]):
         """The buffer that this is a layer over."""
         return SyncReplayBuffer(self.asynchronous.buffer)
 
-    close = mirrored(ChunkBuffer.close, run)
+    close = mirrored(ChunkBuffer.close, end)
     put = mirrored(ChunkBuffer.put, run)
     forget = mirrored(ChunkBuffer.forget, run)
     expected = mirrored(ChunkBuffer.expected, run)

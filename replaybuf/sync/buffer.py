@@ -13,7 +13,7 @@ from replaybuf.rules.policies import ReplayPolicy
 from replaybuf.storage.values import R, StorageItem
 from replaybuf.sync.items import Items
 from replaybuf.sync.lease import SyncLease, SyncLeasing
-from replaybuf.sync.loop import run
+from replaybuf.sync.loop import end, run
 from replaybuf.sync.mirror import SyncBuffer, as_it_is, mirrored
 
 _LEASE_BATCH = """Draw groups as `sample` does, but only hide them until the lease is acknowledged.
@@ -66,7 +66,7 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
         """Small versioned values beside the groups, for places in datasets and the state that trainers publish."""
         return SyncCursors(self.asynchronous.cursors)
 
-    close = mirrored(ReplayBuffer[R].close, run)
+    close = mirrored(ReplayBuffer[R].close, end)
 
     put = mirrored(ReplayBuffer[R].put, run)
     get = mirrored(ReplayBuffer[R].get, run)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Generic, Self, TypeVar
 
-from replaybuf.sync.loop import run
+from replaybuf.sync.loop import end, run
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Items(Iterator[T], Generic[T]):
         """End the iteration."""
         self._ahead.clear()
         self._error = None
-        run(self._close())
+        end(self._close())
 
     async def _read(self) -> None:
         """Read the next groups. An error after some of them waits for its turn."""

@@ -7,7 +7,7 @@ from typing import Generic
 
 from replaybuf.buffer.lease import Lease, Leasing
 from replaybuf.storage.values import Leased, R, StorageItem
-from replaybuf.sync.loop import run
+from replaybuf.sync.loop import end, run
 from replaybuf.sync.mirror import as_it_is, mirrored
 
 
@@ -97,4 +97,8 @@ class SyncLeasing(Generic[R]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run(self.asynchronous.__aexit__(kind, error, trace))
+        leaving = self.asynchronous.__aexit__(kind, error, trace)
+        if kind is None:
+            run(leaving)  # acknowledged, or an error says why not
+        else:
+            end(leaving)  # given back, or back when the lease ends

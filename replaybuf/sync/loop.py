@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
-from replaybuf.errors import InputError
+from replaybuf.errors import ClosedError, InputError
 
 T = TypeVar("T")
 
@@ -24,26 +26,33 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     All coroutines run in one background thread of this process, so that nothing is set up for a call. Errors are those
     of the coroutine, raised in the caller. If a signal's handler raises in the caller meanwhile (Ctrl-C), the coroutine
     is cancelled, and the exception goes on when it has ended; a second one doesn't wait for that. A result that came
-    at the same moment is returned, and KeyboardInterrupt is raised a little later.
+    at the same moment is returned, and the exception is raised in this thread a little later.
 
-    A forked process has a thread of its own. Raises InputError in the background thread itself, which would wait for
-    itself.
+    A forked process has a thread of its own, and raises ClosedError from a call that its parent had begun. Raises
+    InputError in the background thread itself, which would wait for itself, and ClosedError when the interpreter is
+    shutting down (after its exit handlers), which stops that thread.
     """
+    if sys.is_finalizing():
+        coroutine.close()
+        raise ClosedError("a call while the interpreter shuts down, whose threads are stopped: close the buffer before")
+    if _late:
+        _raise_late(coroutine)
     thread = _running or _start()
     if thread.ident == _thread.get_ident():
         coroutine.close()
         raise InputError("a synchronous call from a coroutine that is run by one would never end: await it there")
     call = _Call(coroutine)
     try:
+        _open.add(call)
         thread.loop.call_soon_threadsafe(call.begin)
         call.ended.acquire()
     except BaseException as interrupt:
         thread.loop.call_soon_threadsafe(call.cancel)
         if not call.done:
             call.ended.acquire()
-        if call.error is not None or not isinstance(interrupt, KeyboardInterrupt):
+        if call.error is not None:
             raise
-        thread.interrupt_soon()
+        thread.raise_later(interrupt)
     if call.error is not None:
         error, call.error = call.error, None
         trace = error.__traceback__
@@ -52,6 +61,14 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         finally:
             del error, trace  # they would keep this frame alive
     return call.result  # without a call in between, in which a signal's handler could raise
+
+
+def end(coroutine: Coroutine[Any, Any, object]) -> None:
+    """Run a coroutine that only tidies up. When the interpreter is shutting down there is nothing left to tidy."""
+    if sys.is_finalizing():
+        coroutine.close()
+    else:
+        run(coroutine)
 
 
 class _Call(Generic[T]):
@@ -99,6 +116,16 @@ class _Call(Generic[T]):
     def _end(self) -> None:
         self.done = True
         self.ended.release()
+        _open.discard(self)
+
+    def fork(self) -> None:
+        """End the wait for it in a forked process, which happens if a signal's handler forks and returns."""
+        self.error = ClosedError("the call goes on in the process that began it, not in this one, forked meanwhile")
+        if self.ended.locked():
+            self._end()
+
+
+_open: set[_Call[Any]] = set()  # the calls that have begun and aren't done
 
 
 class _LoopThread:
@@ -106,21 +133,57 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=self.loop.run_forever, name="replaybuf-sync", daemon=True)
+        thread = threading.Thread(target=self._main, name="replaybuf-sync", daemon=True)
         thread.start()
         self.ident = thread.ident
 
-    def interrupt_soon(self) -> None:
-        """Repeat Ctrl-C in the main thread a little later."""
-        main = threading.main_thread().ident
-        assert main is not None
-        self.loop.call_soon_threadsafe(
-            lambda: self.loop.call_later(_FOLLOWING_SECONDS, signal.pthread_kill, main, signal.SIGINT)
-        )
+    def _main(self) -> None:
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    def raise_later(self, error: BaseException) -> None:
+        """Raise an exception in the calling thread a little later, or in its next call if that comes first."""
+        caller = _thread.get_ident()
+        _late[caller] = error.with_traceback(None)  # which holds frames, and with them the result
+        self.loop.call_soon_threadsafe(self.loop.call_later, _FOLLOWING_SECONDS, _raise_in, caller)
+
+
+# The exceptions that are still to be raised, by thread, and what keeps two from raising the same one.
+_late: dict[int, BaseException] = {}
+_raising = threading.RLock()
+
+
+def _raise_late(coroutine: Coroutine[Any, Any, T]) -> None:
+    """Raise what is still to be raised in this thread, instead of running the coroutine."""
+    with _raising:
+        error = _late.pop(_thread.get_ident(), None)
+    if error is not None:
+        coroutine.close()
+        raise error
+
+
+def _raise_in(thread: int) -> None:
+    """Raise in another thread what is still to be raised there."""
+    with _raising:
+        if (error := _late.get(thread)) is None:
+            return
+        if thread == threading.main_thread().ident and _is_ctrl_c(error):
+            signal.pthread_kill(thread, signal.SIGINT)  # which also ends a sleep
+        else:
+            # It takes only a class: one whose instance is this exception.
+            later = type("Later", (BaseException,), {"__new__": lambda cls: error})
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(later))
+        del _late[thread]
+
+
+def _is_ctrl_c(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 _running: _LoopThread | None = None
-_starting = threading.Lock()
+_starting = threading.RLock()  # a signal's handler or `__del__` may call while its thread starts
 _inherited: list[_LoopThread | None] = []
 
 
@@ -129,15 +192,22 @@ def _start() -> _LoopThread:
     global _running
     with _starting:
         if _running is None:
-            _running = _LoopThread()
+            started = _LoopThread()
+            if _running is None:
+                _running = started
+            else:  # by a call that was made inside
+                started.loop.call_soon_threadsafe(started.loop.stop)
         return _running
 
 
 def _forked() -> None:
     """Forget the parent's thread in a forked process. It is kept as it is: closing it would disturb the parent's."""
-    global _running, _starting
+    global _running, _starting, _raising
     _inherited.append(_running)
-    _running, _starting = None, threading.Lock()
+    _running, _starting, _raising = None, threading.RLock(), threading.RLock()
+    _late.clear()
+    for call in list(_open):
+        call.fork()
 
 
 if hasattr(os, "register_at_fork"):

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from replaybuf.errors import NotPicklableError
-from replaybuf.sync.loop import run
+from replaybuf.sync.loop import end, run
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -82,7 +82,7 @@ class SyncBuffer(Generic[B]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run(self.asynchronous.__aexit__(kind, error, trace))
+        end(self.asynchronous.__aexit__(kind, error, trace))
 
     def __reduce__(self) -> str:
         raise NotPicklableError

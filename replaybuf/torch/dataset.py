@@ -27,6 +27,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.values import StorageItem
 from replaybuf.sync import SyncReplayBuffer, run
+from replaybuf.sync.loop import end
 from replaybuf.torch.handover import Delivery, Handover
 
 #: What makes a batch of the groups of a draw: task by task in the order of `sizes`, each with its metadata.
@@ -113,7 +114,7 @@ class GroupDataset(IterableDataset[Delivery]):
         finally:
             self._open = None
             if buffer is not self.source:
-                run(buffer.close())
+                end(buffer.close())
 
     def __iter__(self) -> Iterator[Delivery]:
         if not self.handover.begun:

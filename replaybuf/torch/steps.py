@@ -16,6 +16,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError, LeaseLostError, ReplayBufError
 from replaybuf.storage.values import StorageItem
 from replaybuf.sync import run
+from replaybuf.sync.loop import end
 from replaybuf.torch.dataset import GroupDataset
 from replaybuf.torch.handover import MOST_WORKERS, Delivery
 
@@ -169,7 +170,7 @@ def _give_back(lease: Lease[Any]) -> None:
     if not lease.open:
         return
     try:
-        run(lease.give_back())
+        end(lease.give_back())
     except ReplayBufError as error:  # then they come back when the lease ends
         _logger.warning("%r could not be given back: %s", lease, error)
         lease.stop()

@@ -77,6 +77,34 @@ def test_a_fork_uses_the_buffer_while_its_parent_goes_on(shared_url: str, close:
     run_script(BEGINNING + FORK.replace("{close}", close).replace("{leave}", leave), shared_url)
 
 
+def test_a_fork_in_a_handler_doesnt_go_on_with_its_parents_call(shared_url: str) -> None:
+    out = run_script(
+        BEGINNING
+        + """
+    fill(buffer, 1)
+    child = None
+    def fork(*_):
+        global child
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+    signal.signal(signal.SIGUSR1, fork)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1)).start()
+    try:
+        print(buffer.take_batch({TASK: 2}, timeout=1))
+    except ClosedError as error:
+        assert child == 0 and "forked meanwhile" in str(error)
+        assert buffer.count(TASK, "completed") == 1
+        os._exit(3)
+    except NotReadyError:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """,
+        shared_url,
+    )
+    assert out == "3\n"
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_multiprocessing_put(shared_url: str, method: str) -> None:
     """Forked ones use the buffer of their parent, spawned ones get its config."""
@@ -115,9 +143,9 @@ def test_ctrl_c_ends_a_waiting_take_and_loses_nothing(shared_url: str) -> None:
         BEGINNING
         + """
     fill(buffer, 3)
-    print("ready", flush=True)
     started = time.monotonic()
     try:
+        print("ready", flush=True)
         buffer.take_batch({TASK: 4}, timeout=30)
     except KeyboardInterrupt:
         print("interrupted", len(buffer), numbers_of(buffer.get(4, TASK)))
@@ -174,6 +202,39 @@ def test_a_result_that_comes_with_an_interrupt_is_returned_and_the_interrupt_fol
     assert out == "result\nthen interrupted\n"
 
 
+WATCHDOG = """
+    import asyncio, signal
+    from replaybuf.sync import run
+
+    class Watchdog(Exception): pass
+
+    raised = Watchdog("hangs")
+    def bark(*_): raise raised
+    signal.signal(signal.SIGALRM, bark)
+
+    async def ends_although_cancelled():
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            return "result"
+
+    try:
+        print(run(ends_although_cancelled()), flush=True)
+        {next}
+    except Watchdog as error:
+        assert error is raised
+        print("then", error)
+    print(run(asyncio.sleep(0.1, "on")))
+"""
+
+
+@pytest.mark.parametrize("then", ["for _ in range(3000): time.sleep(0.01)", "run(asyncio.sleep(30))"])
+def test_a_result_that_comes_with_a_watchdogs_exception_is_returned_and_the_exception_follows_once(then: str) -> None:
+    """In what the caller does next, also if that is a call that waits."""
+    assert run_script(WATCHDOG.replace("{next}", then), "-") == "result\nthen hangs\non\n"
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_call_that_is_interrupted_before_its_first_step_ends(begun: bool) -> None:
     async def never() -> None:
@@ -189,6 +250,33 @@ def test_a_call_that_is_interrupted_before_its_first_step_ends(begun: bool) -> N
     loop.call_soon_threadsafe(begin_and_cancel)
     assert call.ended.acquire(timeout=10)
     assert isinstance(call.error, asyncio.CancelledError)
+
+
+@pytest.mark.parametrize("inside", ["new_event_loop", "Thread"])
+def test_a_handler_may_call_while_the_first_call_starts_the_thread(inside: str) -> None:
+    out = run_script(
+        """
+        import asyncio, signal, threading
+        from replaybuf.sync import loop, run
+
+        module = asyncio if sys.argv[2] == "new_event_loop" else threading
+        original = getattr(module, sys.argv[2])
+
+        def interrupted(*args, **options):
+            setattr(module, sys.argv[2], original)
+            signal.raise_signal(signal.SIGUSR1)
+            return original(*args, **options)
+
+        setattr(module, sys.argv[2], interrupted)
+        signal.signal(signal.SIGUSR1, lambda *_: print(run(asyncio.sleep(0, "inner"))))
+        print(run(asyncio.sleep(0, "outer")))
+        time.sleep(0.1)
+        print(sum(thread.name == "replaybuf-sync" for thread in threading.enumerate()))
+        """,
+        "-",
+        inside,
+    )
+    assert out == "inner\nouter\n1\n"
 
 
 # Ends
@@ -214,6 +302,33 @@ ENDS = {
     import atexit
     fill(buffer, 3)
     atexit.register(buffer.close)
+    """,
+    "a generator that is left in the middle": """
+    fill(buffer, 3)
+    def items():
+        with build(url) as own, own.lease_batch({TASK: 1}, seconds=0.1), build(url) as other:
+            found = other.find({})
+            try:
+                yield next(found)
+            finally:
+                found.close()
+    left = items()
+    next(left)
+    """,
+    "closed in __del__": """
+    class Trainer:
+        def __init__(self):
+            self.buffer, self.refused, self.exit = buffer, ClosedError, os._exit
+        def __del__(self):
+            self.buffer.close()
+            try:
+                len(self.buffer.get(1, "math"))
+            except self.refused as error:
+                if "interpreter shuts down" in str(error):
+                    return
+            self.exit(4)
+    fill(buffer, 3)
+    trainer = Trainer()
     """,
     "puts and takes in an exit handler": """
     import atexit
