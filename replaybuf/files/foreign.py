@@ -73,8 +73,8 @@ def _check_name(name: str, names: frozenset[str]) -> None:
     if near:
         raise InputError(f"{redact_path(name):.60} is no field of rollouts; did you mean {near[0]}?")
     raise InputError(
-        f"{redact_path(name):.60} is no field of rollouts; a mapping is OURS=THEIRS, such as response=completion. Rollouts that are "
-        "dicts may have any field (as_they_are=True, --as-they-are)"
+        f"{redact_path(name):.60} is no field of rollouts; a mapping is OURS=THEIRS, such as response=completion. "
+        "Rollouts that are dicts may have any field (as_they_are=True, --as-they-are)"
     )
 
 

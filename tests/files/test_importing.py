@@ -500,7 +500,7 @@ async def test_a_url_in_place_of_a_columns_name_keeps_its_password(tmp_path: Pat
     (tmp_path / "a.jsonl").write_text(json.dumps(GOOD))
     async with ReplayBufferConfig(url="memory://").build() as buffer:
         for given in [url] if where == "key" else [{"response": url}, {url: "z"}]:
-            with pytest.raises(ReplayBufError, match="(has|is) no field") as caught:
+            with pytest.raises(ReplayBufError, match=r"(has|is) no field") as caught:
                 await buffer.import_from(tmp_path / "a.jsonl", **{where: given})
             assert "hunter2" not in str(caught.value)
 
