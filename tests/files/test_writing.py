@@ -216,6 +216,7 @@ async def test_a_data_frame_has_the_rows_of_an_export(buffer: Any) -> None:
 
 @pytest.mark.frameworks
 async def test_a_dataset_has_the_rows_of_an_export(buffer: Any, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
     dataset = await buffer.to_dataset(tmp_path / "cache", where={"task_name": "math"})
     assert dataset.num_rows == 6
     assert dataset[0]["response_ids"] == [0, 1]
