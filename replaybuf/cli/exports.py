@@ -11,7 +11,19 @@ import typer
 
 from replaybuf import units
 from replaybuf.cli.copying import read_size, with_bar
-from replaybuf.cli.options import Url, buffer_option, listing, option, url_and
+from replaybuf.cli.options import (
+    Limit,
+    OfStatus,
+    OfTask,
+    OrderBy,
+    Url,
+    Where,
+    buffer_option,
+    file_argument,
+    listing,
+    option,
+    url_and,
+)
 from replaybuf.cli.output import Column, Output
 from replaybuf.cli.queries import nothing_in, query_of
 from replaybuf.files.exporting import TREES, Chosen, Exported, export_files, export_rows
@@ -23,6 +35,7 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.snapshots import choose_buffer, opens_read_only
 
+_File = Annotated[str | None, file_argument("NAME.jsonl (.gz, .zst), NAME.parquet, NAME.arrow; - for JSONL on stdout.")]
 _Exported = Annotated[
     str | None, buffer_option("This buffer of the database; else the only one, or the one named default.")
 ]
@@ -33,28 +46,13 @@ _UNREADABLE_SHOWN = 5
 def export(
     url: Url,
     output: Output,
-    file: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FILE",
-            help="NAME.jsonl (.gz, .zst), NAME.parquet, NAME.arrow; - for JSONL on stdout.",
-            show_default=False,
-        ),
-    ] = None,
-    where: Annotated[
-        str | None,
-        option("--where", metavar="QUERY", help='A query: {"reward": {"$gte": 0.9}, "tags.level": 3}.'),
-    ] = None,
+    file: _File = None,
+    where: Where = None,
     buffer: _Exported = None,
-    task: Annotated[str | None, option("--task", metavar="NAME", help="Only groups of this task.")] = None,
-    status: Annotated[
-        str | None, option("--status", metavar="STATUS", help="Only groups of this status: completed, expired, ...")
-    ] = None,
-    order_by: Annotated[
-        list[str] | None,
-        option("--order-by", metavar="FIELD", help="A field; -FIELD is descending. May be repeated."),
-    ] = None,
-    limit: Annotated[int, option("--limit", metavar="N", min=0, help="At most so many groups; 0 for all.")] = 0,
+    task: OfTask = None,
+    status: OfStatus = None,
+    order_by: OrderBy = None,
+    limit: Limit = 0,
     rows: Annotated[
         Literal["rollouts", "groups"], option("--rows", metavar="KIND", help="A row is one of the rollouts or groups.")
     ] = "rollouts",

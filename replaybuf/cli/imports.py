@@ -17,7 +17,7 @@ from replaybuf import units
 from replaybuf.cli.copying import with_bar
 from replaybuf.cli.escape import escape_line
 from replaybuf.cli.groups import status_style
-from replaybuf.cli.options import Url, buffer_option, listing, option, url_and
+from replaybuf.cli.options import OfStatus, OfTask, Url, buffer_option, file_argument, listing, option, url_and
 from replaybuf.cli.output import Column, Output
 from replaybuf.errors import InputError
 from replaybuf.files.foreign import Mapped
@@ -33,6 +33,10 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.groups import AS_DICTS
 from replaybuf.storage.sql.inspection.snapshots import DEFAULT, Target, exists
 
+_File = Annotated[
+    str | None,
+    file_argument("JSONL, Parquet, Arrow, xtuner's saved buffer, Trinity-RFT's database; - for JSONL on stdin."),
+]
 _Imported = Annotated[
     str | None, buffer_option("Put the groups into the buffer of this name; else into the one named default.")
 ]
@@ -42,20 +46,11 @@ _Imported = Annotated[
 def import_(
     url: Url,
     output: Output,
-    file: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FILE",
-            help="JSONL, Parquet, Arrow, xtuner's saved buffer, Trinity-RFT's database; - for JSONL on stdin.",
-            show_default=False,
-        ),
-    ] = None,
+    file: _File = None,
     dry_run: Annotated[bool, option("--dry-run", help="Only say what would be imported.")] = False,
     buffer: _Imported = None,
-    task: Annotated[str | None, option("--task", metavar="NAME", help="Only groups of this task.")] = None,
-    status: Annotated[
-        str | None, option("--status", metavar="STATUS", help="Only groups of this status: completed, expired, ...")
-    ] = None,
+    task: OfTask = None,
+    status: OfStatus = None,
     field: Annotated[
         list[str] | None,
         option(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 
 from replaybuf import units
 from replaybuf.cli.groups import age_of, archived_at, lease_text, status_style, tags_text
-from replaybuf.cli.options import Buffer, Url, listing, option
+from replaybuf.cli.options import Buffer, Limit, OfStatus, OfTask, OrderBy, Url, Where, listing
 from replaybuf.cli.output import Column, Output
 from replaybuf.cli.queries import nothing_in, query_of
 from replaybuf.redact import redact
@@ -20,20 +20,12 @@ from replaybuf.storage.sql.inspection.reader import open_reader
 def ls(
     url: Url,
     output: Output,
-    where: Annotated[
-        str | None,
-        option("--where", metavar="QUERY", help='A query: {"reward": {"$gte": 0.9}, "tags.level": 3}.'),
-    ] = None,
+    where: Where = None,
     buffer: Buffer = None,
-    task: Annotated[str | None, option("--task", metavar="NAME", help="Only groups of this task.")] = None,
-    status: Annotated[
-        str | None, option("--status", metavar="STATUS", help="Only groups of this status: completed, expired, ...")
-    ] = None,
-    order_by: Annotated[
-        list[str] | None,
-        option("--order-by", metavar="FIELD", help="A field; -FIELD is descending. May be repeated."),
-    ] = None,
-    limit: Annotated[int, option("--limit", metavar="N", min=0, help="At most so many groups; 0 for all.")] = 20,
+    task: OfTask = None,
+    status: OfStatus = None,
+    order_by: OrderBy = None,
+    limit: Limit = 20,
 ) -> None:
     """List groups without reading their payloads.
 

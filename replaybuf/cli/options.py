@@ -49,6 +49,26 @@ def buffer_option(help: str) -> Any:
 
 Buffer = Annotated[str | None, buffer_option("Only this buffer of the database; all unless given.")]
 
+# What chooses groups, for all commands that take a choice of them.
+Where = Annotated[
+    str | None, option("--where", metavar="QUERY", help='A query: {"reward": {"$gte": 0.9}, "tags.level": 3}.')
+]
+OfTask = Annotated[str | None, option("--task", metavar="NAME", help="Only groups of this task.")]
+OfStatus = Annotated[
+    str | None, option("--status", metavar="STATUS", help="Only groups of this status: completed, expired, ...")
+]
+OrderBy = Annotated[
+    list[str] | None,
+    option("--order-by", metavar="FIELD", help="A field; -FIELD is descending. May be repeated."),
+]
+Limit = Annotated[int, option("--limit", metavar="N", min=0, help="At most so many groups; 0 for all.")]
+
+
+def file_argument(help: str) -> Any:
+    """Return the argument FILE, which comes after a URL (`url_and`)."""
+    return typer.Argument(metavar="FILE", help=help, show_default=False)
+
+
 _FORMATS: dict[str, tuple[Format, Any]] = {
     "as_json": ("json", Annotated[bool, option("--json", help="Print JSON.")]),
     "as_nl": ("nl", Annotated[bool, option("--nl", help="Print one JSON object a line.")]),

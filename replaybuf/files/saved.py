@@ -8,7 +8,8 @@ from typing import Any
 
 from replaybuf.errors import FileError
 from replaybuf.files.foreign import Mapped, foreign_groups
-from replaybuf.files.pickles import Made, Rebuilding, record_fields
+from replaybuf.files.rebuilding import Rebuilding
+from replaybuf.files.records import Made, record_fields
 from replaybuf.files.rows import FileGroup, Placed
 from replaybuf.files.torch_files import loaded
 from replaybuf.rollouts.rollout import Status

@@ -16,7 +16,8 @@ import numpy as np
 
 from replaybuf.codec.tensors import SIZES, StoredTensor
 from replaybuf.errors import FileEndsError, FileError
-from replaybuf.files.pickles import STORAGES, Loading, Name
+from replaybuf.files.pickles import STORAGES, Loading
+from replaybuf.files.records import Name
 
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _PROTOCOL: Final = 1001
@@ -56,7 +57,7 @@ class Storage:
 
 @contextmanager
 def loaded(path: Path) -> Iterator[tuple[Any, int]]:
-    """Yield what a file of `torch.save` or `pickle.dump` holds, as records (`files.pickles`), and its size.
+    """Yield what a file of `torch.save` or `pickle.dump` holds, as records (`files.records`), and its size.
 
     Tensors are read from it when they are rebuilt, within the block. Raises FileError; UnsafePickleError for a pickle
     that wants more than data.

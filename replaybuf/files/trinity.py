@@ -18,7 +18,8 @@ from sqlalchemy import column, inspect, select, table
 from replaybuf.codec.tensors import SIZES, StoredTensor
 from replaybuf.errors import FileError, InputError
 from replaybuf.files.foreign import Mapped
-from replaybuf.files.pickles import Loading, Rebuilding
+from replaybuf.files.pickles import Loading
+from replaybuf.files.rebuilding import Rebuilding
 from replaybuf.files.rows import FileGroup
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,13 @@ from replaybuf.checks import whole
 from replaybuf.errors import ConfigError
 
 
-class RateLimiter:
+class RateLimiter(ABC):
     """A rate limiter, by the limits that do the same here."""
 
     @property
+    @abstractmethod
     def limits(self) -> dict[str, Any]:
         """The fields of `Limits` (`replaybuf.rules.limits`)."""
-        raise NotImplementedError
 
     @property
     def error_range(self) -> tuple[float, float]:

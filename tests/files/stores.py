@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from replaybuf import RolloutState, Status
 from replaybuf.storage.values import StorageItem
 
+#: A row of others' that can be imported.
+GOOD = {"prompt": "1 + 1?", "response": "2", "task_name": "math"}
 #: What another store gives anew.
 _ANEW = {"uid", "timestamp_id", "item"}
 
@@ -52,3 +55,11 @@ async def fill(buffer: Any, groups: int = 5, size: int = 2) -> None:
             model_step=7,
             current_train_step=9,
         )
+
+
+def write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)

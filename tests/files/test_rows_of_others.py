@@ -1,0 +1,169 @@
+"""Rows of others: which of them are a group, what their columns mean, and what is warned about."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import ReplayBufferConfig, Status
+from replaybuf.errors import FileError, ReplayBufError
+from tests.files.stores import GOOD, contents
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.fast
+async def test_marks_of_other_systems_are_no_error(tmp_path: Path) -> None:
+    line = json.dumps(GOOD).encode()
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\r\n" + line)
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        assert (await buffer.import_from(tmp_path / "a.jsonl")).rollouts == 2
+        assert (await buffer.import_from(tmp_path / "empty.jsonl")).groups == 0
+
+
+# Rows of others
+
+
+async def test_rows_of_others_are_groups_by_their_id_or_prompt(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"question": "a", "completion": "1", "score": 1, "source": "gsm8k"},
+        {"question": "a", "completion": "2", "score": 0},
+        {"question": "b", "completion": "3", "score": 0.5, "completion_ids": [1, 2]},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        await buffer.import_from(tmp_path / "a.jsonl", as_task="math")
+        first, second = [group for _, group in await contents(buffer)]
+    assert [(one.response, one.reward) for one in first] == [("1", {"score": 1.0}), ("2", {"score": 0.0})]
+    assert first[0].message == [{"role": "user", "content": "a"}]
+    assert first[0].extra_fields == {"source": "gsm8k"}
+    assert (second[0].response_ids, second[0].status) == ([1, 2], Status.COMPLETED)
+
+
+async def test_columns_may_be_named(tmp_path: Path) -> None:
+    rows = [{"q": "a", "a": "1", "id": n, "note": "x"} for n in range(2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict)
+    async with config.build() as buffer:
+        settings = {"fields": {"message": "q", "response": "a"}, "key": "id", "as_task": "math", "as_they_are": True}
+        await buffer.import_from(tmp_path / "a.jsonl", **settings)
+        [(about, [first, _])] = await contents(buffer)
+        with pytest.raises(FileError, match="line 1 has no field 'z'"):
+            await buffer.import_from(tmp_path / "a.jsonl", fields={"response": "z"}, as_task="math")
+        done = await buffer.import_from(tmp_path / "a.jsonl", fields={"mine": "a"}, as_task="math", dry_run=True)
+        assert done.groups == 0
+    assert (about["key"], first["response"], first["note"]) == ("0", "1", "x")
+
+
+ANSWERS = [{"question": str(n), "answer": str(2 * n), "grade": 1} for n in range(5)]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("options", "warnings"),
+    [
+        (
+            {},
+            [
+                "no response was found: nothing of this can be trained on; --field response=answer? "
+                "Not used: answer, grade"
+            ],
+        ),
+        ({"fields": {"response": "answer"}}, []),
+        ({"as_status": "init"}, []),
+    ],
+)
+async def test_a_file_without_responses_is_warned_about_unless_it_was_meant(
+    options: dict[str, Any], warnings: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, ANSWERS)))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        done = await buffer.import_from(tmp_path / "a.jsonl", as_task="math", dry_run=True, **options)
+    assert done.found.warnings == warnings
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("last", [{"completion": "x"}, {"status": "init"}])
+async def test_one_response_or_status_is_enough_for_no_warning(last: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [*ANSWERS, {"question": "z", **last}])))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        done = await buffer.import_from(tmp_path / "a.jsonl", as_task="math")
+    assert done.found.warnings == []
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("column", "warning"),
+    [
+        ("prompt", "5 prompts make 15 groups, .*: sort the file by prompt, or give group_id"),
+        ("group_id", "5 group_ids make 15 groups, .*: sort the file by group_id"),
+    ],
+)
+async def test_rows_of_one_group_that_are_apart_are_warned_about(column: str, warning: str, tmp_path: Path) -> None:
+    rows = [{"prompt": "a", column: str(n % 5), "response": "1", "task_name": "math"} for n in range(15)]
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        [found] = (await buffer.import_from(tmp_path / "a.jsonl", dry_run=True)).found.warnings
+        assert re.fullmatch(warning, found)
+        rows.sort(key=lambda row: row[column])
+        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        done = await buffer.import_from(tmp_path / "a.jsonl")
+    assert (done.groups, done.found.warnings) == (5, [])
+
+
+@pytest.mark.fast
+async def test_a_prompt_in_two_tasks_or_groups_that_are_whole_are_no_warning(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "a", "response": "1", "task_name": name} for name in ("x", "y")]
+    rows += [{"prompt": "a", "task_name": "x", "rollouts": [{"response": str(n)}]} for n in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        assert (await buffer.import_from(tmp_path / "a.jsonl")).found.warnings == []
+
+
+@pytest.mark.fast
+async def test_the_prompts_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replaybuf.files.remarks._PROMPTS", 2)
+    rows = [{"prompt": str(n % 5), "response": "1", "task_name": "math"} for n in range(15)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        [found] = (await buffer.import_from(tmp_path / "a.jsonl")).found.warnings
+    assert found.startswith("at most 11 prompts make 15 groups")
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("where", ["fields", "key"])
+@pytest.mark.parametrize("url", ["postgresql://me:hunter2@db/rl", "postgresql://db/rl?password=hunter2"])
+async def test_a_url_in_place_of_a_columns_name_keeps_its_password(tmp_path: Path, where: str, url: str) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(GOOD))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        for given in [url] if where == "key" else [{"response": url}, {url: "z"}]:
+            with pytest.raises(ReplayBufError, match=r"(has|is) no field") as caught:
+                await buffer.import_from(tmp_path / "a.jsonl", **{where: given})
+            assert "hunter2" not in str(caught.value)
+
+
+async def test_parquet_of_others_with_its_own_types(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pa.table(
+        {
+            "prompt": pa.array([[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]),
+            "completion": pa.array(["1", "2"], pa.large_string()),
+            "task": pa.array(["math", "math"]).dictionary_encode(),
+            "response_ids": pa.array([[1, 2], None], pa.large_list(pa.int32())),
+            "nested": pa.array([[[1], []], [[2, 3]]]),
+            "when": pa.array([0, 1], pa.timestamp("us", "UTC")),
+        }
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        await buffer.import_from(tmp_path / "a.parquet")
+        first, second = [group[0] for _, group in await contents(buffer)]
+    assert (first.response, first.response_ids, second.response_ids) == ("1", [1, 2], None)
+    assert first.extra_fields["nested"] == [[1], []]

@@ -1,0 +1,245 @@
+"""Files that are wrong, cut short, damaged or hostile: nothing of them is imported, and the error says where."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import ReplayBufferConfig
+from replaybuf.errors import FileEndsError, FileError
+from replaybuf.files import importing
+from replaybuf.files.reading import Source
+from tests.files.stores import GOOD, fill, lines, write
+
+ROOT = Path(__file__).parents[2]
+
+
+MIDDLE = "the file ends within"
+
+
+@pytest.mark.parametrize("keep", [-1, -200, 2000])
+async def test_a_file_that_was_cut_short_imports_nothing_unless_asked(file: Path, keep: int) -> None:
+    whole = b"".join(lines(file))
+    write(file, whole[:keep] if keep != -1 else b"".join(lines(file)[:-1]))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        with pytest.raises(FileEndsError, match=MIDDLE):
+            await buffer.import_from(file)
+        assert len(buffer) == 0
+        done = await buffer.import_from(file, partial=True)
+        assert 0 < done.groups == len(buffer) < 5
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow", "a.arrows"])
+async def test_a_compressed_file_that_was_cut_short_is_refused(tmp_path: Path, name: str) -> None:
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        await fill(buffer)
+        await buffer.export(tmp_path / name)
+        whole = (tmp_path / name).read_bytes()
+        for size in (0, 3, len(whole) // 2, len(whole) - 1):
+            (tmp_path / name).write_bytes(whole[:size])
+            with pytest.raises(FileError, match=name):
+                await buffer.import_from(tmp_path / name)
+        assert len(buffer) == 5
+
+
+WRONG = {
+    "NaN": (b'{"prompt": "a", "reward": NaN}', "line 2: NaN is no JSON"),
+    "Infinity": (b'{"prompt": "a", "reward": -Infinity}', "line 2: -Infinity is no JSON"),
+    "a number beyond a float": (b'{"prompt": "a", "reward": -1e999}', "line 2: -1e999 is larger than any number that"),
+    "a name twice": (b'{"prompt": "a", "prompt": "b"}', "line 2: the name 'prompt' is there twice"),
+    "no UTF-8": (b'{"prompt": "\xff\xfe"}', "line 2: byte 12 is no UTF-8"),
+    "no JSON": (b"{'prompt': 1}", "line 2: no JSON"),
+    "no object": (b"[1]", r"line 2: expected an object, got \[1\]"),
+    "deep": (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 2: nested too deeply"),
+    "a huge number": (b'{"reward": 1' + b"0" * 5000 + b"}", "line 2: no JSON"),
+    "a wrong reward": (b'{"prompt": "a", "task_name": "x", "reward": "good"}', "line 2: reward is 'good'; expected"),
+    "wrong tokens": (
+        b'{"prompt": "a", "task_name": "x", "response_ids": ["a"]}',
+        "response_ids is .*a list",
+    ),
+    "a wrong prompt": (b'{"prompt": 5, "task_name": "x"}', "message is 5; expected a text"),
+    "a wrong status": (
+        b'{"prompt": "a", "task_name": "x", "status": "done"}',
+        "status is 'done'; expected one",
+    ),
+    "no task": (b'{"prompt": "a"}', "line 2 has no task_name: say of which task .*--as-task"),
+    "a wrong priority": (b'{"prompt": "a", "task_name": "x", "priority": -1}', "line 2: priority must be"),
+    "a wrong tag": (b'{"prompt": "a", "task_name": "x", "tags": {"a": []}}', r"line 2: tags\['a'\] is \[\]"),
+    "no rollouts": (b'{"rollouts": [], "task_name": "x"}', "line 2: rollouts is an empty list"),
+    "no rollout": (b'{"rollouts": [5], "task_name": "x"}', r"line 2, rollouts\[0\] is 5; expected an object"),
+}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", WRONG)
+async def test_a_wrong_line_is_named_and_nothing_imported(name: str, tmp_path: Path) -> None:
+    line, message = WRONG[name]
+    (tmp_path / "a.jsonl").write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        with pytest.raises(FileError, match=rf"a\.jsonl: .*{message}"):
+            await buffer.import_from(tmp_path / "a.jsonl")
+        assert len(buffer) == 0
+
+
+UNKNOWN = {
+    "CSV": (
+        b"question,answer\n1 + 1?,2\n",
+        "line 1: no JSON object: 'question,answer'; what can be read is JSONL .*Parquet",
+    ),
+    "a JSON array": (b'[{"prompt": "a"}]', "line 1: a JSON array; write one object a line"),
+    "an indented JSON array": (b'[\n  {"prompt": "a"}\n]\n', "line 1: a JSON array; write one object a line"),
+    "an indented object": (b'\n{\n  "prompt": "a"\n}\n', "line 2: an object over several lines; write one"),
+    "garbage": (b"\x93\xff\x00\n\xfe", "line 1: no JSON object: .*; what can be read is JSONL .*torch"),
+    "a JSON text": (b'"a"', "line 1: no JSON object: .*; what can be read is"),
+}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", UNKNOWN)
+async def test_a_file_of_another_format_says_what_can_be_read(name: str, tmp_path: Path) -> None:
+    content, message = UNKNOWN[name]
+    (tmp_path / "b.pt").write_bytes(content)
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        with pytest.raises(FileError, match=rf"b\.pt: {message}"):
+            await buffer.import_from(tmp_path / "b.pt", partial=True)
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "a status": ({"group.status": "done"}, "line 1: group.status is 'done'; expected one of init"),
+    "a staleness": ({"group.staleness": "3"}, "line 1: group.staleness is '3'; expected a whole number"),
+    "no priority": ({"group.priority": None}, "line 1: group.priority is None; expected a number"),
+    "an order": ({"group.index": 1}, "line 1: group.index is 1 .*not in their order"),
+    "a dtype": ({"response_ids": [1.5]}, "line 1, field 'response_ids': expected a list of numbers"),
+    "a half": ({"logprobs": [1e300], "$kinds": {"logprobs": "array:<f2"}}, "line 1, field 'logprobs': .*too large"),
+    "a bfloat16": (
+        {"logprobs": [1e300], "$kinds": {"logprobs": "tensor:bfloat16:0"}},
+        "line 1, field 'logprobs': .*too large",
+    ),
+    "a range": ({"prompt_ids": [1 << 40]}, "line 1, field 'prompt_ids'"),
+    "a kind": ({"$kinds": {"response": "array:O"}}, "line 1, field 'response': there is no dtype"),
+    "a tag": ({"response": {"$python": "os"}}, r"line 1, field 'response': there is no tag '\$python'"),
+    "base64": ({"response": {"$bytes": "?"}}, "line 1, field 'response'"),
+    "an array": ({"response": {"$ndarray": ["<f4", [1 << 50], ""]}}, "line 1, field 'response'"),
+    "a content": ({"response": {"$datetime": ["x"]}}, "line 1: .*damaged"),
+}
+
+
+BEYOND: dict[str, tuple[dict[str, Any], str]] = {
+    "staleness": ({"group.staleness": 2**63}, "staleness is 9223372036854775808, which is no difference"),
+    "times_sampled": ({"group.times_sampled": 2**31}, "times_sampled is 2147483648; it must be from 0 to 2147483647"),
+    "deliveries": ({"group.deliveries": 2**31}, "deliveries is 2147483648; it must be"),
+    "seq_staleness": ({"seq_staleness": 10**30}, "seq_staleness is 1000.*, which is no difference"),
+    "a NUL": ({"group.error": "a\0"}, r"error 'a\\x00' holds a NUL"),
+    "a surrogate": ({"group.error": "\ud800"}, r"error '\\ud800' holds a NUL or a lone surrogate"),
+    "a huge created_at": ({"group.created_at": 10**400}, "group.created_at is 1000.*; expected a number"),
+    "a huge priority": ({"group.priority": 10**400}, "group.priority is 1000.*; expected a number"),
+    "a step": ({"response_model_steps": [10**30], "$kinds": {}}, "response_model_steps holds 1e.30"),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+async def test_what_no_store_holds_is_refused_before_anything_is_put(
+    name: str, sql_url: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last group is wrong, when the others' batches would be in."""
+    monkeypatch.setattr(importing, "_GROUPS", 2)
+    change, message = BEYOND[name]
+    *others, first, last = lines(file)  # the first row of a group says what it is
+    write(file, b"".join(others) + json.dumps({**json.loads(first), **change}).encode() + b"\n" + last)
+    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+        with pytest.raises(FileError, match=f"line .*{message}"):
+            await buffer.import_from(file)
+        assert len(buffer) == 0
+
+
+async def test_a_range_beyond_all_memory_has_no_length_and_comes_in(file: Path) -> None:
+    first, *others = lines(file)
+    changed = {**json.loads(first), "response_ids": {"$range": [0, 10**30, 1]}, "$kinds": {}}
+    write(file, json.dumps(changed).encode() + b"\n" + b"".join(others))
+    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict)
+    async with config.build() as buffer:
+        assert (await buffer.import_from(file)).groups == 5
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_changed_export_is_refused_with_its_line_and_field(name: str, file: Path) -> None:
+    change, message = CHANGES[name]
+    first, *others = lines(file)
+    write(file, json.dumps({**json.loads(first), **change}).encode() + b"\n" + b"".join(others))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        with pytest.raises(FileError, match=message):
+            await buffer.import_from(file)
+        assert len(buffer) == 0
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", ["a.arrow", "a.arrows"])
+@pytest.mark.parametrize("offset", [10**9, -(10**9)])
+def test_an_arrow_file_with_offsets_that_lead_out_of_it_is_refused(tmp_path: Path, name: str, offset: int) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"task_name": ["m", "m", "m"], "response": ["hello", "there", "friend"]})
+    file = tmp_path / name
+    with (pa.ipc.new_file if name == "a.arrow" else pa.ipc.new_stream)(str(file), table.schema) as writer:
+        writer.write_table(table)
+    offsets = struct.pack("<4i", 0, 5, 10, 16)
+    assert offsets in file.read_bytes()
+    write(file, file.read_bytes().replace(offsets, struct.pack("<4i", 0, offset, 10, 16)))
+    with pytest.raises(FileError, match=rf"{name}: row 1: this is no whole Arrow file"):
+        list(Source(str(file)).read())
+
+
+def _group(fields: Any, **about: Any) -> Any:
+    """Return a table of one group with these rollouts, as our exports are, or nearly."""
+    import pyarrow as pa
+
+    metadata = {"format": 1, "rows": "groups", "json": ["$more"], **about}
+    columns = {"uid": [1], "task_name": ["m"], "status": ["completed"], "staleness": [0], "rollouts": [fields]}
+    return pa.table(columns).replace_schema_metadata({"replaybuf": json.dumps(metadata)})
+
+
+WRONG_TABLES: dict[str, tuple[Any, str]] = {
+    **{
+        f"about {text}": (
+            lambda pa, text=text: pa.table({"response": ["x"]}).replace_schema_metadata({"replaybuf": text}),
+            "metadata 'replaybuf' is damaged",
+        )
+        for text in ("[]", '""', "0", "null", '{"format": 1}', '{"format": 1, "rows": "groups", "json": [[]]}', "\xff")
+    },
+    "of a later version": (lambda pa: _group([], format=2), "the file has format 2 of replaybuf's; upgrade"),
+    "more is a number": (
+        lambda pa: _group([{"$more": "{}"}, {"$more": "5"}]),
+        r"row 1, rollouts\[1\], column '\$more': 5; expected an object",
+    ),
+    "a rollout is a number": (lambda pa: _group([1]), r"row 1: rollouts is \[1\]; expected a list of objects"),
+    "rollouts are a number": (lambda pa: _group(5), "row 1: rollouts is 5; expected a list of objects"),
+    "two of a name": (
+        lambda pa: pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]),
+        "two columns have the name 'text'; rename one",
+    ),
+    "two of a name within": (
+        lambda pa: pa.table({"at": pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])}),
+        "row 1, column 'at': it can't be read .*duplicate",
+    ),
+    "date": (lambda pa: pa.table({"day": pa.array([0, 2**30], pa.date32())}), "row 2, column 'day': it can't be read"),
+    "time": (lambda pa: pa.table({"at": pa.array([0, 2**62], pa.timestamp("us"))}), "row 2, column 'at': it can't be"),
+    "UTF-8": (
+        lambda pa: pa.table({"text": pa.array([b"a", b"\xff"]).view(pa.string())}),
+        "row 2, column 'text': it ca",
+    ),
+}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", WRONG_TABLES)
+def test_a_wrong_table_is_refused_with_its_row_and_column(tmp_path: Path, name: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table, message = WRONG_TABLES[name]
+    parquet.write_table(table(pa), tmp_path / "a.parquet")
+    with pytest.raises(FileError, match=rf"a\.parquet: .*{message}"):
+        list(Source(str(tmp_path / "a.parquet")).read())
