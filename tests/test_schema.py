@@ -31,7 +31,8 @@ from replaybuf.storage.sql.schema.create import (
     migrations_folder,
     upgrade,
 )
-from replaybuf.storage.sql.schema.tables import group, lane, metadata, payload
+from replaybuf.storage.sql.schema.records import metadata
+from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.uids import raise_uid
 from replaybuf.testing.harness import plain
 from tests.stores import build

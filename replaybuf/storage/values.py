@@ -38,7 +38,7 @@ class NewGroup:
     it. With `stays_leased` the lease holds the new group in their place. `tags` belong to the caller: a backend keeps a
     copy and hands out copies, and `{}` is stored as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for
     `Codec.encode`. If `dropped` is a list, the groups that leave in the same transaction are added to it, after the
-    commit.
+    commit. `worker` is the name of who puts it.
 
     A group that was in another store has its `payload`, which is stored as it is, and its `times_sampled`,
     `deliveries` and `error`; `rollouts` are then only read.
@@ -62,6 +62,7 @@ class NewGroup:
     times_sampled: int = 0
     deliveries: int = 0
     error: str | None = None
+    worker: str | None = None
 
 
 @dataclass(slots=True)

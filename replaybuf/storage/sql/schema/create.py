@@ -6,6 +6,7 @@ at that revision. The alembic chain in `migrations` upgrades older ones.
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 from sqlalchemy import (
@@ -23,11 +24,12 @@ from sqlalchemy import (
 )
 
 from replaybuf.errors import NotADatabaseError, SchemaError
-from replaybuf.storage.sql.schema.tables import DIGEST, counter, info, metadata
+from replaybuf.storage.sql.schema.records import metadata
+from replaybuf.storage.sql.schema.tables import DIGEST, IDENTITY, counter, info
 from replaybuf.storage.sql.schema.views import CREATE_VIEWS, VIEWS
 
 #: The revisions of the alembic chain, oldest first; the last one is what this version of replaybuf works with.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "rb_version"
 
@@ -86,8 +88,8 @@ def create_schema(connection: Connection, where: str) -> None:
 
 def create_views(connection: Connection) -> None:
     """Create the views for people."""
-    for statement in CREATE_VIEWS[connection.dialect.name]:
-        connection.execute(text(statement))
+    for statement in CREATE_VIEWS[connection.dialect.name].values():
+        connection.exec_driver_sql(statement)
 
 
 def drop_views(connection: Connection) -> None:
@@ -99,6 +101,7 @@ def drop_views(connection: Connection) -> None:
 def finish_tables(connection: Connection) -> None:
     """Do what SQLAlchemy's tables can't express: first rows, and how PostgreSQL stores payloads."""
     connection.execute(insert(counter).values(name="uid", value=0))
+    connection.execute(insert(info).values(name=IDENTITY, value=uuid.uuid4().hex))
     if connection.dialect.name == "postgresql":
         # Payloads are stored out of line and not compressed: they are already, or it isn't worth it.
         connection.execute(text("ALTER TABLE rb_payload ALTER COLUMN data SET STORAGE EXTERNAL"))

@@ -17,6 +17,8 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_info     facts about the store, such as the policy that a snapshot was written under, or when a host was started
                 (`engine.even_clock`)
 
+What was done, by whom and when, is in the tables of `records`.
+
 The staleness of a group is `lane.step - oldest_step - 1`, so that a refresh rewrites the lane's step and not its
 groups. Groups with another staleness (they brought their own, have no model steps, or expired at the last refresh) have
 it in `pinned_staleness`; `pinned_step` is the train step for which it was computed, NULL for the rollouts' own.
@@ -27,8 +29,11 @@ groups that are put after a restore have the tickets that they would have had wi
 `copied_to` is set while a checkpoint is being made: the groups up to this uid are copied, and `created_at` is the time
 of the last sign of life of its maker (`statements.making`).
 
-`made_from` holds the uids of replaced groups that a checkpoint still has, NULL for none: a restore that keeps this
-group doesn't bring them back.
+`made_from` holds the uids of the groups that this one replaced, and of those that they had replaced as far as a
+checkpoint still has them, NULL for none: a restore that keeps this group doesn't bring them back.
+
+`worker` is the name of who put the group, `put_step` the train step given then, `holder` the name of who leases it, and
+`trained_step` the train step of its last draw for good. NULL where nobody said.
 """
 
 from __future__ import annotations
@@ -107,6 +112,10 @@ group = Table(
     Column("archived_at", Number),
     Column("ticket", BigInteger),
     Column("made_from", Json),
+    Column("worker", Name),
+    Column("put_step", BigInteger),
+    Column("holder", Name),
+    Column("trained_step", BigInteger),
     postgresql_with={"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.02"},
 )
 
@@ -202,6 +211,8 @@ info = Table(
 )
 #: The name of the fact with the digest of a snapshot's rows; no longer true after an upgrade.
 DIGEST = "digest"
+#: The name of the fact with the number of the database, made at random: leases of another one have another number.
+IDENTITY = "identity"
 
 #: Pinned groups whose staleness the next refresh of their lane has to look at. (Groups without model steps have
 #: staleness 0 for good once they are refreshed.)

@@ -295,6 +295,10 @@ def group_row(
         aside_since(new),
         ticket,
         dump_json(list(made_from)) if made_from else None,
+        new.worker,
+        new.train_step,
+        None,  # holder
+        None,  # trained_step
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from sqlalchemy import text
 
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import metadata, uid_sequence
+from replaybuf.storage.sql.schema.records import metadata
+from replaybuf.storage.sql.schema.tables import uid_sequence
 
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _TABLES = sorted(metadata.tables)

@@ -7,7 +7,7 @@ from sqlalchemy.engine import Inspector
 
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.create import create_views, drop_views
-from replaybuf.storage.sql.schema.tables import metadata
+from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.views import VIEWS
 
 #: The names of all tables, indexes and views.

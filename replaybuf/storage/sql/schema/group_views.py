@@ -1,0 +1,175 @@
+"""Views for people: `groups` (a row per group) and `rollouts` (a row per rollout), in each database's own SQL.
+
+They need nothing but `sqlite3` or `psql`. On SQLite every computed column is cast: only then is `reward = '0'`, as
+tools such as Datasette write it, true of 0.0. Joins to the payloads are outer joins on a unique key, so that both
+databases skip them when none of their columns is selected.
+"""
+
+from __future__ import annotations
+
+_STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
+
+# The step of one rollout's staleness: that of the refresh if there was one, else that of its put or expiry.
+_ROLLOUT_STEP = "CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END"
+
+_SQLITE_GROUPS = f"""
+CREATE VIEW groups AS
+SELECT
+    g.uid AS uid,
+    g.uid AS timestamp_id,
+    l.buffer AS buffer,
+    l.task_name AS task_name,
+    l.status AS status,
+    CAST({_STALENESS} AS INTEGER) AS staleness,
+    g.priority AS priority,
+    g.times_sampled AS times_sampled,
+    CAST(strftime('%Y-%m-%d %H:%M:%f', g.created_at, 'unixepoch') AS TEXT) AS created_at,
+    CAST(strftime('%Y-%m-%d %H:%M:%f', g.leased_until, 'unixepoch') AS TEXT) AS leased_until,
+    CAST(strftime('%Y-%m-%d %H:%M:%f', g.archived_at, 'unixepoch') AS TEXT) AS archived_at,
+    g.deliveries AS deliveries,
+    g.reward AS reward,
+    CAST(json_array_length(g.marks, '$.oldest') AS INTEGER) AS rollouts,
+    CAST((SELECT sum(json_extract(r.value, '$.prompt_tokens')) FROM json_each(p.outline) r) AS INTEGER)
+      AS prompt_tokens,
+    CAST((SELECT coalesce(sum(json_extract(r.value, '$.response_tokens')), 0) FROM json_each(p.outline) r
+      WHERE coalesce(json_extract(g.marks, '$.expired[' || r.key || ']'), 0) = 0) AS INTEGER)
+      AS response_tokens,
+    CAST((SELECT group_concat(reason || ':' || times, ' ') FROM (
+        SELECT json_extract(r.value, '$.finish_reason') AS reason, count(*) AS times FROM json_each(p.outline) r
+         WHERE coalesce(json_extract(g.marks, '$.expired[' || r.key || ']'), 0) = 0
+           AND json_extract(r.value, '$.finish_reason') IS NOT NULL
+         GROUP BY reason ORDER BY reason)) AS TEXT) AS finish_reasons,
+    p.prompt AS prompt,
+    CAST(CASE WHEN coalesce(json_extract(g.marks, '$.expired[0]'), 0) THEN ''
+              ELSE json_extract(p.outline, '$[0].response') END AS TEXT) AS response,
+    g.tags AS tags,
+    CAST(json_extract(g.scoped_key, '$[1]') AS TEXT) AS key,
+    CAST(CASE WHEN g.error IS NULL AND l.status = 'failed' THEN
+      (SELECT json_extract(r.value, '$.error_msg') FROM json_each(p.outline) r
+        WHERE json_extract(r.value, '$.error_msg') IS NOT NULL ORDER BY r.key LIMIT 1)
+      ELSE g.error END AS TEXT) AS error,
+    g.bytes AS bytes,
+    g.worker AS worker,
+    g.put_step AS put_step,
+    g.holder AS leased_by,
+    g.trained_step AS trained_step
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid
+"""
+
+_SQLITE_ROLLOUTS = f"""
+CREATE VIEW rollouts AS
+SELECT
+    r.uid AS uid,
+    CAST(r.position AS INTEGER) AS position,
+    r.buffer AS buffer,
+    r.task_name AS task_name,
+    CAST(json_extract(r.outline, '$.id') AS TEXT) AS rollout_id,
+    CAST(CASE WHEN r.expired THEN 'expired' ELSE json_extract(r.outline, '$.status') END AS TEXT) AS status,
+    CAST(CASE WHEN r.step IS NOT NULL THEN coalesce(r.step - r.oldest_step - 1, 0)
+              ELSE coalesce(r.staleness, json_extract(r.outline, '$.staleness')) END AS INTEGER) AS staleness,
+    CAST(r.oldest_step AS INTEGER) AS oldest_model_step,
+    CAST(r.reward AS REAL) AS reward,
+    CAST(CASE WHEN r.expired THEN NULL ELSE json_extract(r.outline, '$.rewards') END AS TEXT) AS rewards,
+    CAST(json_extract(r.outline, '$.prompt_tokens') AS INTEGER) AS prompt_tokens,
+    CAST(CASE WHEN r.expired THEN 0 ELSE json_extract(r.outline, '$.response_tokens') END AS INTEGER)
+      AS response_tokens,
+    CAST(CASE WHEN r.expired THEN NULL ELSE json_extract(r.outline, '$.finish_reason') END AS TEXT) AS finish_reason,
+    r.prompt AS prompt,
+    CAST(CASE WHEN r.expired THEN '' ELSE json_extract(r.outline, '$.response') END AS TEXT) AS response,
+    CAST(CASE WHEN r.expired THEN NULL ELSE json_extract(r.outline, '$.error_msg') END AS TEXT) AS error_msg
+FROM (
+    SELECT
+        g.uid AS uid, o.key AS position, o.value AS outline, l.buffer AS buffer, l.task_name AS task_name,
+        p.prompt AS prompt,
+        {_ROLLOUT_STEP} AS step,
+        json_extract(g.marks, '$.oldest[' || o.key || ']') AS oldest_step,
+        json_extract(g.marks, '$.reward[' || o.key || ']') AS reward,
+        json_extract(g.marks, '$.staleness[' || o.key || ']') AS staleness,
+        coalesce(json_extract(g.marks, '$.expired[' || o.key || ']'), 0) AS expired
+    FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid, json_each(p.outline) o
+) r
+"""
+
+_POSTGRES_GROUPS = f"""
+CREATE VIEW groups AS
+SELECT
+    g.uid AS uid,
+    g.uid AS timestamp_id,
+    l.buffer AS buffer,
+    l.task_name AS task_name,
+    l.status AS status,
+    {_STALENESS} AS staleness,
+    g.priority AS priority,
+    g.times_sampled AS times_sampled,
+    to_timestamp(g.created_at) AS created_at,
+    to_timestamp(g.leased_until) AS leased_until,
+    to_timestamp(g.archived_at) AS archived_at,
+    g.deliveries AS deliveries,
+    g.reward AS reward,
+    jsonb_array_length(g.marks -> 'oldest') AS rollouts,
+    (SELECT sum((r.value ->> 'prompt_tokens')::bigint) FROM jsonb_array_elements(p.outline) r(value)) AS prompt_tokens,
+    (SELECT coalesce(sum((r.value ->> 'response_tokens')::bigint), 0)
+       FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
+      WHERE NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)) AS response_tokens,
+    (SELECT string_agg(f.reason || ':' || f.times, ' ' ORDER BY f.reason) FROM (
+        SELECT r.value ->> 'finish_reason' AS reason, count(*) AS times
+          FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
+         WHERE NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)
+           AND r.value ->> 'finish_reason' IS NOT NULL
+         GROUP BY r.value ->> 'finish_reason') f) AS finish_reasons,
+    p.prompt AS prompt,
+    CASE WHEN coalesce((g.marks -> 'expired' ->> 0)::boolean, false) THEN ''
+         ELSE p.outline -> 0 ->> 'response' END AS response,
+    g.tags AS tags,
+    g.scoped_key::jsonb ->> 1 AS key,
+    CASE WHEN g.error IS NULL AND l.status = 'failed' THEN
+      (SELECT r.value ->> 'error_msg' FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
+        WHERE r.value ->> 'error_msg' IS NOT NULL ORDER BY r.place LIMIT 1)
+      ELSE g.error END AS error,
+    g.bytes AS bytes,
+    g.worker AS worker,
+    g.put_step AS put_step,
+    g.holder AS leased_by,
+    g.trained_step AS trained_step
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid
+"""
+
+_POSTGRES_ROLLOUTS = f"""
+CREATE VIEW rollouts AS
+SELECT
+    r.uid AS uid,
+    r.position AS position,
+    r.buffer AS buffer,
+    r.task_name AS task_name,
+    r.outline ->> 'id' AS rollout_id,
+    CASE WHEN r.expired THEN 'expired' ELSE r.outline ->> 'status' END AS status,
+    CASE WHEN r.step IS NOT NULL THEN coalesce(r.step - r.oldest_step - 1, 0)
+         ELSE coalesce(r.staleness, (r.outline ->> 'staleness')::bigint) END AS staleness,
+    r.oldest_step AS oldest_model_step,
+    r.reward AS reward,
+    CASE WHEN r.expired THEN NULL ELSE r.outline -> 'rewards' END AS rewards,
+    (r.outline ->> 'prompt_tokens')::bigint AS prompt_tokens,
+    CASE WHEN r.expired THEN 0 ELSE (r.outline ->> 'response_tokens')::bigint END AS response_tokens,
+    CASE WHEN r.expired THEN NULL ELSE r.outline ->> 'finish_reason' END AS finish_reason,
+    r.prompt AS prompt,
+    CASE WHEN r.expired THEN '' ELSE r.outline ->> 'response' END AS response,
+    CASE WHEN r.expired THEN NULL ELSE r.outline ->> 'error_msg' END AS error_msg
+FROM (
+    SELECT
+        g.uid AS uid, (o.place - 1)::int AS position, o.value AS outline, l.buffer AS buffer, l.task_name AS task_name,
+        p.prompt AS prompt,
+        {_ROLLOUT_STEP} AS step,
+        (g.marks -> 'oldest' ->> (o.place - 1)::int)::bigint AS oldest_step,
+        (g.marks -> 'reward' ->> (o.place - 1)::int)::double precision AS reward,
+        (g.marks -> 'staleness' ->> (o.place - 1)::int)::bigint AS staleness,
+        coalesce((g.marks -> 'expired' ->> (o.place - 1)::int)::boolean, false) AS expired
+    FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid
+    CROSS JOIN LATERAL jsonb_array_elements(p.outline) WITH ORDINALITY o(value, place)
+) r
+"""
+
+#: The statements that create the views, by dialect and view.
+GROUP_VIEWS = {
+    "sqlite": {"groups": _SQLITE_GROUPS, "rollouts": _SQLITE_ROLLOUTS},
+    "postgresql": {"groups": _POSTGRES_GROUPS, "rollouts": _POSTGRES_ROLLOUTS},
+}
