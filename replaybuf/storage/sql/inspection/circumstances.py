@@ -142,12 +142,10 @@ def _read_minutes(tx: Transaction, now: float) -> list[tuple[float, Mapping[str,
     return [(float(since), data.get("tasks", {})) for since, data in tx.execute(kept.order_by(history.c.since))]
 
 
-def _before(time: float, tasks: Mapping[str, Any]) -> Before:
-    put = {
-        (task, Status(status)): int(n)
-        for task, counts in tasks.items()
-        for status, n in counts.get("put_of", {}).items()
-    }
+def _before(time: float, tasks: Mapping[str, Any]) -> Before | None:
+    if any("put_of" not in counts for counts in tasks.values()):
+        return None  # of another version
+    put = {(task, Status(status)): int(n) for task, counts in tasks.items() for status, n in counts["put_of"].items()}
     expired = {task: max(counts.get("expired", 0), counts.get("dropped", 0)) for task, counts in tasks.items()}
     return Before(time, put, expired, {task: counts.get("set_aside", 0) for task, counts in tasks.items()})
 
