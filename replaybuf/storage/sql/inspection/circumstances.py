@@ -63,6 +63,13 @@ def _waiter(row: Any) -> Waiter:
     return Waiter(wait, limits_of(row.limits))
 
 
+def circumstances_of(tx: Transaction, wait: Wait) -> Circumstances:
+    """Return what is known of the buffer of the transaction, for one wait in it, by the limits of this process."""
+    others = [one.wait for one in read_waiters(tx, store_clock(tx))]
+    about = replace(read_circumstances(tx, others), limits=tx.scope.rules.limits)
+    return matching(tx, wait, about)
+
+
 def read_circumstances(tx: Transaction, waits: Sequence[Wait]) -> Circumstances:
     """Return what is known of the buffer of the transaction, in which these wait. Limits and matches aren't known."""
     now, tallies = store_clock(tx), read_tallies(tx)
