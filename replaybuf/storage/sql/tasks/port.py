@@ -31,6 +31,7 @@ class OpenStore(Protocol):
     last_draw: LastDraw
     engine: Engine
     lanes: KnownLanes
+    history: int | None
 
     async def read(self, function: Callable[[Transaction], T]) -> T:
         """Run `function(tx)` in a read transaction."""
