@@ -1,4 +1,4 @@
-"""Background work in small transactions: sweeping, ending leases, pruning the archive and the batches, beats of presence.
+"""Background work in small transactions: sweeping, ending leases, pruning archive and batches, beats of presence.
 
 Payloads of groups that are gone, and groups of dropped checkpoints, are deleted later: that costs more than the rest of
 a take or a checkpoint, so it is left to quiet moments. A grace time keeps payloads of groups that may yet be given back
