@@ -108,6 +108,7 @@ class Draw:
     where: Node | None = None
     at_least: Mapping[str, int] = field(default_factory=dict)
     probabilities: bool = False
+    worker: str | None = None
 
     def is_met_by(self, drawn: Mapping[str, int]) -> bool:
         """Return whether these numbers of groups, by task, are enough."""

@@ -35,6 +35,8 @@ class Claiming:
             return None if found is None else Taken(found[0], {}, found[1], found[2], tx.scope.epoch)
 
         taken: Taken | None = await self._store.write(claimed)
+        for new in self._groups:
+            self._store.presence.of(new.worker)
         if taken is not None:
             try:
                 items = await self._store.compute(self._decode, taken.rows)

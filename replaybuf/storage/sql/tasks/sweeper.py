@@ -1,4 +1,4 @@
-"""Background work in small transactions: sweeping, ending leases, pruning the archive.
+"""Background work in small transactions: sweeping, ending leases, pruning the archive, and beats of presence.
 
 Payloads of groups that are gone, and groups of dropped checkpoints, are deleted later: that costs more than the rest of
 a take or a checkpoint, so it is left to quiet moments. A grace time keeps payloads of groups that may yet be given back
@@ -21,6 +21,7 @@ from replaybuf.storage.sql.statements.checkpoints import forgotten, sweep_forgot
 from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.sweep import any_due, forget_old, sweep
+from replaybuf.storage.sql.tasks.presence import Presence
 
 GRACE_SECONDS = 2.0
 _LONGEST_SECONDS = 0.02
@@ -38,11 +39,17 @@ class Sweeper:
     """Sweeps in the background for as long as the store is open."""
 
     def __init__(
-        self, engine: Engine, scope: Scope, changed: Callable[[], object], grace: float = GRACE_SECONDS
+        self,
+        engine: Engine,
+        scope: Scope,
+        changed: Callable[[], object],
+        presence: Presence,
+        grace: float = GRACE_SECONDS,
     ) -> None:
         self._engine = engine
         self._scope = scope
         self._changed = changed  # called when groups have come back
+        self._presence = presence
         self._grace = grace
         self._limit = _FEWEST
         self._tidy_at = 0.0
@@ -69,6 +76,7 @@ class Sweeper:
                 level, known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)
                 _logger.log(level, "sweeping failed and will be tried again: %s", error, exc_info=not known)
                 full, failing = False, True
+            await self._presence.beat()
             # Others get at least as much of the write lock as the sweep.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)
