@@ -49,7 +49,7 @@ def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
 
 def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: RolloutType) -> EncodedGroup:
     """Return the metadata of a group whose rollouts were encoded as `payload`."""
-    marks, records = Marks.of(rollouts, kind), outline(rollouts, kind)
+    marks, records = Marks.of(rollouts, kind), outline(rollouts, kind, Texts(payload).find)
     return EncodedGroup(
         group=group,
         payload=payload,
