@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, func, select, true
 
 from replaybuf.errors import InputError, QueryError
 from replaybuf.query import LogicNode, Node, ScalarNode, parse
@@ -114,13 +114,12 @@ def _lane(task: str, status: Status, node: Node) -> Node:
 
 def _read_held(tx: Transaction) -> list[Held]:
     lanes = (lane.c.task_name, lane.c.status, group.c.holder)
-    held = select(*lanes, func.count(), func.max(group.c.leased_until)).select_from(_in_buffer())
-    held = held.where(group.c.leased_until.is_not(None), lane.c.buffer == tx.scope.buffer).group_by(*lanes)
+    held = select(*lanes, func.count(), func.max(group.c.leased_until))
+    held = held.select_from(group.join(lane, lane.c.id == group.c.lane))
+    # They have lanes of their own: without that, SQLite would look at all groups.
+    only = (lane.c.buffer == tx.scope.buffer, lane.c.leased == true(), group.c.leased_until.is_not(None))
+    held = held.where(*only).group_by(*lanes)
     return [Held(task, Status(status), holder, n, until) for task, status, holder, n, until in tx.execute(held)]
-
-
-def _in_buffer() -> Any:
-    return group.join(lane, lane.c.id == group.c.lane)
 
 
 def _read_workers(tx: Transaction) -> list[Worker]:
@@ -180,8 +179,8 @@ def _last_changes(
 
 def _read_last_puts(tx: Transaction) -> dict[str, float]:
     """Return when the newest group of each task that is still there, or was drawn last, was put."""
-    newest = select(group.c.created_at).where(group.c.lane == lane.c.id).order_by(group.c.uid.desc()).limit(1)
-    by_lane = select(lane.c.id, lane.c.task_name, newest.scalar_subquery()).where(lane.c.buffer == tx.scope.buffer)
+    newest = select(lane.c.id, lane.c.task_name, _of_newest(group.c.created_at))
+    by_lane = newest.where(lane.c.buffer == tx.scope.buffer)
     last: dict[str, float] = {}
     tasks = {}
     for lane_id, task, created_at in tx.execute(by_lane):
@@ -193,6 +192,15 @@ def _read_last_puts(tx: Transaction) -> dict[str, float]:
         if (task := tasks.get(lane_id)) is not None and created_at is not None:
             last[task] = max(last.get(task, created_at), created_at)
     return last
+
+
+def _of_newest(value: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Return a column of the newest group of a lane.
+
+    With `lane = n` PostgreSQL may walk the primary key from its end, past the groups of other lanes.
+    """
+    in_lane = group.c.lane.between(lane.c.id, lane.c.id)
+    return select(value).where(in_lane).order_by(group.c.lane.desc(), group.c.uid.desc()).limit(1).scalar_subquery()
 
 
 def _read_last_take(tx: Transaction) -> Taking | None:
@@ -218,9 +226,9 @@ def _read_errors(tx: Transaction, tallies: Mapping[tuple[str, Status, Tally], in
     """Return why the newest failed group of each task did."""
     if not any(n for (_, status, name), n in tallies.items() if (status, name) == (Status.FAILED, Tally.SIZE)):
         return {}
-    newest = select(group.c.uid).where(group.c.lane == lane.c.id).order_by(group.c.uid.desc()).limit(1)
     of_lanes: ColumnElement[bool] = (lane.c.buffer == tx.scope.buffer) & (lane.c.status == str(Status.FAILED))
-    uids = [uid for uid in tx.execute(select(newest.scalar_subquery()).where(of_lanes)).scalars() if uid is not None]
+    newest = tx.execute(select(lane.c.id, _of_newest(group.c.uid)).where(of_lanes))
+    uids = [uid for _, uid in newest if uid is not None]
     chosen = select(group.c.uid).where(uid_in(tx, uids))
     errors = select(GROUPS.c.task_name, GROUPS.c.error).where(GROUPS.c.uid.in_(chosen))
     return {task: error for task, error in tx.execute(errors) if error}
