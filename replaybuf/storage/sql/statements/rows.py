@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic_core import from_json, to_json
 
 from replaybuf.codec.payload import Codec
+from replaybuf.codec.texts import Texts
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
@@ -48,7 +49,8 @@ def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
 
 def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: RolloutType) -> EncodedGroup:
     """Return the metadata of a group whose rollouts were encoded as `payload`."""
-    marks, records = Marks.of(rollouts, kind), outline(rollouts, kind)
+    marks = Marks.of(rollouts, kind)
+    records = outline(rollouts, kind, Texts(payload).find)
     return EncodedGroup(
         group=group,
         payload=payload,
