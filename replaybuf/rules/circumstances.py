@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.errors import ConfigError
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.tallies import LaneName, Tallies, Tally
-from replaybuf.rules.train_state import TrainState
+
+if TYPE_CHECKING:
+    from replaybuf.rules.train_state import TrainState
 
 #: A worker that gave no sign of life for this long, and didn't end, is silent: it was killed, or its host is lost.
 SILENT_SECONDS = 60.0
