@@ -138,3 +138,14 @@ def _database(look: Look) -> dict[str, Any]:
         "database_bytes": look.database_bytes(),
         "unswept_payloads": look.value("SELECT count(*) FROM rb_garbage"),
     }
+
+
+def database_bytes(tx: Transaction) -> int:
+    """Return the size of the database on disk, in bytes."""
+    return tx.dialect.database_bytes(tx.connection)
+
+
+def read_backlog(tx: Transaction) -> tuple[int, float | None]:
+    """Return the number of payloads that wait to be swept, and since when the oldest has waited."""
+    _, [(count, oldest)] = Look.over(tx).table("SELECT count(*), min(removed_at) FROM rb_garbage")
+    return int(count), oldest
