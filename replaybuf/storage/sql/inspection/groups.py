@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -121,7 +121,11 @@ def show_group(tx: Transaction, uid: int, *, payload: bool) -> Shown | None:
 
 
 def _find_groups(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[dict[str, Any]]:
-    uids = [uid for uid, _ in find_uids(tx, query, order, limit)]
+    return rows_of(tx, [uid for uid, _ in find_uids(tx, query, order, limit)])
+
+
+def rows_of(tx: Transaction, uids: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the metadata of the groups with these uids that are there, in the order given."""
     found: dict[int, dict[str, Any]] = {}
     for start in range(0, len(uids), _CHUNK):
         chosen = select(group.c.uid).where(uid_in(tx, uids[start : start + _CHUNK]))

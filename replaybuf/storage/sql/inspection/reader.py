@@ -64,7 +64,7 @@ class Reader(ABC):
         self.where = public_url(url)
         self.path = path
 
-    def inspect(self, function: Callable[[Transaction], T]) -> T:
+    def inspect(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         """Do the same as `read` on a replaybuf database. Raises NotADatabaseError and SchemaError for any other."""
 
         def checked(tx: Transaction) -> T:
@@ -74,7 +74,7 @@ class Reader(ABC):
                 )
             return function(tx)
 
-        return self.read(checked)
+        return self.read(checked, timeout=timeout)
 
     @abstractmethod
     def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
