@@ -38,6 +38,7 @@ COMMANDS = {
     "export": ("replaybuf.cli.exports:export", "Write groups with their full texts and tokens to a file."),
     "import": ("replaybuf.cli.imports:import_", "Put the groups of a file into a buffer, each exactly once."),
     "checkpoints": ("replaybuf.cli.snapshots:checkpoints", "List the step checkpoints in a database."),
+    "serve": ("replaybuf.cli.serve:serve", "Show a database in the browser."),
     "doctor": ("replaybuf.cli.doctor:doctor", "Check a database, and mend what can be mended."),
     "db": ("replaybuf.cli.db:app", "Show or upgrade the schema of a database."),
     "demo": ("replaybuf.demo.command:demo", "Train a small policy by GRPO through a replay buffer."),

@@ -13,6 +13,7 @@ from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.look import Look
 
 if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.transaction import Transaction
     from replaybuf.storage.values import Cursor
 
 _STATUSES = [*map(str, Status)]
