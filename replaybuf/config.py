@@ -125,6 +125,9 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     seconds. With `free_object_refs` it then replaces the ObjectRefs in the rollouts that it was given by None, so that
     Ray can delete their objects. `converters` store values of other classes: `{MyClass: ("name", encode, decode)}`,
     where each class and function may be a "module:name".
+
+    `worker` is the name under which this process puts and draws groups, for `worker` in queries and SQL; by default
+    that of its host and its number.
     """
 
     url: str
@@ -160,6 +163,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
     free_object_refs: bool = False
     converters: Annotated[dict[Any, Any] | None, BeforeValidator(_converters)] = None
+    worker: str | None = None
 
     def __hash__(self) -> int:
         return hash((type(self), self.url, self.name))  # other fields may hold dicts
@@ -187,6 +191,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             "put_timeout": self.put_timeout,
             "keep_checkpoints": self.keep_checkpoints,
             "free_object_refs": self.free_object_refs,
+            "worker": self.worker,
         }
         try:
             return ReplayBuffer(storage, rollout_type, **options)

@@ -45,7 +45,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
     env_prefix: ClassVar[str] = "REPLAYBUF_"
 
     #: Variables of the command line whose names are nearly those of fields.
-    not_misspelt: ClassVar[frozenset[str]] = frozenset({"REPLAYBUF_STATUS", "REPLAYBUF_FIELD"})
+    not_misspelt: ClassVar[frozenset[str]] = frozenset({"REPLAYBUF_STATUS", "REPLAYBUF_FIELD", "REPLAYBUF_WORKERS"})
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any] | Any) -> Self:

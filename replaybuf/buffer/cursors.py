@@ -30,6 +30,8 @@ class Cursors:
         Return None if another process has moved the cursor since it was read.
         """
         storage = self._storage("a claim")
+        for new in groups:
+            new.worker = new.worker or self._putting.worker
         claimed = await self._putting.fetching(groups, lambda: storage.claim(groups, cursor, seconds))
         return None if claimed is None else Lease(storage, self._putting, claimed, seconds)
 

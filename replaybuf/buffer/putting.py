@@ -27,6 +27,7 @@ from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.contract import GroupStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, StorageItem, Unset
+from replaybuf.worker_name import worker_name
 
 T = TypeVar("T")
 
@@ -61,12 +62,19 @@ class Putting:
         timeout: float | None = PUT_TIMEOUT,
         *,
         free_object_refs: bool = False,
+        worker: str | None = None,
     ) -> None:
         self.storage = storage
         self.rollout_type = rollout_type
         self._waits = waits
         self._timeout = check_timeout(timeout)
         self._free = free_object_refs
+        self._worker = worker
+
+    @property
+    def worker(self) -> str:
+        """The name of who puts."""
+        return worker_name(self._worker)
 
     async def put(
         self,
@@ -125,6 +133,7 @@ class Putting:
             lease=lease,
             stays_leased=stays_leased,
             dropped=dropped,
+            worker=self.worker,
         )
         if normal.dropped or (normal.status in UNFIT and not keep_unfit):
             await (self._drop(new) if dropped is None else to_its_end(self._drop(new)))

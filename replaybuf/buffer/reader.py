@@ -42,6 +42,7 @@ from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
 from replaybuf.rules.tallies import Tally, levels
 from replaybuf.storage.contract import CheckpointStorage, CopyStorage, GroupStorage, require
 from replaybuf.storage.values import Checkpoint, R, StorageItem
+from replaybuf.worker_name import check_worker, worker_name
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
 
@@ -53,11 +54,16 @@ class BufferReader(Generic[R]):
     """The methods of a buffer that move no groups. `ReplayBuffer` adds the others."""
 
     def __init__(
-        self, storage: GroupStorage, rollout_type: RolloutType, keep_checkpoints: int | None = KEEP_CHECKPOINTS
+        self,
+        storage: GroupStorage,
+        rollout_type: RolloutType,
+        keep_checkpoints: int | None = KEEP_CHECKPOINTS,
+        worker: str | None = None,
     ) -> None:
         self.storage = storage
         self.rollout_type = rollout_type
         self._keep_checkpoints = check_keep(keep_checkpoints)
+        self._worker = None if worker is None else check_worker(worker)
         self.waits = Waits(storage, self._check_open)
         self._meter = Meter()
         self._closed = False
@@ -76,6 +82,11 @@ class BufferReader(Generic[R]):
     def durable(self) -> bool:
         """Whether groups outlive this process, and others can open the same buffer."""
         return self.storage.durable
+
+    @property
+    def worker(self) -> str:
+        """The name under which groups are put and drawn: that of `working_as`, else the config's, else "host:pid"."""
+        return worker_name(self._worker)
 
     async def __aenter__(self) -> Self:
         self._check_open()

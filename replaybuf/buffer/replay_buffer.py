@@ -53,9 +53,12 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         put_timeout: float | None = PUT_TIMEOUT,
         keep_checkpoints: int | None = KEEP_CHECKPOINTS,
         free_object_refs: bool = False,
+        worker: str | None = None,
     ) -> None:
-        super().__init__(storage, rollout_type, keep_checkpoints)
-        self._putting = Putting(storage, rollout_type, self.waits, put_timeout, free_object_refs=free_object_refs)
+        super().__init__(storage, rollout_type, keep_checkpoints, worker)
+        self._putting = Putting(
+            storage, rollout_type, self.waits, put_timeout, free_object_refs=free_object_refs, worker=self._worker
+        )
         self.cursors = Cursors(self._putting)
 
     # Putting

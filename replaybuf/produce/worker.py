@@ -20,6 +20,7 @@ from replaybuf.produce.train_state import TrainState, published, wait_published
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Level
 from replaybuf.rules.tallies import Tally, levels
+from replaybuf.worker_name import working_as
 
 #: Loads the weights of a state that the trainer has published. Returns the model step loaded, if it is another one.
 LoadWeights = Callable[[TrainState], Awaitable[int | None]]
@@ -40,6 +41,7 @@ async def produce_loop(
     max_lag: int = 0,
     stop: asyncio.Event | None = None,
     timeout: float | None = PRODUCE_TIMEOUT,
+    worker: str | None = None,
 ) -> ProduceSummary:
     """Produce groups until the trainer has finished, or `stop` is set. Return a summary of this worker's production.
 
@@ -50,6 +52,8 @@ async def produce_loop(
     The trainer publishes its state with `publish`. When its weights are more than `max_lag` steps newer, `load_weights`
     is called while nothing is being generated. With `enable_partial_rollout` generation is interrupted, and unfinished
     groups are put back to be continued with the new weights; otherwise the groups in flight are finished first.
+
+    `worker` is the name under which its groups are put and held (default: that of the buffer's config).
 
     Raises NotReadyError if nothing could be done for `timeout` seconds (None: never), FencedError if the buffer was
     restored (build it anew, and join the restored run), ProduceError if generation fails again and again, or if
@@ -63,13 +67,14 @@ async def produce_loop(
     if lag is None or lag < 0:
         raise InputError(f"max_lag must be a whole number of at least 0, got {max_lag!r:.100}")
     patience = check_timeout(timeout)
-    state = await _first_state(sampler, patience, stop)
     summary = ProduceSummary()
-    if state is None:
-        return summary
-    work = _Work(strategy, agent_loop, sampler, size, lag, load_weights, summary, patience)
-    with summary.producing():
-        await work.run(state, stop or asyncio.Event())
+    with working_as(worker):
+        state = await _first_state(sampler, patience, stop)
+        if state is None:
+            return summary
+        work = _Work(strategy, agent_loop, sampler, size, lag, load_weights, summary, patience)
+        with summary.producing():
+            await work.run(state, stop or asyncio.Event())
     return summary
 
 

@@ -57,6 +57,11 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
         return self.asynchronous.durable
 
     @property
+    def worker(self) -> str:
+        """The name under which groups are put and drawn: that of `working_as`, else the config's, else "host:pid"."""
+        return self.asynchronous.worker
+
+    @property
     def rollout_type(self) -> RolloutType:
         """The class of the rollouts, and what is known of it."""
         return self.asynchronous.rollout_type

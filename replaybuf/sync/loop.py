@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Coroutine
+from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
 from replaybuf.errors import ClosedError, InputError
@@ -44,7 +45,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     call = _Call(coroutine)
     try:
         _open.add(call)
-        thread.loop.call_soon_threadsafe(call.begin)
+        thread.loop.call_soon_threadsafe(call.begin, context=copy_context())
         call.ended.acquire()
     except BaseException as interrupt:
         thread.loop.call_soon_threadsafe(call.cancel)

@@ -1,0 +1,47 @@
+"""The name under which this process, or a part of it, puts and draws groups: for people who ask who made them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+
+from replaybuf.checks import check_task_name
+
+_working_as: ContextVar[str | None] = ContextVar("replaybuf_worker", default=None)
+
+
+def worker_name(configured: str | None = None) -> str:
+    """Return the name of `working_as`, else the `configured` one, else "host:pid" of this process."""
+    return _working_as.get() or configured or _of_process(os.getpid())
+
+
+@contextmanager
+def working_as(name: str | None) -> Iterator[None]:
+    """Put and draw under this name in the block, and in tasks that are started there; None changes nothing.
+
+    Raises InputError for a name that no database could hold.
+    """
+    if name is None:
+        yield
+        return
+    token = _working_as.set(check_worker(name))
+    try:
+        yield
+    finally:
+        _working_as.reset(token)
+
+
+def check_worker(name: str) -> str:
+    """Check the name of a worker: a non-empty text that both databases can hold."""
+    return check_task_name(name, "worker")
+
+
+@lru_cache(maxsize=1)
+def _of_process(pid: int) -> str:
+    """Return the name of the process; a forked one has another number."""
+    host = socket.gethostname().encode(errors="replace").decode()  # it may be no text
+    return f"{host}:{pid}"
