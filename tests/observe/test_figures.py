@@ -15,15 +15,16 @@ from replaybuf.buffer.metrics import RATES
 from replaybuf.observe import prometheus, read_figures
 from replaybuf.produce import TrainState, publish
 from tests.cli.conftest import run, run_json
-from tests.cli.example import fill, fill_busy
+from tests.cli.example import fill
 from tests.observe.test_exposition import numbers
 
 
 def test_the_tasks_are_those_of_metrics(empty: str) -> None:
     async def metrics() -> Any:
-        await fill_busy(empty)
-        async with ReplayBufferConfig(url=empty).build() as buffer:
-            await buffer.take_batch({"math": 1})  # brings back the group whose lease is over
+        await fill(empty)
+        async with ReplayBufferConfig(url=empty, archive=10).build() as buffer:
+            await buffer.take_batch({"math": 1})
+            await buffer.lease_batch({"math": 1}, seconds=3600, heartbeat=False)
             return (await buffer.metrics())["tasks"]
 
     tasks = asyncio.run(metrics())
