@@ -72,6 +72,7 @@ class SQLStorage(StorageBackend):
         self.durable = not is_memory(self.url)
         self.codec = codec
         self.rules = rules or Rules()
+        self.name = name
         self.scope = Scope(name, self.rules)
         self._options = Options(
             self.url, codec, durability, lock_timeout, reconnect_timeout, read_only, allow_network_filesystem
