@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Float, Select, case, cast, func, select
 
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.circumstances import SILENT_SECONDS
 from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.inspection.checkpoints import list_checkpoints
@@ -22,8 +23,8 @@ from replaybuf.storage.sql.statements.fence import epoch_of
 from replaybuf.storage.sql.statements.leases import store_clock
 from replaybuf.storage.values import Cursor
 
-#: Seconds without a sign of life after which a worker is silent: three beats of one that has nothing to do.
-SILENT_SECONDS = 90.0
+# Waits that go on are written every few seconds: others were those of processes that are gone.
+_LIVE_SECONDS = 15.0
 _HOUR = 3600.0
 _LAST_BATCH = ("step", "groups", "reward", "min_reward", "max_reward", "staleness", "max_staleness", "taken_at")
 _ACTIVITY = ("groups", "rollouts", "tokens", "failures", "taken")
@@ -103,7 +104,7 @@ def _waiters(tx: Transaction, name: str, now: float) -> dict[str, dict[str, floa
     counted = (
         select(waiter.c.kind, func.count(), func.min(waiter.c.since))
         .select_from(waiter.join(worker, worker.c.id == waiter.c.worker_id))
-        .where(worker.c.buffer == name, waiter.c.seen_at > now - SILENT_SECONDS)
+        .where(worker.c.buffer == name, waiter.c.seen_at > now - _LIVE_SECONDS)
         .group_by(waiter.c.kind)
     )
     return {
