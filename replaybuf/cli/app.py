@@ -32,6 +32,7 @@ COMMANDS = {
     "stats": ("replaybuf.cli.stats:stats", "Show how many groups there are of each task and status."),
     "ls": ("replaybuf.cli.ls:ls", "List groups without reading their payloads."),
     "show": ("replaybuf.cli.show:show", "Show one group: its metadata, the prompt and its rollouts."),
+    "trace": ("replaybuf.cli.trace:trace", "Show what a train step was trained on, and the life of a group."),
     "sql": ("replaybuf.cli.sql:sql", "Run one SQL statement that only reads."),
     "save": ("replaybuf.cli.snapshots:save", "Write a snapshot of a buffer, while the run goes on."),
     "resume": ("replaybuf.cli.snapshots:resume", "Load a snapshot into a buffer that is empty."),
