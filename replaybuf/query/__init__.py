@@ -18,6 +18,7 @@ from replaybuf.query.nodes import (
     Value,
 )
 from replaybuf.query.parse import parse
+from replaybuf.query.places import span_of
 from replaybuf.query.python import predicate
 from replaybuf.query.sql import compile_sql
 
@@ -35,4 +36,5 @@ __all__ = [
     "compile_sql",
     "parse",
     "predicate",
+    "span_of",
 ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Select, and_, func, or_, select
+from sqlalchemy import Select, func, or_, select
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -137,9 +137,9 @@ def batches_before(tx: Transaction, name: str, key: StepKey) -> list[Batch]:
 
 def batches_with(tx: Transaction, name: str, uid: int) -> list[Batch]:
     """Return the draws that had a group, with it as their only member, in their order."""
-    there = tx.dialect.may_begin_one(batch.c.members, uid)
-    inside = or_(batch.c.first_uid == uid, batch.c.last_uid == uid, and_(batch.c.groups > 1, there))
-    chosen = _select(members=True).where(batch.c.buffer == name, inside).order_by(batch.c.id)
+    there = or_(batch.c.groups == 1, tx.dialect.may_begin_one(batch.c.members, uid))
+    inside = batch.c.first_uid <= uid, batch.c.last_uid >= uid, there
+    chosen = _select(members=True).where(batch.c.buffer == name, *inside).order_by(batch.c.id)
     return [
         replace(one, members=mine)
         for one in _read(tx, chosen)

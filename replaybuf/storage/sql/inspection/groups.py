@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import ColumnElement, column, select, table, true
+from sqlalchemy import ColumnElement, column, func, select, table, true
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, InputError
@@ -21,7 +21,7 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.leases import store_clock
-from replaybuf.storage.sql.statements.matching import count_groups, find_uids, read_groups
+from replaybuf.storage.sql.statements.matching import count_groups, find_uids, read_groups, select_matching
 from replaybuf.storage.sql.statements.rows import GroupRow
 
 _COLUMNS = (
@@ -79,6 +79,20 @@ class Shown:
             raise DecodeError(f"group {self.stored.uid}: {error} (without --full its metadata can be shown)") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Removable:
+    """The groups that a query would remove: a row for each task and status, the number of leased ones, which stay, and
+    the last uid of all of them."""
+
+    rows: list[dict[str, Any]]
+    leased: int
+    last: int
+
+    @property
+    def groups(self) -> int:
+        return sum(row["groups"] for row in self.rows)
+
+
 def buffers_of(tx: Transaction) -> list[str]:
     """Return the names of the buffers in the database."""
     return list(tx.execute(select(lane.c.buffer).distinct().order_by(lane.c.buffer)).scalars())
@@ -118,6 +132,17 @@ def show_group(tx: Transaction, uid: int, *, payload: bool) -> Shown | None:
     rollouts = [tidy(row) for row in tx.execute(chosen).mappings()]
     stored = read_groups(tx, [uid], LogicNode("$and", ())) if payload else []
     return Shown(found[0], rollouts, now_of(tx), len(buffers_of(tx)) > 1, *stored)
+
+
+def removable(tx: Transaction, name: str, query: Node) -> Removable:
+    """Return what deleting the groups of a buffer that match would remove."""
+    columns = lane.c.task_name, lane.c.status, lane.c.leased
+    counted = (*columns, func.count().label("groups"), func.max(group.c.uid).label("last"))
+    chosen = select_matching(tx.of(Looking(name)), query, *counted)
+    found = list(tx.execute(chosen.group_by(*columns).order_by(*columns)))
+    rows = [{"task_name": row.task_name, "status": row.status, "groups": row.groups} for row in found if not row.leased]
+    leased = sum(row.groups for row in found if row.leased)
+    return Removable(rows, leased, max((row.last for row in found), default=0))
 
 
 def _find_groups(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[dict[str, Any]]:
