@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf.codec.payload import Codec
+from replaybuf.codec.texts import Texts
 from replaybuf.rollouts.outline import preview, reward_parts
+from replaybuf.rollouts.rollout_type import RolloutType
 from tests.stores import TASK, build
 
 
@@ -123,3 +126,75 @@ def test_parts_that_are_no_numbers_or_texts_are_left_out() -> None:
     reward = {"a": 1, 2: 3.0, "nan": float("nan"), "list": [1], "nested": {"score": 1}, "none": None, "t": "x" * 300}
     assert reward_parts(reward) == {"a": 1.0, "t": "x" * 200 + "…"}
     assert reward_parts(1.0) == reward_parts(None) == {}
+
+
+LONG = "Let us see: é = 💡. " * 5_000
+# Texts that no database takes as they are.
+ODD = ("a\x00" * 150, "\ud800" * 250)
+
+
+async def test_texts_longer_than_their_previews_are_whole_in_plain_sql(database_url: str) -> None:
+    """Responses, the prompt, and the conversation; each of its own rollout, though all begin alike."""
+    message = [{"role": "system", "content": LONG}, {"role": "user", "content": LONG + "1"}]
+    async with build(database_url) as buffer:
+        await buffer.put([rollout(message=message, response=f"{LONG}{n}", response_ids=[1]) for n in range(3)], TASK)
+        assert await rows(buffer, "SELECT full_response FROM rollouts ORDER BY position") == [
+            (f"{LONG}{n}",) for n in range(3)
+        ]
+        [(prompt, messages)] = await rows(buffer, "SELECT full_prompt, messages FROM groups")
+        assert prompt == LONG + "1"
+        assert (json.loads(messages) if isinstance(messages, str) else messages) == message
+
+
+async def test_a_whole_text_is_null_where_sql_cannot_have_it(database_url: str) -> None:
+    """Texts with NUL or lone surrogates, and rollouts that expired; their neighbours have theirs."""
+    async with build(database_url) as buffer:
+        message = [{"role": "user", "content": ODD[0]}, {"role": "user", "content": [{"type": "text"}]}]
+        await buffer.put([rollout(message=message, response=text) for text in (*ODD, LONG, None)], TASK)
+        await buffer.put([rollout(response=LONG)], TASK, model_step=1, current_train_step=2)
+        await buffer.refresh_staleness(task_stale_thresholds={TASK: 1}, current_train_step=3)
+        found = await rows(buffer, "SELECT full_response FROM rollouts ORDER BY uid, position")
+        assert found == [(None,), (None,), (LONG,), (None,), (None,)]
+        [(prompt, messages), _] = await rows(buffer, "SELECT full_prompt, messages FROM groups ORDER BY uid")
+        assert prompt == ""
+        assert [one["content"] for one in (json.loads(messages) if isinstance(messages, str) else messages)] == [
+            None,
+            None,
+        ]
+
+
+@pytest.mark.parametrize("spoil", ["UPDATE rb_payload SET data = 'x'", "UPDATE rb_payload SET outline = '[{}]'"])
+async def test_no_view_fails_for_a_payload_that_is_not_what_it_was(database_url: str, spoil: str) -> None:
+    """One that is cut short, and the outlines of older versions."""
+    async with build(database_url) as buffer:
+        await buffer.put([rollout(message=[{"role": "user", "content": LONG}], response=LONG)], TASK)
+        storage: Any = buffer.storage
+        await storage._write(lambda tx: tx.connection.exec_driver_sql(spoil))
+        assert await rows(buffer, "SELECT full_prompt, messages FROM groups") == [(None, None)]
+        assert await rows(buffer, "SELECT full_response FROM rollouts") == [(None,)]
+
+
+async def test_compressed_payloads_show_their_previews(tmp_path: Path) -> None:
+    async with build(f"sqlite:///{tmp_path}/run.db", compression="zstd") as buffer:
+        await buffer.put([rollout(response=text) for text in (LONG, "short")], TASK)
+        assert await rows(buffer, "SELECT substr(response, 1, 3), full_response FROM rollouts") == [
+            ("Let", None),
+            ("sho", "short"),
+        ]
+
+
+def test_a_text_is_looked_for_in_its_own_rollout_from_an_offset_on() -> None:
+    codec = Codec(RolloutType(dict))
+    payload = codec.encode([{"a": "xx", "b": "xx"}, {"a": "xx"}])
+    texts = Texts(payload)
+    first = texts.find(0, "xx")
+    assert first is not None
+    at, length = first
+    assert payload[at : at + length] == b"xx"
+    second = texts.find(0, "xx", at + length)
+    other = texts.find(1, "xx")
+    assert second is not None
+    assert other is not None
+    assert at < second[0] < other[0]
+    assert texts.find(0, "xx", second[0] + 1) is None
+    assert texts.find(0, "yy") is None

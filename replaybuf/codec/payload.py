@@ -20,6 +20,7 @@ import copy
 import struct
 import zlib
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -243,6 +244,15 @@ class Codec:
         if len(stored) >= size or size > _allowed_size(len(stored)):
             return 0, body
         return _ZSTD, (stored,)
+
+
+def parts_of(payload: bytes) -> list[tuple[int, int]]:
+    """Return where in a whole payload the msgpack of each rollout begins and ends; nothing where it is compressed."""
+    _, _, flags, _, count, _ = _HEAD.unpack_from(payload)
+    if flags & _ZSTD:
+        return []
+    lengths = struct.unpack_from(f"<{count}Q", payload, _BODY_AT)
+    return [*pairwise(accumulate(lengths, initial=_BODY_AT + 8 * count))]
 
 
 def _open(payload: Buffer, verified: bool = False) -> tuple[int, int, int, memoryview]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from replaybuf.errors import RolloutError
@@ -11,21 +11,64 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 
 PREVIEW_CHARS = 200
+#: Conversations of more messages have no `messages` in their outline.
+MOST_MESSAGES = 100
+
+#: Where a text of a rollout stands in the payload, from an offset on: offset and length in bytes, None for nowhere.
+FindText = Callable[[int, str, int], list[int] | None]
 
 
-def outline(rollouts: Sequence[Any], kind: RolloutType) -> list[dict[str, Any]]:
+def outline(rollouts: Sequence[Any], kind: RolloutType, find: FindText | None = None) -> list[dict[str, Any]]:
     """Return the outline of a group: one record for each rollout, as it was put.
 
-    `rewards` and `error_msg` are in it where there are any.
+    `rewards` and `error_msg` are in it where there are any; and, where `find` finds them, the places of texts in the
+    payload: `response_at` if the response is longer than its preview, and of the first rollout `prompt_at`, as that,
+    and `messages`: of each message the role and the place of its text.
     """
     read = kind.reader(_FIELDS)
-    return [_record(rollout, kind, *read(rollout)) for rollout in rollouts]
+    records = [_record(rollout, kind, *read(rollout)) for rollout in rollouts]
+    if find is not None and records:
+        _add_places(records, rollouts, kind, find)
+    return records
+
+
+def _add_places(records: list[dict[str, Any]], rollouts: Sequence[Any], kind: RolloutType, find: FindText) -> None:
+    message, prompt = kind.reader(_PROMPT)(rollouts[0])
+    if isinstance(message, (list, tuple)) and 0 < len(message) <= MOST_MESSAGES:
+        records[0]["messages"] = _messages(message, find)
+    if place := _place(_prompt_text(message, prompt), 0, find):
+        records[0]["prompt_at"] = place
+    for number, record in enumerate(records):
+        # Most responses are short, or have their beginning in the preview: the others are looked for.
+        if len(record["response"] or "") > PREVIEW_CHARS:
+            response = kind.get(rollouts[number], "response")
+            if place := _place(response, number, find):
+                record["response_at"] = place
+
+
+def _place(text: Any, number: int, find: FindText) -> list[int] | None:
+    """Return the place of a text that is longer than its preview."""
+    return find(number, text, 0) if isinstance(text, str) and len(text) > PREVIEW_CHARS else None
+
+
+def _messages(messages: Sequence[Any], find: FindText) -> list[list[Any]]:
+    """Return for each message its role, and offset and length of its text if it is one."""
+    described: list[list[Any]] = []
+    since = 0
+    for message in messages:
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, message)
+        place = find(0, content, since) if isinstance(content, str) else None
+        if place is not None:
+            since = place[0] + place[1]
+        described.append([preview(role), *(place or ())])
+    return described
 
 
 _FIELDS: Final = (
     *("status", "rollout_id", "seq_staleness", "prompt_ids", "response_ids"),
     *("finish_reason", "response", "reward", "error_msg"),
 )
+_PROMPT: Final = ("message", "prompt")
 
 
 def _record(
@@ -69,14 +112,18 @@ def reward_parts(reward: Any) -> dict[str, float | str]:
 
 def prompt_preview(rollouts: Sequence[Any], kind: RolloutType) -> str | None:
     """Return the beginning of the last message of the prompt, or None."""
-    message = kind.get(rollouts[0], "message")
+    return preview(_prompt_text(*kind.reader(_PROMPT)(rollouts[0])))
+
+
+def _prompt_text(message: Any, prompt: Any) -> Any:
+    """Return the text of the last message, of a message that is a text itself, or of the prompt."""
     if not isinstance(message, (list, tuple)) or not message:
-        return preview(message if isinstance(message, str) else kind.get(rollouts[0], "prompt"))
+        return message if isinstance(message, str) else prompt
     last = message[-1]
     content = last.get("content") if isinstance(last, dict) else last
     if isinstance(content, list):
-        content = " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return preview(content)
+        return " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content
 
 
 def preview(text: Any) -> str | None:

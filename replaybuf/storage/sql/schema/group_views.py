@@ -7,10 +7,31 @@ databases skip them when none of their columns is selected.
 
 from __future__ import annotations
 
+from replaybuf.rollouts.outline import PREVIEW_CHARS
+
 _STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
 
 # The step of one rollout's staleness: that of the refresh if there was one, else that of its put or expiry.
 _ROLLOUT_STEP = "CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END"
+
+
+def _sqlite_text(preview: str, place: str, path: str) -> str:
+    """Return a whole text: its preview if that is all of it, else what is at this place in the payload (p)."""
+    return f"""CAST(CASE
+      WHEN length({preview}) <= {PREVIEW_CHARS} THEN {preview}
+      WHEN length(p.data) = g.bytes
+      THEN substr(p.data, json_extract({place}, '{path}[0]') + 1, json_extract({place}, '{path}[1]'))
+      END AS TEXT)"""
+
+
+def _postgres_text(preview: str, place: str) -> str:
+    """Return a whole text: its preview if that is all of it, else what is at this place in the payload (p)."""
+    return f"""CASE
+      WHEN length({preview}) <= {PREVIEW_CHARS} THEN {preview}
+      WHEN length(p.data) = g.bytes
+      THEN convert_from(substr(p.data, ({place} ->> 0)::int + 1, ({place} ->> 1)::int), 'UTF8')
+      END"""
+
 
 _SQLITE_GROUPS = f"""
 CREATE VIEW groups AS
@@ -52,7 +73,13 @@ SELECT
     g.worker AS worker,
     g.put_step AS put_step,
     g.holder AS leased_by,
-    g.trained_step AS trained_step
+    g.trained_step AS trained_step,
+    {_sqlite_text("p.prompt", "p.outline", "$[0].prompt_at")} AS full_prompt,
+    CAST(CASE WHEN json_type(p.outline, '$[0].messages') IS NOT NULL AND length(p.data) = g.bytes THEN
+      (SELECT json_group_array(json_object('role', json_extract(m.value, '$[0]'), 'content', CAST(
+          substr(p.data, json_extract(m.value, '$[1]') + 1, json_extract(m.value, '$[2]')) AS TEXT)))
+         FROM json_each(p.outline, '$[0].messages') m)
+      END AS TEXT) AS messages
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid
 """
 
@@ -76,16 +103,19 @@ SELECT
     CAST(CASE WHEN r.expired THEN NULL ELSE json_extract(r.outline, '$.finish_reason') END AS TEXT) AS finish_reason,
     r.prompt AS prompt,
     CAST(CASE WHEN r.expired THEN '' ELSE json_extract(r.outline, '$.response') END AS TEXT) AS response,
-    CAST(CASE WHEN r.expired THEN NULL ELSE json_extract(r.outline, '$.error_msg') END AS TEXT) AS error_msg
+    CAST(CASE WHEN r.expired THEN NULL ELSE json_extract(r.outline, '$.error_msg') END AS TEXT) AS error_msg,
+    CAST(CASE WHEN r.expired THEN NULL ELSE r.full_response END AS TEXT) AS full_response,
+    r.worker AS worker
 FROM (
     SELECT
         g.uid AS uid, o.key AS position, o.value AS outline, l.buffer AS buffer, l.task_name AS task_name,
-        p.prompt AS prompt,
+        p.prompt AS prompt, g.worker AS worker,
         {_ROLLOUT_STEP} AS step,
         json_extract(g.marks, '$.oldest[' || o.key || ']') AS oldest_step,
         json_extract(g.marks, '$.reward[' || o.key || ']') AS reward,
         json_extract(g.marks, '$.staleness[' || o.key || ']') AS staleness,
-        coalesce(json_extract(g.marks, '$.expired[' || o.key || ']'), 0) AS expired
+        coalesce(json_extract(g.marks, '$.expired[' || o.key || ']'), 0) AS expired,
+        {_sqlite_text("json_extract(o.value, '$.response')", "o.value", "$.response_at")} AS full_response
     FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid, json_each(p.outline) o
 ) r
 """
@@ -130,7 +160,13 @@ SELECT
     g.worker AS worker,
     g.put_step AS put_step,
     g.holder AS leased_by,
-    g.trained_step AS trained_step
+    g.trained_step AS trained_step,
+    {_postgres_text("p.prompt", "(p.outline -> 0 -> 'prompt_at')")} AS full_prompt,
+    CASE WHEN p.outline -> 0 -> 'messages' IS NOT NULL AND length(p.data) = g.bytes THEN
+      (SELECT jsonb_agg(jsonb_build_object('role', m.value ->> 0, 'content', convert_from(
+          substr(p.data, (m.value ->> 1)::int + 1, (m.value ->> 2)::int), 'UTF8')) ORDER BY m.place)
+         FROM jsonb_array_elements(p.outline -> 0 -> 'messages') WITH ORDINALITY m(value, place))
+      END AS messages
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid
 """
 
@@ -153,16 +189,19 @@ SELECT
     CASE WHEN r.expired THEN NULL ELSE r.outline ->> 'finish_reason' END AS finish_reason,
     r.prompt AS prompt,
     CASE WHEN r.expired THEN '' ELSE r.outline ->> 'response' END AS response,
-    CASE WHEN r.expired THEN NULL ELSE r.outline ->> 'error_msg' END AS error_msg
+    CASE WHEN r.expired THEN NULL ELSE r.outline ->> 'error_msg' END AS error_msg,
+    CASE WHEN r.expired THEN NULL ELSE r.full_response END AS full_response,
+    r.worker AS worker
 FROM (
     SELECT
         g.uid AS uid, (o.place - 1)::int AS position, o.value AS outline, l.buffer AS buffer, l.task_name AS task_name,
-        p.prompt AS prompt,
+        p.prompt AS prompt, g.worker AS worker,
         {_ROLLOUT_STEP} AS step,
         (g.marks -> 'oldest' ->> (o.place - 1)::int)::bigint AS oldest_step,
         (g.marks -> 'reward' ->> (o.place - 1)::int)::double precision AS reward,
         (g.marks -> 'staleness' ->> (o.place - 1)::int)::bigint AS staleness,
-        coalesce((g.marks -> 'expired' ->> (o.place - 1)::int)::boolean, false) AS expired
+        coalesce((g.marks -> 'expired' ->> (o.place - 1)::int)::boolean, false) AS expired,
+        {_postgres_text("(o.value ->> 'response')", "(o.value -> 'response_at')")} AS full_response
     FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid
     CROSS JOIN LATERAL jsonb_array_elements(p.outline) WITH ORDINALITY o(value, place)
 ) r

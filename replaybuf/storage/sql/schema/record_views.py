@@ -45,7 +45,8 @@ SELECT
     b.lease AS lease, {_TASKS[dialect]} AS tasks,
     b.groups AS groups, b.settled AS settled, b.reward AS reward, b.min_reward AS min_reward,
     b.max_reward AS max_reward, b.staleness AS staleness, b.max_staleness AS max_staleness,
-    b.oldest_step AS oldest_model_step, b.newest_step AS newest_model_step, b.epoch AS restores
+    b.oldest_step AS oldest_model_step, b.newest_step AS newest_model_step, b.epoch AS restores,
+    b.first_uid AS first_uid, b.last_uid AS last_uid
 FROM rb_batch b
 """
 
@@ -57,13 +58,15 @@ _MEMBERS = {
     CAST(json_extract(m.value, '$[3]') AS REAL) AS reward,
     CAST(json_extract(m.value, '$[4]') AS INTEGER) AS staleness,
     CAST(json_extract(m.value, '$[5]') AS INTEGER) AS oldest_model_step,
-    CAST(strftime('%Y-%m-%d %H:%M:%f', json_extract(m.value, '$[6]'), 'unixepoch') AS TEXT) AS created_at
+    CAST(strftime('%Y-%m-%d %H:%M:%f', json_extract(m.value, '$[6]'), 'unixepoch') AS TEXT) AS created_at,
+    b.first_uid AS first_uid, b.last_uid AS last_uid
 FROM rb_batch b, json_each(b.members) m LEFT JOIN rb_lane l ON l.id = json_extract(m.value, '$[1]')
 """,
     "postgresql": """
     (m.value ->> 0)::bigint AS uid, l.task_name AS task_name, m.value ->> 2 AS worker,
     (m.value ->> 3)::double precision AS reward, (m.value ->> 4)::bigint AS staleness,
-    (m.value ->> 5)::bigint AS oldest_model_step, to_timestamp((m.value ->> 6)::double precision) AS created_at
+    (m.value ->> 5)::bigint AS oldest_model_step, to_timestamp((m.value ->> 6)::double precision) AS created_at,
+    b.first_uid AS first_uid, b.last_uid AS last_uid
 FROM rb_batch b CROSS JOIN LATERAL jsonb_array_elements(b.members) m(value)
     LEFT JOIN rb_lane l ON l.id = (m.value ->> 1)::int
 """,
@@ -78,15 +81,21 @@ SELECT b.id AS batch, b.buffer AS buffer, b.step AS step, b.worker AS taken_by, 
 
 
 def _leases(dialect: str) -> str:
-    times = _times(since="min(b.taken_at)", until="min(g.leased_until)")[dialect]
+    times = _times(since="(SELECT min(b.taken_at) FROM rb_batch b WHERE b.lease = g.lease)", until="g.until")[dialect]
     return f"""
 CREATE VIEW leases AS
 SELECT
-    g.lease AS lease, l.buffer AS buffer, l.task_name AS task_name, l.status AS status, g.holder AS worker,
-    {times["since"]}, {times["until"]}, count(*) AS groups, max(g.deliveries) AS deliveries, max(b.step) AS step
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_batch b ON b.lease = g.lease
-WHERE g.leased_until IS NOT NULL
-GROUP BY g.lease, l.buffer, l.task_name, l.status, g.holder
+    g.lease AS lease, g.buffer AS buffer, g.task_name AS task_name, g.status AS status, g.holder AS worker,
+    {times["since"]}, {times["until"]}, g.groups AS groups, g.deliveries AS deliveries,
+    (SELECT max(b.step) FROM rb_batch b WHERE b.lease = g.lease) AS step
+FROM (
+    SELECT
+        g.lease AS lease, l.buffer AS buffer, l.task_name AS task_name, l.status AS status, g.holder AS holder,
+        min(g.leased_until) AS until, count(*) AS groups, max(g.deliveries) AS deliveries
+    FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+    WHERE g.leased_until IS NOT NULL
+    GROUP BY g.lease, l.buffer, l.task_name, l.status, g.holder
+) g
 """
 
 
@@ -113,10 +122,9 @@ FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
 
 def _workers(dialect: str) -> str:
     times = _times(started_at="w.started_at", last_seen="w.seen_at", ended_at="w.ended_at")[dialect]
-    hour = f"a.since > {_NOW[dialect]} - 3600 - {ACTIVITY_SECONDS}"
     integer = "INTEGER" if dialect == "sqlite" else "bigint"
     counts = ", ".join(
-        f"CAST(coalesce(sum(CASE WHEN {hour} THEN a.{name} END), 0) AS {integer}) AS {name}_last_hour"
+        f"CAST(coalesce(sum(a.{name}), 0) AS {integer}) AS {name}_last_hour"
         for name in ("groups", "rollouts", "tokens", "failures", "taken")
     )
     return f"""
@@ -124,7 +132,8 @@ CREATE VIEW workers AS
 SELECT
     w.buffer AS buffer, w.name AS worker, w.host AS host, w.pid AS pid,
     {times["started_at"]}, {times["last_seen"]}, {times["ended_at"]}, {counts}
-FROM rb_worker w LEFT JOIN rb_activity a ON a.worker_id = w.id
+FROM rb_worker w
+    LEFT JOIN rb_activity a ON a.worker_id = w.id AND a.since > {_NOW[dialect]} - 3600 - {ACTIVITY_SECONDS}
 GROUP BY w.id, w.buffer, w.name, w.host, w.pid, w.started_at, w.seen_at, w.ended_at
 """
 

@@ -121,7 +121,7 @@ history = Table(
 )
 
 Index("rb_batch_by_time", batch.c.buffer, batch.c.taken_at)
-Index("rb_batch_by_step", batch.c.buffer, batch.c.step)
+Index("rb_batch_by_step", batch.c.step, batch.c.buffer)  # people seldom name the buffer
 Index(
     "rb_batch_by_lease",
     batch.c.lease,

@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic_core import from_json, to_json
 
 from replaybuf.codec.payload import Codec
+from replaybuf.codec.texts import Texts
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
@@ -55,7 +56,7 @@ def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: Rol
         mixed=marks.mixed,
         reward=marks.mean_reward,
         marks=dump_json(marks.to_json()),
-        outline=dump_json(outline(rollouts, kind)),
+        outline=dump_json(outline(rollouts, kind, Texts(payload).find)),
         prompt=prompt_preview(rollouts, kind) if rollouts else None,
     )
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select, text, update
 
+from replaybuf.codec.texts import Texts
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
@@ -84,7 +85,9 @@ def _made_anew(tx: Transaction, bad: BadText) -> tuple[Any, str | None]:
     if bad.column == "marks":
         return marks_anew(rollouts, status).to_json(), None
     kind = AS_DICTS.rollout_type
-    return outline(rollouts, kind) if bad.column == "outline" else prompt_preview(rollouts, kind), None
+    if bad.column == "prompt":
+        return prompt_preview(rollouts, kind), None
+    return outline(rollouts, kind, Texts(data).find), None
 
 
 def marks_anew(rollouts: Sequence[Any], status: str) -> Marks:

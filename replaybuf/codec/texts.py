@@ -1,0 +1,62 @@
+"""Where texts stand in a payload, for SQL to cut them out of it: msgpack keeps the UTF-8 of a text in one piece."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from replaybuf.codec.payload import parts_of
+
+# What is looked for: as much of a text's beginning, behind its length. Whole texts are slow to look for.
+_BEGINNING: Final = 64
+# Places that begin like a text and are not. More of them are no accident.
+_ATTEMPTS: Final = 100
+
+
+class Texts:
+    """The texts in one payload, as `Codec.encode` has made it. Nothing is read of it before the first is looked for."""
+
+    __slots__ = ("_parts", "_payload")
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self._parts: Sequence[tuple[int, int]] | None = None
+
+    def find(self, rollout: int, text: str, since: int = 0) -> list[int] | None:
+        """Return the offset and the length, in bytes, of a text of this rollout; None where SQL can't have it.
+
+        That is where the payload is compressed, and where the text holds NUL or lone surrogates. It is looked for from
+        the offset `since` on. Any equal text of the rollout will do.
+        """
+        if self._parts is None:
+            self._parts = parts_of(self._payload)
+        if not self._parts or "\x00" in text:
+            return None
+        try:
+            wanted = text.encode()
+        except UnicodeEncodeError:
+            return None
+        start, end = self._parts[rollout]
+        head = _head(len(wanted))
+        beginning = head + wanted[:_BEGINNING]
+        at = max(start, since)
+        for _ in range(_ATTEMPTS):
+            at = self._payload.find(beginning, at, end)
+            if at < 0:
+                return None
+            if self._payload.startswith(wanted, at + len(head)):
+                return [at + len(head), len(wanted)]
+            at += 1
+        return None
+
+
+def _head(length: int) -> bytes:
+    """Return how msgpack begins a text of so many bytes."""
+    if length < 1 << 5:
+        return bytes((0xA0 | length,))
+    if length < 1 << 8:
+        return bytes((0xD9, length))
+    if length < 1 << 16:
+        return struct.pack(">BH", 0xDA, length)
+    return struct.pack(">BI", 0xDB, length)
