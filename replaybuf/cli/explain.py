@@ -15,8 +15,8 @@ from replaybuf.redact import redact
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import OUR_STATUSES
 from replaybuf.rules.policies import parse_order, resolve_policy
+from replaybuf.storage.sql.inspection.buffers import tasks_of
 from replaybuf.storage.sql.inspection.explain import Explained, explain_draw, explain_query
-from replaybuf.storage.sql.inspection.groups import tasks_of
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.snapshots import choose_buffer
 
@@ -69,7 +69,7 @@ def explain(
             lambda tx: explain_draw(tx, choose_buffer(tx, buffer), of_task, of_status, where, drawn, limit or 1)
         )
         if not found:
-            tasks = ", ".join(reader.inspect(lambda tx: tasks_of(tx, buffer))) or "none"
+            tasks = ", ".join(reader.look(lambda look: tasks_of(look, buffer))) or "none"
             raise InputError(f"there never was a group of task {of_task!r:.200} that was {of_status}; tasks: {tasks}")
     if output.for_people:
         for one in found:

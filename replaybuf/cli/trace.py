@@ -19,10 +19,10 @@ from replaybuf.cli.trace_worker import print_worker, worker_rows, worker_value
 from replaybuf.errors import InputError
 from replaybuf.redact import redact
 from replaybuf.storage.sql.inspection.batches import Recorded, recorded
-from replaybuf.storage.sql.inspection.groups import now_of
+from replaybuf.storage.sql.inspection.buffers import choose
 from replaybuf.storage.sql.inspection.lives import last_uid, life_of
-from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
-from replaybuf.storage.sql.inspection.snapshots import choose_buffer
+from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.steps import StepSummary, summarise_steps, trace_step, trace_worker, workers_of
 
 _KINDS = ("steps", "step", "uid", "worker")
@@ -121,12 +121,12 @@ def _or(limit: int | None, default: int) -> int | None:
 
 
 def _steps(reader: Reader, output: Output, buffer: str | None, before: int | None, limit: int | None) -> None:
-    def read(tx: Transaction) -> tuple[list[StepSummary], Recorded, datetime]:
-        name = choose_buffer(tx, buffer)
+    def read(look: Look) -> tuple[list[StepSummary], Recorded, datetime]:
+        name = choose(look, buffer)
         more = None if limit is None else limit + 1  # the change of the last one needs the one before
-        return summarise_steps(tx, name, before=before, limit=more), recorded(tx, name), now_of(tx)
+        return summarise_steps(look, name, before=before, limit=more), recorded(look, name), look.now()
 
-    found, known, now = reader.inspect(read)
+    found, known, now = reader.look(read)
     rows = steps_rows(found, limit)
     if rows or not output.for_people:
         output.rows(rows, _columns(rows, now))
@@ -188,11 +188,11 @@ def run_text(row: Row) -> str:
 
 
 def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: int | None) -> None:
-    def read(tx: Transaction) -> Any:
-        name = choose_buffer(tx, buffer)
-        return trace_step(tx, name, step), recorded(tx, name), now_of(tx)
+    def read(look: Look) -> Any:
+        name = choose(look, buffer)
+        return trace_step(look, name, step), recorded(look, name), look.now()
 
-    runs, known, now = reader.inspect(read)
+    runs, known, now = reader.look(read)
     if not runs:
         raise InputError(_nothing(known, step))
     if output.format == "json":
@@ -205,7 +205,7 @@ def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: 
 
 
 def _uid(reader: Reader, output: Output, uid: int) -> None:
-    life, last = reader.inspect(lambda tx: (life_of(tx, uid), last_uid(tx)))
+    life, last = reader.look(lambda look: (life_of(look, uid), last_uid(look)))
     if life is None:
         raise InputError(_no_life(uid, last))
     if output.format == "json":
@@ -217,12 +217,12 @@ def _uid(reader: Reader, output: Output, uid: int) -> None:
 
 
 def _worker(reader: Reader, output: Output, buffer: str | None, worker: str, limit: int | None) -> None:
-    def read(tx: Transaction) -> Any:
-        name = choose_buffer(tx, buffer)
-        found = trace_worker(tx, name, worker, limit)
-        return found, now_of(tx), workers_of(tx, name) if found is None else []
+    def read(look: Look) -> Any:
+        name = choose(look, buffer)
+        found = trace_worker(look, name, worker, limit)
+        return found, look.now(), workers_of(look, name) if found is None else []
 
-    found, now, others = reader.inspect(read)
+    found, now, others = reader.look(read)
     if found is None:
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         there = f"there are {', '.join(others[:_NAMED])}{more}" if others else "no group there names its worker"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, groups, number_of, repairable, some, warning
 from replaybuf.storage.sql.inspection.checkup import orphans
 from replaybuf.storage.sql.inspection.checkup.orphans import LOST, MISSING, Aside
-from replaybuf.storage.sql.inspection.overview import read_backlog
-from replaybuf.storage.sql.inspection.reader import Transaction
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _LANES, _LEASED, _PAYLOADS, _LEAKED, _GARBAGE = "lanes", "leased groups", "payloads", "leaked payloads", "garbage"
 
@@ -93,7 +95,7 @@ def look_at_garbage(tx: Transaction, look: Look) -> Sequence[Finding]:
     if uids := orphans.wanted_garbage(tx):
         text = f"{groups(len(uids))} that are there are to be swept, too: {some(uids)}"
         found.append(repairable(_GARBAGE, text, level=Level.WARNING))
-    count, oldest = read_backlog(tx)
+    count, oldest = orphans.read_backlog(tx)
     age = 0.0 if oldest is None else time.time() - oldest
     text = f"{count:,} payloads wait to be swept" + (f", the oldest for {age:,.0f} s" if count else "")
     if count >= BACKLOG and age >= BACKLOG_SECONDS:

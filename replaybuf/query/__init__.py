@@ -1,6 +1,7 @@
 """Queries over the metadata of groups: a Mongo-like dict, its meaning in Python and its translation to SQL.
 
-`parse` turns a dict into nodes and checks it; `predicate` is their meaning in Python; `compile_sql` is the same in SQL.
+`parse` turns a dict into nodes and checks it; `predicate` is their meaning in Python; `replaybuf.query.sql`
+has the same in SQL, and is imported by those who need it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from replaybuf.query.nodes import (
 from replaybuf.query.parse import parse
 from replaybuf.query.places import span_of
 from replaybuf.query.python import predicate
-from replaybuf.query.sql import compile_sql
 
 __all__ = [
     "FIELDS",
@@ -33,7 +33,6 @@ __all__ = [
     "ScalarNode",
     "SetNode",
     "Value",
-    "compile_sql",
     "parse",
     "predicate",
     "span_of",

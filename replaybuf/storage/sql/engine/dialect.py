@@ -41,17 +41,6 @@ class Dialect(ABC):
         """Return values as one parameter of a prepared statement."""
 
     @abstractmethod
-    def has_number(self, column: ColumnElement[Any], number: int) -> ColumnElement[bool]:
-        """Return the condition that a JSON array has this number in it."""
-
-    @abstractmethod
-    def may_begin_one(self, column: ColumnElement[Any], number: int) -> ColumnElement[bool]:
-        """Return a condition that holds where a JSON array of arrays has one that begins with this number.
-
-        It may also hold elsewhere: a text in the array may look like one.
-        """
-
-    @abstractmethod
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         """Return the query, locking its rows against other writers; `skip_locked` leaves out rows that others hold."""
 

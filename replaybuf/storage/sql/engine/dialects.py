@@ -25,7 +25,6 @@ from sqlalchemy import (
     case,
     cast,
     delete,
-    exists,
     func,
     insert,
     literal,
@@ -68,12 +67,6 @@ class _Sqlite(Dialect):
 
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
         return to_json(list(values)).decode()
-
-    def has_number(self, column: ColumnElement[Any], number: int) -> ColumnElement[bool]:
-        return exists().where(func.json_each(column).table_valued("value").c.value == number)
-
-    def may_begin_one(self, column: ColumnElement[Any], number: int) -> ColumnElement[bool]:
-        return func.instr(column, f"[{number},") > 0  # several times as fast as parsing them
 
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         return query
@@ -209,12 +202,6 @@ class _Postgres(Dialect):
 
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
         return list(values)
-
-    def has_number(self, column: ColumnElement[Any], number: int) -> ColumnElement[bool]:
-        return column.op("@>")(cast(literal(str(number)), postgresql.JSONB))
-
-    def may_begin_one(self, column: ColumnElement[Any], number: int) -> ColumnElement[bool]:
-        return func.jsonb_path_exists(column, cast(literal(f"$[*][0] ? (@ == {number})"), postgresql.JSONPATH))
 
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         return query.with_for_update(of=of, skip_locked=skip_locked)

@@ -6,18 +6,14 @@ before them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Select, func, or_, select
-
-from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.records import batch
-from replaybuf.storage.sql.schema.tables import buffer, group, lane
-from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.rollouts.status import Status
+from replaybuf.storage.sql.inspection.look import Look
 
 #: The steps before one, that its rewards are compared with.
 STEPS_BEFORE = 10
@@ -82,78 +78,85 @@ class Recorded:
     last: int | None
 
 
-_NAMES = ("id", "taken_at", "step", "status", "worker", "lease", "groups", "settled", "reward", "min_reward")
-_MORE = ("max_reward", "staleness", "max_staleness")
-_COLUMNS = [
-    *(batch.c[name] for name in (*_NAMES, *_MORE)),
-    batch.c.epoch.label("restores"),
-    batch.c.oldest_step.label("oldest_model_step"),
-    batch.c.newest_step.label("newest_model_step"),
-]
+_SELECT = """
+SELECT
+    id, taken_at, epoch AS restores, step, status, worker, lease, groups, settled, reward, min_reward, max_reward,
+    staleness, max_staleness, oldest_step AS oldest_model_step, newest_step AS newest_model_step{members}
+FROM rb_batch WHERE buffer = :buffer AND """
+_WITH_MEMBERS = _SELECT.format(members=", members")
+_WITHOUT = _SELECT.format(members="")
+
+_RECORDED = "SELECT count(*), count(step), min(step), max(step) FROM rb_batch WHERE buffer = :buffer"
+_STEPS = "SELECT DISTINCT step FROM rb_batch WHERE buffer = :buffer AND step < :before ORDER BY step DESC LIMIT :most"
+_FIRST_OF_EPOCH = "SELECT epoch, min(step) FROM rb_batch WHERE buffer = :buffer GROUP BY epoch"
+_RESTORED = "SELECT epoch, restored_step FROM rb_buffer WHERE name = :buffer AND restored_step IS NOT NULL"
+_ENDLESS = 2**62
+
+# Where a group may be among the members: the first number of each of them is a uid. On SQLite a text that looks like
+# one is found, too; looking for a text takes a fraction of the time of parsing all members.
+_MEMBER = {
+    "sqlite": "instr(members, '[{uid},') > 0",
+    "postgresql": "jsonb_path_exists(members, '$[*][0] ? (@ == {uid})')",
+}
 
 
-def recorded(tx: Transaction, name: str) -> Recorded:
+def recorded(look: Look, buffer: str) -> Recorded:
     """Return what is known of the draws of a buffer."""
-    of_buffer = batch.c.buffer == name
-    counted = select(func.count(), func.count(batch.c.step), func.min(batch.c.step), func.max(batch.c.step))
-    count, with_step, first, last = tx.execute(counted.where(of_buffer)).one()
+    _, [(count, with_step, first, last)] = look.table(_RECORDED, buffer=buffer)
     return Recorded(count, count - with_step, first, last)
 
 
-def list_steps(tx: Transaction, name: str, *, before: int | None = None, limit: int | None = None) -> list[int]:
+def list_steps(look: Look, buffer: str, *, before: int | None = None, limit: int | None = None) -> list[int]:
     """Return the train steps of a buffer that were drawn for, newest first, `before` one of them."""
-    steps = select(batch.c.step).where(batch.c.buffer == name, batch.c.step.is_not(None)).distinct()
-    if before is not None:
-        steps = steps.where(batch.c.step < before)
-    return list(tx.execute(steps.order_by(batch.c.step.desc()).limit(limit)).scalars())
+    below, most = (_ENDLESS if value is None else value for value in (before, limit))
+    return [step for (step,) in look.table(_STEPS, buffer=buffer, before=below, most=most)[1]]
 
 
 def batches_of_steps(
-    tx: Transaction, name: str, steps: Sequence[int], *, members: bool = False
+    look: Look, buffer: str, steps: Sequence[int], *, members: bool = False
 ) -> dict[StepKey, list[Batch]]:
     """Return the draws for train steps of a buffer, newest step first, each in the order of its draws."""
     found: dict[StepKey, list[Batch]] = {}
     if not steps:
         return found
-    undone = _undone(tx, name)
-    chosen = _select(members=members).where(batch.c.buffer == name, batch.c.step.between(min(steps), max(steps)))
-    wanted = set(steps)
-    for one in _read(tx, chosen.order_by(batch.c.step.desc(), batch.c.epoch.desc(), batch.c.id)):
+    undone, wanted = _undone(look, buffer), set(steps)
+    between = "step BETWEEN :first AND :last ORDER BY step DESC, epoch DESC, id"
+    values = {"buffer": buffer, "first": min(steps), "last": max(steps)}
+    for one in _read(look, between, values, members=members):
         if one.step in wanted:
             key = StepKey(one.step, one.restores, one.step >= undone.get(one.restores, one.step + 1))
             found.setdefault(key, []).append(one)
     return found
 
 
-def batches_before(tx: Transaction, name: str, key: StepKey) -> list[Batch]:
+def batches_before(look: Look, buffer: str, key: StepKey) -> list[Batch]:
     """Return the draws for the steps before one, with their members, as they went before it in its run."""
-    steps = list_steps(tx, name, before=key.step, limit=STEPS_BEFORE)
+    steps = list_steps(look, buffer, before=key.step, limit=STEPS_BEFORE)
     found: dict[int, list[Batch]] = {}
-    for other, batches in batches_of_steps(tx, name, steps, members=True).items():
+    for other, batches in batches_of_steps(look, buffer, steps, members=True).items():
         if other.restores <= key.restores:
             found.setdefault(other.step, batches)  # the last run that this one goes on from comes first
     return [one for batches in found.values() for one in batches]
 
 
-def batches_with(tx: Transaction, name: str, uid: int) -> list[Batch]:
+def batches_with(look: Look, buffer: str, uid: int) -> list[Batch]:
     """Return the draws that had a group, with it as their only member, in their order."""
-    there = or_(batch.c.groups == 1, tx.dialect.may_begin_one(batch.c.members, uid))
-    inside = batch.c.first_uid <= uid, batch.c.last_uid >= uid, there
-    chosen = _select(members=True).where(batch.c.buffer == name, *inside).order_by(batch.c.id)
+    there = _MEMBER[look.dialect].format(uid=int(uid))
+    inside = f"first_uid <= :uid AND last_uid >= :uid AND (groups = 1 OR {there}) ORDER BY id"
     return [
         replace(one, members=mine)
-        for one in _read(tx, chosen)
+        for one in _read(look, inside, {"buffer": buffer, "uid": uid}, members=True)
         if (mine := [member for member in one.members if member.uid == uid])
     ]
 
 
-def batches_by(tx: Transaction, name: str, worker: str, limit: int) -> list[Batch]:
+def batches_by(look: Look, buffer: str, worker: str, limit: int) -> list[Batch]:
     """Return the last draws by a worker, newest first."""
-    chosen = _select(members=False).where(batch.c.buffer == name, batch.c.worker == worker)
-    return _read(tx, chosen.order_by(batch.c.id.desc()).limit(limit))
+    values = {"buffer": buffer, "worker": worker, "most": limit}
+    return _read(look, "worker = :worker ORDER BY id DESC LIMIT :most", values, members=False)
 
 
-def whereabouts(tx: Transaction, batches: Iterable[Batch]) -> dict[int, str]:
+def whereabouts(look: Look, batches: Iterable[Batch]) -> dict[int, str]:
     """Return where the groups of draws are now, by uid.
 
     "gone", "leased", "kept" (it may be drawn again), "back" (given back, or its lease was over), or its status, such as
@@ -161,20 +164,24 @@ def whereabouts(tx: Transaction, batches: Iterable[Batch]) -> dict[int, str]:
     """
     drawn = {member.uid: one for one in batches for member in one.members}
     uids, found = list(drawn), dict.fromkeys(drawn, "gone")
-    columns = group.c.uid, group.c.trained_step, lane.c.status, lane.c.leased
-    there = select(*columns).select_from(group.join(lane, lane.c.id == group.c.lane))
     for start in range(0, len(uids), _CHUNK):
-        for row in tx.execute(there.where(uid_in(tx, uids[start : start + _CHUNK]))):
-            found[row.uid] = _place(row, drawn[row.uid])
+        listed = ", ".join(str(int(uid)) for uid in uids[start : start + _CHUNK])
+        for row in look.rows(_THERE.format(uids=listed)):
+            found[row["uid"]] = _place(row, drawn[row["uid"]])
     return found
 
 
-def _place(row: Any, drawn: Batch) -> str:
-    if row.leased:
+_THERE = """
+SELECT g.uid AS uid, g.trained_step AS trained_step, l.status AS status, l.leased AS leased
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid IN ({uids})"""
+
+
+def _place(row: dict[str, Any], drawn: Batch) -> str:
+    if row["leased"]:
         return "leased"
-    if row.status != drawn.status or row.status == Status.ARCHIVED:
-        return str(row.status)
-    return "back" if row.trained_step is None else "kept"
+    if row["status"] != drawn.status or row["status"] == Status.ARCHIVED:
+        return str(row["status"])
+    return "back" if row["trained_step"] is None else "kept"
 
 
 def moment(seconds: float | None) -> datetime | None:
@@ -182,29 +189,26 @@ def moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
-def _undone(tx: Transaction, name: str) -> dict[int, int]:
+def _undone(look: Look, buffer: str) -> dict[int, int]:
     """Return for each number of restores the first step that a later restore took back."""
-    first = select(batch.c.epoch, func.min(batch.c.step)).where(batch.c.buffer == name).group_by(batch.c.epoch)
-    begins = {epoch: step for epoch, step in tx.execute(first) if step is not None}
-    restored = tx.execute(select(buffer.c.epoch, buffer.c.restored_step).where(buffer.c.name == name)).first()
-    if restored is not None and restored.restored_step is not None:
-        begins[restored.epoch] = restored.restored_step + 1
-    return {
-        epoch: min(step for later, step in begins.items() if later > epoch) for epoch in begins if epoch < max(begins)
-    }
+    begins = {epoch: step for epoch, step in look.table(_FIRST_OF_EPOCH, buffer=buffer)[1] if step is not None}
+    begins |= {epoch: step + 1 for epoch, step in look.table(_RESTORED, buffer=buffer)[1]}
+    last = max(begins, default=0)
+    return {epoch: min(step for later, step in begins.items() if later > epoch) for epoch in begins if epoch < last}
 
 
-def _select(*, members: bool) -> Select[Any]:
-    return select(*_COLUMNS, *([batch.c.members] if members else []))
-
-
-def _read(tx: Transaction, chosen: Select[Any]) -> list[Batch]:
-    tasks = {row.id: row.task_name for row in tx.execute(select(lane.c.id, lane.c.task_name))}
+def _read(look: Look, where: str, values: dict[str, Any], *, members: bool) -> list[Batch]:
+    tasks: dict[int, str] = dict(look.table("SELECT id, task_name FROM rb_lane")[1]) if members else {}
+    names, rows = look.table((_WITH_MEMBERS if members else _WITHOUT) + where, **values)
     result = []
-    for row in tx.execute(chosen).mappings():
-        values = {**row, "taken_at": moment(row["taken_at"])}
-        values["members"] = [_member(one, tasks) for one in values.get("members", ())]
-        result.append(Batch(**values))
+    for row in rows:
+        known = {**dict(zip(names, row, strict=True)), "taken_at": moment(row[1])}
+        if members:
+            listed = known["members"]
+            known["members"] = [
+                _member(one, tasks) for one in (json.loads(listed) if isinstance(listed, str) else listed)
+            ]
+        result.append(Batch(**known))
     return result
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
-
-from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.batches import Batch, batches_with, moment
-from replaybuf.storage.sql.inspection.groups import buffers_of, now_of, show_group
-from replaybuf.storage.sql.schema.records import event
-from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, group, lane
-from replaybuf.storage.sql.statements.making import whole
+from replaybuf.storage.sql.inspection.buffers import buffers_of
+from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.metadata import read_metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,82 +59,84 @@ class Life:
     several: bool
 
 
-def life_of(tx: Transaction, uid: int) -> Life | None:
+def life_of(look: Look, uid: int) -> Life | None:
     """Return the life of a group of any buffer, or None when nothing is known of it."""
-    found = tx.execute(_ROW.where(group.c.uid == uid)).first()
-    kept = _in_checkpoints(tx, uid)
-    buffers = buffers_of(tx)
-    row = found or (kept[-1] if kept else None)
-    draws: list[Batch] = []
-    buffer = ""
-    for buffer in [row.buffer] if row else buffers:
-        if draws := batches_with(tx, buffer, uid):
-            break
-    if row is None and not draws:
+    kept = look.rows(_IN_CHECKPOINTS, uid=uid)
+    rows = look.rows(_ROW, uid=uid) or kept[-1:]
+    buffers = buffers_of(look)
+    buffer, draws = _draws(look, [rows[0]["buffer"]] if rows else buffers, uid)
+    if not (rows or draws):
         return None
-    origin = _origin(row, draws, buffer)
-    shown = show_group(tx, uid, payload=False) if found else None
+    there = read_metadata(look, [uid])
+    made_from = rows[0]["made_from"] if rows else None
     return Life(
         uid=uid,
-        origin=origin,
-        there=None if shown is None or found is None else shown.group | _holding(found),
+        origin=_origin_of_row(rows[0]) if rows else _origin_of_draw(buffer, draws[0]),
+        there=there[0] if there else None,
         draws=draws,
-        happenings=_happenings(tx, origin.buffer, uid),
-        replaces=[] if row is None else sorted(row.made_from or ()),
-        replaced_by=_replaced_by(tx, origin.buffer, uid),
-        checkpoints=[one.checkpoint_step for one in kept],
-        now=now_of(tx),
+        happenings=[_happening(row) for row in look.rows(_EVENTS[look.dialect].format(uid=int(uid)), buffer=buffer)],
+        replaces=sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ()),
+        replaced_by=[row["uid"] for row in look.rows(_LATER[look.dialect].format(uid=int(uid)), buffer=buffer)],
+        checkpoints=[row["checkpoint_step"] for row in kept],
+        now=look.now(),
         several=len(buffers) > 1,
     )
 
 
-def last_uid(tx: Transaction) -> int:
+_LAST_UID = {
+    "sqlite": "SELECT value FROM rb_counter WHERE name = 'uid'",
+    "postgresql": "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM rb_uid",
+}
+
+
+def last_uid(look: Look) -> int:
     """Return the last uid that was given in the database, 0 when none was."""
-    return tx.dialect.last_uid(tx.connection)
+    return int(look.value(_LAST_UID[look.dialect]) or 0)
 
 
-_PUT = ("uid", "created_at", "worker", "put_step", "oldest_step", "reward", "made_from")
-_LANE = lane.c.buffer, lane.c.task_name
-_ROW = select(*(group.c[name] for name in (*_PUT, "holder", "trained_step")), *_LANE).select_from(
-    group.join(lane, lane.c.id == group.c.lane)
-)
+_PUT = """
+    l.buffer AS buffer, l.task_name AS task_name, g.created_at AS put_at, g.worker AS worker, g.put_step AS put_step,
+    g.oldest_step AS oldest_step, g.reward AS reward, g.made_from AS made_from"""
+_ROW = f"SELECT {_PUT} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"  # noqa: S608
+# A look-up in each checkpoint.
+_IN_CHECKPOINTS = f"""
+SELECT {_PUT}, c.step AS checkpoint_step
+FROM rb_checkpoint c JOIN rb_checkpoint_group g ON g.checkpoint = c.id JOIN rb_lane l ON l.id = g.lane
+WHERE g.uid = :uid AND c.copied_to IS NULL ORDER BY c.id"""  # noqa: S608
+_EVENT = "SELECT happened_at AS at, kind, worker, step, detail FROM rb_event e WHERE buffer = :buffer AND {there}"
+_EVENTS = {
+    "sqlite": _EVENT.format(there="EXISTS (SELECT 1 FROM json_each(e.uids) WHERE value = {uid}) ORDER BY id"),
+    "postgresql": _EVENT.format(there="e.uids @> '{uid}' ORDER BY id"),
+}
+# Groups that are put in place of another have higher uids.
+_REPLACING = """
+SELECT g.uid AS uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE g.uid > {{uid}} AND g.made_from IS NOT NULL AND l.buffer = :buffer AND {there} ORDER BY g.uid"""
+_LATER = {
+    "sqlite": _REPLACING.format(there="EXISTS (SELECT 1 FROM json_each(g.made_from) WHERE value = {uid})"),
+    "postgresql": _REPLACING.format(there="g.made_from @> '{uid}'"),
+}
 
 
-def _in_checkpoints(tx: Transaction, uid: int) -> list[Any]:
-    """Return the group as the checkpoints have it that do, in their order: a look-up in each."""
-    ours = checkpoint.join(checkpoint_group, checkpoint_group.c.checkpoint == checkpoint.c.id)
-    columns = (checkpoint_group.c[name] for name in _PUT)
-    chosen = select(checkpoint.c.step.label("checkpoint_step"), *columns, *_LANE).select_from(
-        ours.join(lane, lane.c.id == checkpoint_group.c.lane)
-    )
-    return list(tx.execute(chosen.where(checkpoint_group.c.uid == uid, whole).order_by(checkpoint.c.id)))
+def _draws(look: Look, buffers: Sequence[str], uid: int) -> tuple[str, list[Batch]]:
+    """Return the draws of a group that may be in any of these buffers, and in which it is."""
+    for buffer in buffers:
+        if draws := batches_with(look, buffer, uid):
+            return buffer, draws
+    return (buffers[0] if buffers else ""), []
 
 
-def _origin(row: Any, draws: Sequence[Batch], buffer: str) -> Origin:
-    if row is None:
-        mine = draws[0].members[0]
-        return Origin(buffer, mine.task_name, mine.created_at, mine.worker, None, mine.oldest_model_step, mine.reward)
-    return Origin(
-        row.buffer, row.task_name, moment(row.created_at), row.worker, row.put_step, row.oldest_step, row.reward
-    )
+def _origin_of_row(row: dict[str, Any]) -> Origin:
+    at, step = moment(row["put_at"]), row["put_step"]
+    return Origin(row["buffer"], row["task_name"], at, row["worker"], step, row["oldest_step"], row["reward"])
 
 
-def _holding(row: Any) -> dict[str, Any]:
-    return {"worker": row.worker, "put_step": row.put_step, "leased_by": row.holder, "trained_step": row.trained_step}
+def _origin_of_draw(buffer: str, first: Batch) -> Origin:
+    [mine] = first.members
+    return Origin(buffer, mine.task_name, mine.created_at, mine.worker, None, mine.oldest_model_step, mine.reward)
 
 
-def _happenings(tx: Transaction, buffer: str, uid: int) -> list[Happening]:
-    columns = (event.c[name] for name in ("happened_at", "kind", "worker", "step", "detail", "uids"))
-    chosen = select(*columns).where(event.c.buffer == buffer, tx.dialect.has_number(event.c.uids, uid))
-    return [
-        Happening(at, row.kind, row.worker, row.step, row.detail)
-        for row in tx.execute(chosen.order_by(event.c.id))
-        if (at := moment(row.happened_at)) is not None
-    ]
-
-
-def _replaced_by(tx: Transaction, buffer: str, uid: int) -> list[int]:
-    """Return the groups that were put in place of one: their uids are higher."""
-    later = group.c.uid > uid, group.c.made_from.is_not(None), tx.dialect.has_number(group.c.made_from, uid)
-    chosen = select(group.c.uid).select_from(group.join(lane, lane.c.id == group.c.lane))
-    return list(tx.execute(chosen.where(lane.c.buffer == buffer, *later).order_by(group.c.uid)).scalars())
+def _happening(row: dict[str, Any]) -> Happening:
+    at = moment(row["at"])
+    assert at is not None
+    return Happening(at, row["kind"], row["worker"], row["step"], row["detail"])

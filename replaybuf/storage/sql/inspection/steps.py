@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select
-
 from replaybuf.rules.comparison import Part, by_task, by_worker, mean, verdict
-from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.batches import (
     STEPS_BEFORE,
     Batch,
@@ -22,7 +19,7 @@ from replaybuf.storage.sql.inspection.batches import (
     list_steps,
     whereabouts,
 )
-from replaybuf.storage.sql.schema.tables import group, lane
+from replaybuf.storage.sql.inspection.look import Look
 
 _DRAWS_SHOWN = 20
 
@@ -122,40 +119,42 @@ class WorkerTrace:
 
 
 def summarise_steps(
-    tx: Transaction, name: str, *, before: int | None = None, limit: int | None = None
+    look: Look, buffer: str, *, before: int | None = None, limit: int | None = None
 ) -> list[StepSummary]:
     """Return the last steps of a buffer, `before` one of them, newest first; a step of several runs has several."""
-    steps = list_steps(tx, name, before=before, limit=limit)
-    return [StepSummary.of(key, batches) for key, batches in batches_of_steps(tx, name, steps).items()]
+    steps = list_steps(look, buffer, before=before, limit=limit)
+    return [StepSummary.of(key, batches) for key, batches in batches_of_steps(look, buffer, steps).items()]
 
 
-def trace_step(tx: Transaction, name: str, step: int) -> list[StepTrace]:
+def trace_step(look: Look, buffer: str, step: int) -> list[StepTrace]:
     """Return a train step of a buffer, for each run that trained on it, the last run first; [] if none did."""
-    return [_trace(tx, name, key, batches) for key, batches in batches_of_steps(tx, name, [step], members=True).items()]
+    return [
+        _trace(look, buffer, key, batches)
+        for key, batches in batches_of_steps(look, buffer, [step], members=True).items()
+    ]
 
 
-def trace_worker(tx: Transaction, name: str, worker: str, limit: int | None) -> WorkerTrace | None:
+def trace_worker(look: Look, buffer: str, worker: str, limit: int | None) -> WorkerTrace | None:
     """Return what a worker made and drew in the last `limit` steps, or None if nothing is known of it."""
     steps: list[WorkerStep] = []
     lowest: list[tuple[Batch, Member]] = []
-    newest = list_steps(tx, name, limit=limit)
-    for key, batches in batches_of_steps(tx, name, newest, members=True).items():
+    newest = list_steps(look, buffer, limit=limit)
+    for key, batches in batches_of_steps(look, buffer, newest, members=True).items():
         groups = _groups(batches)
         parts = [part for part in by_worker([one for _, one in groups], []) if part.name == worker]
         steps += [WorkerStep(StepSummary.of(key, batches), part) for part in parts]
         lowest += [(drawn, one) for drawn, one in groups if one.worker == worker]
-    buffered = _buffered(tx, name, worker)
-    draws = batches_by(tx, name, worker, _DRAWS_SHOWN)
+    buffered = [{**row, "leased": bool(row["leased"])} for row in look.rows(_BUFFERED, buffer=buffer, worker=worker)]
+    draws = batches_by(look, buffer, worker, _DRAWS_SHOWN)
     if not (steps or buffered or draws):
         return None
     return WorkerTrace(steps, sorted(lowest, key=_by_reward), buffered, draws)
 
 
-def workers_of(tx: Transaction, name: str) -> list[str]:
+def workers_of(look: Look, buffer: str) -> list[str]:
     """Return the names of those who made the groups in a buffer, or of the last steps."""
-    there = select(group.c.worker).distinct().select_from(group.join(lane, lane.c.id == group.c.lane))
-    found = set(tx.execute(there.where(lane.c.buffer == name, group.c.worker.is_not(None))).scalars())
-    for batches in batches_of_steps(tx, name, list_steps(tx, name, limit=STEPS_BEFORE), members=True).values():
+    found = {name for (name,) in look.table(_MAKERS, buffer=buffer)[1]}
+    for batches in batches_of_steps(look, buffer, list_steps(look, buffer, limit=STEPS_BEFORE), members=True).values():
         found |= {member.worker for one in batches for member in one.members if member.worker is not None}
         found |= {one.worker for one in batches if one.worker is not None}
     return sorted(found)
@@ -166,9 +165,9 @@ def consumed(batches: Sequence[Batch]) -> list[Batch]:
     return [one for one in batches if one.settled] or list(batches)
 
 
-def _trace(tx: Transaction, name: str, key: StepKey, batches: list[Batch]) -> StepTrace:
+def _trace(look: Look, buffer: str, key: StepKey, batches: list[Batch]) -> StepTrace:
     groups = _groups(batches)
-    members, earlier = [one for _, one in groups], batches_before(tx, name, key)
+    members, earlier = [one for _, one in groups], batches_before(look, buffer, key)
     before = [one for drawn in earlier if drawn.settled for one in drawn.members]
     workers, tasks = by_worker(members, before), by_task(members, before)
     summary, mean_before = StepSummary.of(key, batches), mean(one.reward for one in before)
@@ -176,7 +175,7 @@ def _trace(tx: Transaction, name: str, key: StepKey, batches: list[Batch]) -> St
         summary=summary,
         batches=batches,
         groups=sorted(groups, key=_by_reward),
-        places=whereabouts(tx, batches),
+        places=whereabouts(look, batches),
         workers=workers,
         tasks=tasks,
         before=mean_before,
@@ -200,14 +199,12 @@ def _weighted(batches: Sequence[Batch], field: str) -> float | None:
     return sum(value * count for value, count in known) / sum(count for _, count in known) if known else None
 
 
-def _buffered(tx: Transaction, name: str, worker: str) -> list[dict[str, Any]]:
-    columns = lane.c.task_name, lane.c.status, lane.c.leased
-    counted = select(
-        *columns,
-        func.count().label("groups"),
-        func.avg(group.c.reward).label("reward"),
-        func.max(group.c.uid).label("last_uid"),
-    )
-    chosen = counted.select_from(group.join(lane, lane.c.id == group.c.lane))
-    chosen = chosen.where(lane.c.buffer == name, group.c.worker == worker).group_by(*columns).order_by(*columns)
-    return [dict(row) for row in tx.execute(chosen).mappings()]
+_MAKERS = """
+SELECT DISTINCT g.worker FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE l.buffer = :buffer AND g.worker IS NOT NULL"""
+_BUFFERED = """
+SELECT
+    l.task_name AS task_name, l.status AS status, l.leased AS leased, count(*) AS groups, avg(g.reward) AS reward,
+    max(g.uid) AS last_uid
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer AND g.worker = :worker
+GROUP BY l.task_name, l.status, l.leased ORDER BY l.task_name, l.status, l.leased"""

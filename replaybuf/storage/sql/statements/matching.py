@@ -7,7 +7,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, bindparam, func, select, update
 
-from replaybuf.query import Node, compile_sql
+from replaybuf.query import Node
+from replaybuf.query.sql import compile_sql
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import LaneName, Tally

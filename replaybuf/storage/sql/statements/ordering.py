@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, String, and_, bindparam, func, select
 
-from replaybuf.query import Node, compile_sql
+from replaybuf.query import Node
+from replaybuf.query.sql import compile_sql
 from replaybuf.rules.policies import Order, OrderTerm, in_order
 from replaybuf.rules.race import KEYS
 from replaybuf.storage.sql.engine.dialect import Dialect

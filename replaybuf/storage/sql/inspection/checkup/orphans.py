@@ -184,3 +184,9 @@ def mend_garbage(tx: Transaction) -> tuple[int, int]:
     if wanted := wanted_garbage(tx):
         tx.execute(delete(garbage).where(_wanted))
     return len(wanted), sweep(tx, time.time() - GRACE_SECONDS, _SWEPT_AT_ONCE)
+
+
+def read_backlog(tx: Transaction) -> tuple[int, float | None]:
+    """Return the number of payloads that wait to be swept, and since when the oldest has waited."""
+    count, oldest = tx.execute(select(func.count(), func.min(garbage.c.removed_at))).one()
+    return int(count), oldest
