@@ -31,6 +31,7 @@ _INTERRUPTED = 128 + 2
 COMMANDS = {
     "stats": ("replaybuf.cli.stats:stats", "Show how many groups there are of each task and status."),
     "ls": ("replaybuf.cli.ls:ls", "List groups without reading their payloads."),
+    "why": ("replaybuf.cli.why:why", "Say why a trainer or a producer waits."),
     "show": ("replaybuf.cli.show:show", "Show one group: its metadata, the prompt and its rollouts."),
     "trace": ("replaybuf.cli.trace:trace", "Show what a train step was trained on, and the life of a group."),
     "sql": ("replaybuf.cli.sql:sql", "Run one SQL statement that only reads."),
