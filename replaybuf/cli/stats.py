@@ -10,7 +10,7 @@ from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import age_of, status_style
 from replaybuf.cli.options import Buffer, Url, listing
 from replaybuf.cli.output import Column, Output, Row, print_table, write
-from replaybuf.observe.database import standing
+from replaybuf.observe.standing import standing
 from replaybuf.storage.sql.inspection.overview import BufferFigures, Overview, overview
 from replaybuf.storage.sql.inspection.reader import open_reader
 
