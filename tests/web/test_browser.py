@@ -164,9 +164,9 @@ def test_light_and_dark_follow_the_system_and_the_switch(driver: Any, address: s
         ("/", "td a", ".scroll"),
         ("/", "thead th", "thead th"),
         ("/groups?where=x", ".mistake p", ".mistake"),
-        ("/groups/1", ".token.lp3", ".token.lp3"),
-        ("/groups/1?by=mask", ".token.mask0", "article"),
-        ("/groups/1?by=step", ".token.step0", ".token.step0"),
+        ("/groups/1", ".tokens .lp3", ".tokens .lp3"),
+        ("/groups/1?by=mask", ".tokens .mask0", "article"),
+        ("/groups/1?by=step", ".tokens .step0", ".tokens .step0"),
     ],
 )
 def test_texts_have_contrast(driver: Any, address: str, path: str, selector: str, ground: str, dark: bool) -> None:
