@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf import units
 from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
@@ -16,7 +16,9 @@ from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.overview import BufferFigures, Overview, overview
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.values import Cursor
+
+if TYPE_CHECKING:
+    from replaybuf.storage.values import Cursor
 
 _TOTAL = "total"
 _ALWAYS = ("put", "sampled_new", "taken")
@@ -45,7 +47,7 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
       watch -n 5 replaybuf stats run.db
     """
     reader = open_reader(url)
-    found = reader.inspect(lambda tx: overview(tx, buffer, DISTRIBUTIONS))
+    found = reader.look(lambda look: overview(look, buffer, DISTRIBUTIONS))
     buffers = {name: _metrics(figures) for name, figures in found.buffers.items()}
     if output.format == "json":
         database = {"url": reader.where, **found.database}

@@ -12,7 +12,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, and_, or_, select, union_all
 
-from replaybuf.query import Node, compile_sql
+from replaybuf.query import Node
+from replaybuf.query.sql import compile_sql
 from replaybuf.rules.policies import OrderTerm
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.groups import looking_at, rows_of

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import select, union_all
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.inspection.groups import Looking, buffers_of, looking_at

@@ -11,7 +11,8 @@ from typing import Any
 from sqlalchemy import TableClause, column, select, table
 
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.groups import looking_at, tidy
+from replaybuf.storage.sql.inspection.groups import looking_at
+from replaybuf.storage.sql.inspection.look import tidy
 
 
 @dataclass(frozen=True, slots=True)
