@@ -242,6 +242,7 @@ _FAST = (
     "codec/",
     "test_balance.py",
     "test_config.py",
+    "test_diagnosis.py",
     "test_marks.py",
     "test_frameworks.py",
     "test_prompts.py",

@@ -31,6 +31,7 @@ _INTERRUPTED = 128 + 2
 COMMANDS = {
     "stats": ("replaybuf.cli.stats:stats", "Show how many groups there are of each task and status."),
     "ls": ("replaybuf.cli.ls:ls", "List groups without reading their payloads."),
+    "why": ("replaybuf.cli.why:why", "Say why a trainer or a producer waits."),
     "show": ("replaybuf.cli.show:show", "Show one group: its metadata, the prompt and its rollouts."),
     "sql": ("replaybuf.cli.sql:sql", "Run one SQL statement that only reads."),
     "save": ("replaybuf.cli.snapshots:save", "Write a snapshot of a buffer, while the run goes on."),

@@ -69,7 +69,7 @@ def _cursors(cursors: Sequence[Cursor]) -> dict[str, Any]:
     if not cursors:  # saves the import
         return {"prompts": {}, "trainer": None}
     from replaybuf.files.importing import IMPORT
-    from replaybuf.produce.train_state import TRAINER, TrainState
+    from replaybuf.rules.train_state import TRAINER, TrainState
 
     by_name = {one.name: one for one in cursors if not one.name.startswith(IMPORT)}
     published = by_name.pop(TRAINER, None)

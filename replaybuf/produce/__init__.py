@@ -7,9 +7,10 @@ from replaybuf.produce.records import to_rollout
 from replaybuf.produce.sampler import Sampler, SamplerWithReplayBuffer
 from replaybuf.produce.strategy import ProduceStrategy, SyncProduceStrategy
 from replaybuf.produce.summary import ProduceSummary
-from replaybuf.produce.train_state import TrainState, publish, published, wait_published
+from replaybuf.produce.train_state import publish, published, wait_published
 from replaybuf.produce.weights import batch_sizes
 from replaybuf.produce.worker import produce_loop
+from replaybuf.rules.train_state import TrainState
 
 __all__ = [
     "AgentLoop",

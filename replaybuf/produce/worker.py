@@ -16,10 +16,11 @@ from replaybuf.produce.generations import Generations
 from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.strategy import PRODUCE_TIMEOUT, check_size
 from replaybuf.produce.summary import ProduceSummary
-from replaybuf.produce.train_state import TrainState, published, wait_published
+from replaybuf.produce.train_state import published, wait_published
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Level
 from replaybuf.rules.tallies import Tally, levels
+from replaybuf.rules.train_state import TrainState
 from replaybuf.worker_name import working_as
 
 #: Loads the weights of a state that the trainer has published. Returns the model step loaded, if it is another one.

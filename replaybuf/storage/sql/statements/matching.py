@@ -15,7 +15,7 @@ from replaybuf.rules.transitions import Place, removed, updated
 from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
-from replaybuf.storage.sql.statements.columns import FIELDS, STORED, uid_in
+from replaybuf.storage.sql.statements.columns import FIELDS, NULLABLE, STORED, uid_in
 from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.race_keys import enter_races
@@ -36,7 +36,7 @@ def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> 
     keys = []
     for term in order:
         key = FIELDS[term.field].desc() if term.descending else FIELDS[term.field].asc()
-        keys.append(key.nulls_last() if term.field == "reward" else key)
+        keys.append(key.nulls_last() if NULLABLE[term.field] else key)
     statement = _matching(tx, query, group.c.uid, group.c.bytes).order_by(*keys).limit(limit)
     return [(uid, size) for uid, size in tx.execute(statement)]
 

@@ -1,0 +1,171 @@
+"""What is known of a buffer when somebody waits: the counts, who holds what, who is alive, and who waits besides.
+
+All of it is plain values, which a store gathers (`storage.sql.inspection.circumstances`), or a process of what it knows
+itself: everything but the time and the tallies may be missing. Times are in seconds since the epoch, by the clock of
+the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from replaybuf.errors import ConfigError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.limits import Limits
+from replaybuf.rules.tallies import LaneName, Tallies, Tally
+from replaybuf.rules.train_state import TrainState
+
+#: A worker that gave no sign of life for this long, and didn't end, is silent: it was killed, or its host is lost.
+SILENT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A wait: for at least `wants[task]` groups of each task, of one status and, with a `query` (as JSON), of these.
+
+    `kind` is "groups"; or "room", where the numbers are those of groups to put; or "trainer": a producer that waits for
+    what the trainer publishes. `worker` is the name of who waits.
+    """
+
+    wants: Mapping[str, int]
+    kind: str = "groups"
+    status: Status = Status.COMPLETED
+    query: str | None = None
+    worker: str | None = None
+    since: float | None = None
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Leased groups of one task and status: who holds them, and until when."""
+
+    task_name: str
+    status: Status
+    holder: str | None
+    groups: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process that has used the buffer under this name, and what it did lately.
+
+    `groups` were put, of which `failures` failed (deliveries given back as failed count, too), and `taken` drawn.
+    """
+
+    name: str
+    started_at: float
+    seen_at: float
+    ended_at: float | None = None
+    groups: int = 0
+    failures: int = 0
+    taken: int = 0
+    host: str = ""
+    pid: int = 0
+
+    def is_silent(self, now: float) -> bool:
+        """Return whether it gave no sign of life for so long that it must be gone, without having said so."""
+        return self.ended_at is None and now - self.seen_at > SILENT_SECONDS
+
+    def is_alive(self, now: float) -> bool:
+        """Return whether it has neither ended nor fallen silent."""
+        return self.ended_at is None and not self.is_silent(now)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What had been counted at some time before, for rates: groups put, and by task those expired and set aside."""
+
+    time: float
+    put: Mapping[LaneName, int]
+    expired: Mapping[str, int] = field(default_factory=dict)
+    set_aside: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """The last draw of groups: by whom, when, and how many."""
+
+    worker: str | None
+    time: float
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The last restore of the buffer: to which train step, when, and by whom."""
+
+    step: int | None
+    time: float
+    worker: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What is known of a buffer at the time `now`.
+
+    `limits` are those in force where somebody waits, None if nobody has said. `matches` are the groups of each task
+    that match the query of a wait. `trainer` is what the trainer has published, `steps` the train step of each task's
+    last refresh, `last_put` the time of its last put as far as one can tell, `errors` why its last failed group did.
+    """
+
+    now: float
+    tallies: Tallies
+    limits: Limits | None = None
+    held: Sequence[Held] = ()
+    workers: Sequence[Worker] = ()
+    waits: Sequence[Wait] = ()
+    matches: Mapping[str, int] | None = None
+    trainer: TrainState | None = None
+    steps: Mapping[str, int] = field(default_factory=dict)
+    before: Before | None = None
+    last_put: Mapping[str, float] = field(default_factory=dict)
+    last_take: Taking | None = None
+    errors: Mapping[str, str] = field(default_factory=dict)
+    restored: Restored | None = None
+
+    def count(self, task: str, status: Status, name: Tally = Tally.SIZE) -> int:
+        """Return a tally."""
+        return self.tallies.get((task, status, name), 0)
+
+    def put_lately(self, task: str, status: Status) -> int:
+        """Return the number of groups of a status that were put since `before`, or ever when nothing is known of it."""
+        earlier = 0 if self.before is None else self.before.put.get((task, status), 0)
+        return max(0, self.count(task, status, Tally.PUT) - earlier)
+
+    def rate(self, task: str, status: Status) -> float:
+        """Return how many groups of a status were put in a second, since `before`; 0 where nothing is known of it."""
+        if self.before is None:
+            return 0.0
+        return self.put_lately(task, status) / max(1.0, self.now - self.before.time)
+
+    def expired_lately(self, task: str) -> int:
+        """Return the number of groups that expired since `before`, or ever."""
+        earlier = 0 if self.before is None else self.before.expired.get(task, 0)
+        return max(0, max(self._total(task, Tally.EXPIRED), self._total(task, Tally.DROPPED)) - earlier)
+
+    def set_aside_lately(self, task: str) -> int:
+        """Return the number of groups that became FAILED since `before`, or ever."""
+        earlier = 0 if self.before is None else self.before.set_aside.get(task, 0)
+        return max(0, self._total(task, Tally.SET_ASIDE) - earlier)
+
+    def _total(self, task: str, name: Tally) -> int:
+        return sum(n for (owner, _, tally), n in self.tallies.items() if owner == task and tally == name)
+
+
+def limits_of(stored: Mapping[str, Any]) -> Limits | None:
+    """Return the limits of which a process has written down these fields; None if they can't be read.
+
+    Fields that this version doesn't know are left out: another version may have written them.
+    """
+    known = {one.name for one in fields(Limits)}
+    values = {name: value for name, value in stored.items() if name in known}
+    if isinstance(values.get("error_buffer"), list):
+        values["error_buffer"] = tuple(values["error_buffer"])
+    try:
+        return Limits(**values)
+    except (ConfigError, TypeError):
+        return None

@@ -1,0 +1,204 @@
+"""Why somebody waits: the one reason that holds them back, in a sentence, and what else is to be known, below.
+
+`diagnose` is given what is waited for, and the circumstances. Several causes may hold at once: the reason is the first
+of those which, if it went away, would let the waiter go on; the others follow as facts. Where several tasks lack
+groups, the sentence is about the one whose reason comes first in `Reason`.
+
+Names, queries and error texts are quoted as they are, but shortened: escape them before they reach a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules import causes, supply
+from replaybuf.rules.causes import Need
+from replaybuf.rules.circumstances import Circumstances, Wait
+from replaybuf.rules.reasons import Cause, Reason
+from replaybuf.rules.tallies import Tally, levels
+from replaybuf.rules.wording import ago, brief, groups, listed, wanted
+
+_TASKS_NAMED = 5
+_ORDER = list(Reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something else to be known about a wait: another cause, if it has a reason, or numbers."""
+
+    text: str
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The reason of a wait, a sentence for people, the task that it is about, and further facts."""
+
+    reason: Reason
+    sentence: str
+    task_name: str | None = None
+    facts: tuple[Fact, ...] = ()
+
+    def __str__(self) -> str:
+        return "; ".join([self.sentence.removesuffix("."), *(fact.text for fact in self.facts)])
+
+
+def diagnose(wait: Wait, circumstances: Circumstances) -> Diagnosis:
+    """Return why this wait isn't over, or that it could be over now (READY)."""
+    if wait.kind == "room":
+        return _of_room(wait, circumstances)
+    if wait.kind == "trainer":
+        return _of_trainer(wait, circumstances)
+    needs = [Need.of(wait, task, circumstances) for task in wait.wants]
+    lacking = [(need, causes_of(need, circumstances)) for need in needs if need.missing]
+    if not lacking:
+        return _ready(needs, circumstances)
+    (need, (first, *others)), *rest = sorted(lacking, key=lambda one: _ORDER.index(one[1][0].reason))
+    facts = [Fact(line_of(need, circumstances))]
+    facts += [Fact(cause.text, cause.reason) for cause in others]
+    for other, (cause, *_) in rest:
+        facts += [Fact(f"{other.head}: {cause.text}", cause.reason), Fact(line_of(other, circumstances))]
+    return Diagnosis(first.reason, _sentence(need.head, first), need.task, (*facts, *_background(wait, circumstances)))
+
+
+def causes_of(need: Need, about: Circumstances) -> list[Cause]:
+    """Return the causes of a lack of groups, at least one; the first is the one to remove."""
+    found = [
+        causes.fenced(need.wait, about),
+        causes.too_large(need, about),
+        causes.no_such_task(need, about),
+        causes.held_back(need, about),
+        causes.no_match(need, about),
+        causes.leased(need, about),
+        supply.finished(need, about),
+        supply.deadlock(need, about),
+        supply.producers_held_back(need, about),
+        *causes.spoilt(need, about),
+        supply.nothing_put(need, about),
+        supply.producers_silent(need, about),
+        supply.slow(need, about),
+    ]
+    return [cause for cause in found if cause] or [supply.unexplained(need, about)]
+
+
+def line_of(need: Need, about: Circumstances) -> str:
+    """Return `task math: 12 of 64 completed groups (3 expired, 1 failed)`, and what holds them back."""
+    task, status = need.task, need.status
+    others = sorted(
+        f"{n} {other}"
+        for (name, other, tally), n in about.tallies.items()
+        if name == task and tally == Tally.SIZE and n and other not in (status, Status.ARCHIVED)
+    )
+    leased = sum(n for (name, _, tally), n in about.tallies.items() if name == task and tally == Tally.LEASED)
+    others += [f"{leased} leased"] if leased else []
+    if need.wait.query is not None:
+        others.insert(0, f"{need.there} {status} before the where")
+    rest = f" ({', '.join(others)})" if others else ""
+    tasks = sorted({name for name, _, _ in about.tallies})
+    if tasks and task not in tasks:
+        rest = f" (nothing was ever put there; there are the tasks {listed(tasks, _TASKS_NAMED)})"
+    there = need.there if need.wait.query is None else need.matching
+    line = f"task {task}: {there} of {need.least} {status} groups{rest}"
+    if about.limits is not None and need.available < there:
+        line += f", but {about.limits.why_slow(levels(about.tallies, [task])[task])}"
+    return line
+
+
+def _sentence(head: str, cause: Cause) -> str:
+    end = cause.advice if cause.advice.endswith("?") else f"{cause.advice}."
+    return f"{head}: {cause.text}. {end}" if cause.advice else f"{head}: {cause.text}."
+
+
+def _ready(needs: Sequence[Need], about: Circumstances) -> Diagnosis:
+    status = needs[0].status if needs else Status.COMPLETED
+    there = {need.task: need.available for need in needs}
+    text = f"Ready: {wanted(there, status)} can be drawn now."
+    unknown = () if about.limits is not None else (Fact("the limits are unknown: nobody waits who would have them"),)
+    return Diagnosis(Reason.READY, text, needs[0].task if needs else None, unknown)
+
+
+def _background(wait: Wait, about: Circumstances) -> list[Fact]:
+    """Return who drew last, which others wait, and for what."""
+    facts = []
+    if last := about.last_take:
+        who = "" if last.worker is None else f" by {brief(last.worker)}"
+        facts.append(Fact(f"last drawn: {groups(last.groups)}{who}, {ago(about.now - last.time)}"))
+    rivals = [other for other in about.waits if other.kind == "groups" and other.worker != wait.worker]
+    if rivals:
+        names = sorted({other.worker or "somebody" for other in rivals})
+        facts.append(Fact(f"{listed(names)} {'waits' if len(names) == 1 else 'wait'} for groups, too"))
+    return facts
+
+
+# For room
+
+
+def _of_room(wait: Wait, about: Circumstances) -> Diagnosis:
+    limits, full = about.limits, []
+    for task, count in wait.wants.items():
+        level = levels(about.tallies, [task])[task]
+        room = None if limits is None else limits.insertable(level, wait.status)
+        if limits is None or (room is not None and room < count):
+            full.append((task, "" if limits is None else limits.why_full(level, wait.status)))
+    if cause := causes.fenced(wait, about):
+        return Diagnosis(cause.reason, _sentence("Nothing can be put", cause))
+    if not full:
+        return Diagnosis(Reason.READY, f"Ready: there is room for {wanted(wait.wants, wait.status)}.")
+    task, why = full[0]
+    takers, advice, facts = _who_should_take(task, about)
+    text = "; ".join(part for part in (why, takers) if part)
+    cause = Cause(Reason.PRODUCERS_HELD_BACK, text, advice)
+    return Diagnosis(cause.reason, _sentence(f"No room for {brief(task)}", cause), task, tuple(facts))
+
+
+def _who_should_take(task: str, about: Circumstances) -> tuple[str, str, list[Fact]]:
+    """Return what the consumers of a full task do, what is to be done, and why those wait who should draw."""
+    waiting = [other for other in about.waits if other.kind == "groups"]
+    for other in sorted(waiting, key=lambda other: task not in other.wants):
+        why = diagnose(other, Circumstances(about.now, about.tallies, about.limits))
+        name = brief(other.worker or "its consumer")
+        text = f"{name}, which should draw them, waits itself for {wanted(other.wants, other.status)}"
+        if other.query is not None:
+            text += f" that match {brief(other.query)}"
+        return (
+            text,
+            "Both wait for each other: let the consumer ask for less, or raise the limit",
+            [Fact(why.sentence, why.reason)],
+        )
+    takers = [one for one in about.workers if one.taken]
+    alive = [one for one in takers if one.is_alive(about.now)]
+    last = about.last_take
+    drawn = f"the last draw was {ago(about.now - last.time)}" if last is not None else ""
+    if alive:
+        names = listed(dict.fromkeys(one.name for one in alive))
+        return f"{names} should draw them{', and ' if drawn else ''}{drawn}", "Wait for the consumer", []
+    if takers:
+        return f"no consumer is left: {supply.ends_of(takers, about.now)}", "Start the trainer again", []
+    return drawn or "nobody has drawn any yet", "Is the consumer running?", []
+
+
+# For the trainer
+
+
+def _of_trainer(wait: Wait, about: Circumstances) -> Diagnosis:
+    state, head = about.trainer, "There is nothing to do for the workers"
+    waiting = [other for other in about.waits if other.kind == "groups"]
+    if cause := causes.fenced(wait, about):
+        return Diagnosis(cause.reason, _sentence(head, cause))
+    news = "nothing yet" if state is None else f"nothing since step {state.train_step}"
+    if state is not None and state.finished:
+        cause = Cause(Reason.FINISHED, "the trainer has published that it has finished", "Stop them")
+    elif waiting:
+        names = listed(sorted({other.worker or "the trainer" for other in waiting}))
+        lacks = wanted(waiting[0].wants, waiting[0].status)
+        text = f"deadlock: {names}, which has published {news}, waits itself for {lacks}"
+        cause = Cause(Reason.DEADLOCK, text, "Publish the trainer's state (publish) before waiting for a batch")
+    else:
+        takers = [one for one in about.workers if one.taken]
+        gone = takers and not any(one.is_alive(about.now) for one in takers)
+        text = f"the trainer has published {news}"
+        text += f", and is gone: {supply.ends_of(takers, about.now)}" if gone else ""
+        cause = Cause(Reason.WAITS_FOR_TRAINER, text, "Start the trainer again" if gone else "Is it running?")
+    return Diagnosis(cause.reason, _sentence(head, cause), None, tuple(_background(wait, about)))
