@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.errors import ConfigError
 from replaybuf.rollouts.status import Status
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.tallies import LaneName, Tallies, Tally
-from replaybuf.rules.train_state import TrainState
+
+if TYPE_CHECKING:
+    from replaybuf.rules.train_state import TrainState
 
 #: A worker that gave no sign of life for this long, and didn't end, is silent: it was killed, or its host is lost.
 SILENT_SECONDS = 60.0
@@ -26,7 +28,7 @@ class Wait:
     """A wait: for at least `wants[task]` groups of each task, of one status and, with a `query` (as JSON), of these.
 
     `kind` is "groups"; or "room", where the numbers are those of groups to put; or "trainer": a producer that waits for
-    what the trainer publishes. `worker` is the name of who waits.
+    what the trainer publishes. `worker` is the name of who waits. `at_least`: it would take more if there were more.
     """
 
     wants: Mapping[str, int]
@@ -36,6 +38,7 @@ class Wait:
     worker: str | None = None
     since: float | None = None
     deadline: float | None = None
+    at_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)
