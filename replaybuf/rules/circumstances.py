@@ -28,7 +28,7 @@ class Wait:
     """A wait: for at least `wants[task]` groups of each task, of one status and, with a `query` (as JSON), of these.
 
     `kind` is "groups"; or "room", where the numbers are those of groups to put; or "trainer": a producer that waits for
-    what the trainer publishes. `worker` is the name of who waits.
+    what the trainer publishes. `worker` is the name of who waits. `at_least`: it would take more if there were more.
     """
 
     wants: Mapping[str, int]
@@ -38,6 +38,7 @@ class Wait:
     worker: str | None = None
     since: float | None = None
     deadline: float | None = None
+    at_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)
