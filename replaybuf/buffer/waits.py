@@ -26,6 +26,7 @@ from replaybuf.rules.reasons import Reason
 from replaybuf.rules.tallies import LaneName, Tallies, Tally, levels
 from replaybuf.storage.contract import CheckpointStorage, GroupStorage, PresenceStorage
 from replaybuf.storage.values import Draw, NewGroup
+from replaybuf.tracing import waiting
 
 T = TypeVar("T")
 
@@ -117,10 +118,10 @@ class Waits:
         check_possible(draw, self._storage.rules.limits)
         began = time.time()
 
-        def waiting() -> Wait:
+        def now() -> Wait:
             return wait_of(draw, began, timeout)
 
-        with _timed(self.for_groups) as begin, closing(self.telling("waiting for groups", waiting)) as telling:
+        with _timed(self.for_groups, "groups") as begin, closing(self.telling("waiting for groups", now)) as telling:
             while True:
                 self.check_open()
                 seen = self.version()
@@ -201,12 +202,12 @@ class Waits:
                     await self._refuse(new, f"{error}; nothing was stored", error)
         deadline, began = time.monotonic() + timeout, time.time()
 
-        def waiting() -> Wait:
+        def now() -> Wait:
             return wait_for_room(new, line.waiting, began, timeout)
 
         line.waiting += 1
         try:
-            with _timed(self.for_room) as begin:
+            with _timed(self.for_room, "room") as begin:
                 begin()
                 try:
                     async with asyncio.timeout_at(_loop_deadline(deadline)):
@@ -215,7 +216,7 @@ class Waits:
                     why = f"task {new.task_name}: others wait for room, too"
                     await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error)
                 try:
-                    with closing(self.telling("waiting for room", waiting)) as telling:
+                    with closing(self.telling("waiting for room", now)) as telling:
                         return await self._put_in_turn(new, deadline, timeout, telling)
                 finally:
                     line.turn.release()
@@ -316,11 +317,17 @@ def check_possible(draw: Draw, limits: Limits) -> None:
 
 
 @contextmanager
-def _timed(waited: Waited) -> Iterator[Callable[[], None]]:
+def _timed(waited: Waited, kind: str) -> Iterator[Callable[[], None]]:
     """Time a wait, starting when the yielded function is called."""
     started: list[float] = []
+
+    def begin() -> None:
+        started.append(time.monotonic())
+        begin_span()
+
     try:
-        yield lambda: started.append(time.monotonic())
+        with waiting(kind) as begin_span:
+            yield begin
     except TimeoutError:
         waited.timeouts += 1
         raise

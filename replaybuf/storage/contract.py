@@ -42,13 +42,14 @@ C = TypeVar("C")
 class GroupStorage(ABC):
     """Where groups are kept. Every coroutine is safe to cancel: it has either its whole effect or none.
 
-    `durable` says whether groups outlive the process, `codec` reads and writes the payloads, `rules` say what is drawn
-    and evicted, and how much the buffer holds.
+    `name` is that of the buffer, `durable` says whether groups outlive the process, `codec` reads and writes the
+    payloads, `rules` say what is drawn and evicted, and how much the buffer holds.
     """
 
     codec: Codec
     rules: Rules
 
+    name: str = "default"
     durable: bool = False
 
     def __repr__(self) -> str:
@@ -101,7 +102,8 @@ class GroupStorage(ABC):
     async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
         """Draw groups in the sampler's order, in one transaction; by the rules, they leave, stay, or are archived.
 
-        No two takers get the same draw of a group. No more are drawn than the limits allow. Unless every task has
+        The train step of the draw is kept with groups that stay or are archived, as their `trained_step`. No two takers
+        get the same draw of a group. No more are drawn than the limits allow. Unless every task has
         as many as `draw.at_least` says, None is returned and nothing drawn. A group whose payload can't be decoded is
         set aside (status FAILED, with the reason in `error`) and the next one is drawn in its place. When the call is
         cancelled, the store is as if nothing had been drawn.
@@ -164,11 +166,21 @@ class GroupStorage(ABC):
 
 
 class LeaseStorage(ABC):
-    """Draws whose groups are only hidden until the consumer says what became of them."""
+    """Draws whose groups are only hidden until the consumer says what became of them.
+
+    All calls with a lease raise LeaseLostError for one of another store, as far as that is known (`Leased.database`).
+    """
+
+    @property
+    def identity(self) -> str | None:
+        """What tells the store from any other, for its leases; None until it is known."""
+        return None
 
     @abstractmethod
     async def lease(self, draw: Draw, seconds: float) -> Leased | None:
         """Draw like `take`, but only hide the groups until the lease is acknowledged, given back, or expires.
+
+        The lease has the train step of the draw.
 
         When it expires, its groups are back, and the delivery counts. A group that was delivered `max_deliveries` times
         is set aside as FAILED instead.
@@ -176,7 +188,7 @@ class LeaseStorage(ABC):
 
     @abstractmethod
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
-        """Consume groups of a lease: by the rules, they leave, stay, or are archived.
+        """Consume groups of a lease: by the rules, they leave, stay, or are archived; `trained_step` is the lease's.
 
         All of them or none. Groups that were acknowledged under this token before, or replaced, are passed over. Raises
         LeaseLostError when the lease has ended and doesn't hold one of the others, and before its end when one of them

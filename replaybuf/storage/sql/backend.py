@@ -9,6 +9,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from replaybuf.checks import check_history
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError, StorageError
 from replaybuf.progress import OnProgress
@@ -42,6 +43,9 @@ from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, 
 S = TypeVar("S")
 T = TypeVar("T")
 
+#: The number of draws of a buffer that are kept for people by default.
+HISTORY = 10_000
+
 FIND_CHUNK_BYTES = 8 * 1024 * 1024
 FIND_CHUNK_GROUPS = 256
 _inherited: list[Store | None] = []
@@ -55,7 +59,8 @@ class SQLStorage(StorageBackend, PresenceStorage):
     `durability="full"` makes SQLite wait for the disk at every commit, so that not even a power cut loses one; "normal"
     survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds;
     `reconnect_timeout` the time for which an operation goes on after losing its connection to PostgreSQL. A SQLite file
-    on a network file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`.
+    on a network file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`. Of the
+    last `history` draws of the buffer it is kept who drew what, in the view `batches` (None: of all).
     """
 
     def __init__(
@@ -70,14 +75,23 @@ class SQLStorage(StorageBackend, PresenceStorage):
         reconnect_timeout: float = 60.0,
         read_only: bool = False,
         allow_network_filesystem: bool = False,
+        history: int | None = HISTORY,
     ) -> None:
         self.url = parse_url(url)
         self.durable = not is_memory(self.url)
         self.codec = codec
         self.rules = rules or Rules()
+        self.name = name
         self.scope = Scope(name, self.rules)
         self._options = Options(
-            self.url, codec, durability, lock_timeout, reconnect_timeout, read_only, allow_network_filesystem
+            url=self.url,
+            codec=codec,
+            durability=durability,
+            lock_timeout=lock_timeout,
+            reconnect_timeout=reconnect_timeout,
+            read_only=read_only,
+            allow_network_filesystem=allow_network_filesystem,
+            history=check_history(history),
         )
         self._closed = False
         self._opening = threading.Lock()
@@ -86,6 +100,11 @@ class SQLStorage(StorageBackend, PresenceStorage):
     def __repr__(self) -> str:
         name = "" if self.scope.buffer == "default" else f", name={self.scope.buffer!r}"
         return f"{type(self).__name__}({public_url(self.url)!r}{name})"
+
+    @property
+    def identity(self) -> str | None:
+        """The number of the database; None until it was opened."""
+        return None if self._open is None else self._open.scope.database
 
     # Opening and closing
 

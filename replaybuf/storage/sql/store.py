@@ -51,6 +51,7 @@ class Options:
     reconnect_timeout: float
     read_only: bool
     allow_network_filesystem: bool
+    history: int | None
 
 
 class Store:
@@ -74,8 +75,9 @@ class Store:
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.engine)
+        self.history = options.history
         self.presence = Presence(self.engine, self.scope)
-        self.sweeper = Sweeper(self.engine, self.scope, self.watch.committed, self.presence)
+        self.sweeper = Sweeper(self.engine, self.scope, self.watch.committed, options.history, self.presence)
         self.commits = GroupCommit(self, options.codec)
         self.lanes: KnownLanes = {}
         self.last_draw = LastDraw()

@@ -56,7 +56,7 @@ def claim(
     for row, encoded in zip(rows, groups, strict=True):
         row.payload, row.verified = encoded.payload, True
     token, until = begin_lease(tx, seconds)
-    hold(tx, rows, token, until)
+    hold(tx, rows, token, until, groups[0].group.worker if groups else None)
     return rows, token, until
 
 

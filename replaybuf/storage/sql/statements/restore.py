@@ -123,7 +123,7 @@ def _set_new_apart(tx: Transaction, checkpoint_id: int) -> list[GroupRow]:
     """Pin the staleness of groups that were put since, and make them as if never drawn; return them as they were."""
     return_all(tx)
     found = read_rows(tx, ~_kept(checkpoint_id))
-    fresh = {"times_sampled": 0, "deliveries": 0, "scoped_key": None}
+    fresh = {"times_sampled": 0, "deliveries": 0, "trained_step": None, "scoped_key": None}
     for row in all_lanes(tx):  # while lanes still have the train step that their groups follow
         mine = update(group).where(group.c.lane == row.id, ~_kept(checkpoint_id))
         tx.execute(mine.values(pinned(Lane.of(row)) | fresh))

@@ -49,8 +49,7 @@ def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
 
 def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: RolloutType) -> EncodedGroup:
     """Return the metadata of a group whose rollouts were encoded as `payload`."""
-    marks = Marks.of(rollouts, kind)
-    records = outline(rollouts, kind, Texts(payload).find)
+    marks, records = Marks.of(rollouts, kind), outline(rollouts, kind, Texts(payload).find)
     return EncodedGroup(
         group=group,
         payload=payload,
@@ -87,8 +86,10 @@ def _columns(*names: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return itemgetter(*(PLACES[name] for name in names))
 
 
+_ORIGIN = _columns("worker", "reward", "oldest_step", "created_at")
 _STALENESS = _columns("pinned_staleness", "pinned_step", "oldest_step")
 _ITEM = _columns("priority", "times_sampled", "created_at", "reward", "tags", "scoped_key", "error", "deliveries")
+_RECORD = _columns("worker", "trained_step")
 _NEEDED = _columns(*NEEDED)
 _JSON = _columns(*JSON_COLUMNS)
 _WIDTH = len(PLACES)
@@ -171,6 +172,11 @@ class GroupRow:
         return int(self.values[PLACES["deliveries"]])
 
     @property
+    def origin(self) -> tuple[Any, ...]:
+        """Who put the group, its reward, its oldest model step, and when it was put."""
+        return _ORIGIN(self.values)
+
+    @property
     def ticket(self) -> int:
         """The number by which random draws know the group."""
         ticket = self.column("ticket")
@@ -220,6 +226,7 @@ class GroupRow:
 
     def _item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         priority, times_sampled, created_at, reward, tags, scoped, failure, deliveries = _ITEM(self.values)
+        worker, trained_step = _RECORD(self.values)
         return StorageItem(
             uid=self.uid,
             timestamp_id=self.uid,
@@ -237,6 +244,8 @@ class GroupRow:
             item=rollouts,
             probability=self.probability,
             weight=self.weight,
+            worker=worker,
+            trained_step=trained_step,
         )
 
 

@@ -27,7 +27,7 @@ from replaybuf.storage.sql.statements.rows import GroupRow
 #: A task, a step, and the uids of the groups that take it.
 Step = tuple[str, Transition, Sequence[int]]
 #: The lease columns of a group that isn't leased.
-FREE: Mapping[str, Any] = {"lease": None, "leased_until": None}
+FREE: Mapping[str, Any] = {"lease": None, "leased_until": None, "holder": None}
 
 
 def move(tx: Transaction, rows: Iterable[GroupRow], step_of: Callable[[GroupRow], Transition], **values: Any) -> None:

@@ -32,6 +32,7 @@ class OpenStore(Protocol):
     last_draw: LastDraw
     engine: Engine
     lanes: KnownLanes
+    history: int | None
     presence: Presence
 
     async def read(self, function: Callable[[Transaction], T]) -> T:
