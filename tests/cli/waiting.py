@@ -68,13 +68,17 @@ async def _refresh(buffer: ReplayBuffer) -> None:
     await buffer.refresh_staleness(task_stale_thresholds={"math": 3}, current_train_step=12)
 
 
+async def _put_two_tasks(buffer: ReplayBuffer) -> None:
+    await put(1, "code")(buffer)
+    await put(3)(buffer)
+
+
 async def _work(buffer: ReplayBuffer) -> None:
     sampler = Sampler(buffer, [{"prompt": "2 + 2"}], "math", prompt_repeat_k=1)
     await produce_loop(AsyncProduceStrategy(), ScriptedLoop(), sampler, 4, timeout=_PATIENCE)
 
 
 _GONE = "no producer is left: gen-2 went silent"
-_OPTIONS: dict[str, Any] = {"capacity": 2, "on_full": "block"}
 
 SCENES = [
     Scene(Reason.NOTHING_PUT, "nothing was ever put into this buffer"),
@@ -115,9 +119,9 @@ SCENES = [
     Scene(Reason.SLOW, "gen-1 is alive, and 3 more are needed", alive=put(1)),
     Scene(
         Reason.PRODUCERS_HELD_BACK,
-        "for code (0 of 1): gen-1 waits since",
-        alive=put(3),
-        wants={"math": 2, "code": 1},
+        "for code (1 of 2): gen-1 waits since",
+        alive=_put_two_tasks,
+        wants={"math": 2, "code": 2},
         options={"capacity": 2, "on_full": "block", "put_timeout": _PATIENCE},
     ),
     Scene(Reason.DEADLOCK, "deadlock: gen-1 waits since", alive=_work),
