@@ -118,10 +118,13 @@ class Waits:
         check_possible(draw, self._storage.rules.limits)
         began = time.time()
 
-        def now() -> Wait:
+        def described() -> Wait:
             return wait_of(draw, began, timeout)
 
-        with _timed(self.for_groups, "groups") as begin, closing(self.telling("waiting for groups", now)) as telling:
+        with (
+            _timed(self.for_groups, "groups") as begin,
+            closing(self.telling("waiting for groups", described)) as telling,
+        ):
             while True:
                 self.check_open()
                 seen = self.version()
@@ -202,7 +205,7 @@ class Waits:
                     await self._refuse(new, f"{error}; nothing was stored", error)
         deadline, began = time.monotonic() + timeout, time.time()
 
-        def now() -> Wait:
+        def described() -> Wait:
             return wait_for_room(new, line.waiting, began, timeout)
 
         line.waiting += 1
@@ -216,7 +219,7 @@ class Waits:
                     why = f"task {new.task_name}: others wait for room, too"
                     await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error)
                 try:
-                    with closing(self.telling("waiting for room", now)) as telling:
+                    with closing(self.telling("waiting for room", described)) as telling:
                         return await self._put_in_turn(new, deadline, timeout, telling)
                 finally:
                     line.turn.release()

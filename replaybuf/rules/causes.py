@@ -209,9 +209,10 @@ def _unfit(need: Need, about: Circumstances, status: Status) -> tuple[int, Cause
     put = about.put_lately(need.task, Status.COMPLETED)
     if bad < need.missing or bad < put:
         return None
-    text = f"{bad:,} of the {groups(bad + put)} put{_span(about, need.task)} {'was filtered' if bad == 1 else 'were filtered'}"
+    put_in_all = f"{bad:,} of the {groups(bad + put)} put{_span(about, need.task)}"
+    text = f"{put_in_all} {'was filtered' if bad == 1 else 'were filtered'}"
     if status == Status.FAILED:
-        text = f"{bad:,} of the {groups(bad + put)} put{_span(about, need.task)} failed"
+        text = f"{put_in_all} failed"
         makers = sorted((one for one in about.workers if one.failures), key=lambda one: -one.failures)
         if makers:
             text += f", made by {listed([f'{brief(one.name)} ({one.failures:,})' for one in makers])}"
