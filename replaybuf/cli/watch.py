@@ -134,11 +134,8 @@ class _State:
     def head(self, now: float) -> list[Text]:
         """Return the first line or two: which database, how old the figures are, and what is wrong."""
         at = f"{clock(self.found[0].about.now)} UTC" if self.found else "reading ..."
-        slow = (
-            f" (asked for {self.interval:g} s, but reading takes {self.cost:.2g} s)"
-            if self.pause > self.interval
-            else ""
-        )
+        slow = self.pause > self.interval
+        why = f" (asked for {self.interval:g} s, but reading takes {self.cost:.2g} s)" if slow else ""
         lines = [line((f"{self.where}  ", "bold"), f"{at}  every {self.pause:.3g} s{why}")]
         if self.error:
             old = f"; the figures are {units.age(now - self.read_at)} old" if self.found else ""
