@@ -8,7 +8,7 @@ from typing import Any
 
 from replaybuf import units
 from replaybuf.cli.escape import escape
-from replaybuf.cli.groups import age_of, lease_text
+from replaybuf.cli.groups import age_of, archived_at, lease_text
 from replaybuf.cli.output import Column, console, iso, print_table, write
 from replaybuf.cli.trace_step import batch_row
 from replaybuf.storage.sql.inspection.batches import Batch
@@ -50,6 +50,9 @@ def timeline(life: Life) -> list[dict[str, Any]]:
         )
     for event in life.happenings:
         rows.append(_row(event.at, _KINDS.get(event.kind, event.kind), event.worker, event.step, event.detail))
+    if life.there is not None and (archived := archived_at(life.there)) is not None:
+        at = max([archived, *(one.taken_at for one in life.draws)])  # a draw is recorded after what it does
+        rows.append(_row(at, "consumed", None, life.there["trained_step"], "archived"))
     rows.sort(key=lambda row: row["at"].timestamp() if row["at"] else 0.0)
     return rows
 
