@@ -65,10 +65,14 @@ def _drawn(one: Batch) -> str:
     mine = one.members[0]
     facts = [f"batch {one.id} of {one.groups} groups"]
     if mine.staleness is not None:
-        facts.append(f"{mine.staleness} steps stale")
+        facts.append(_stale(mine.staleness))
     if one.lease is not None and one.settled < one.groups:
         facts.append(f"{one.settled} of them consumed")
     return ", ".join(facts)
+
+
+def _stale(staleness: int) -> str:
+    return f"{staleness} step{'' if staleness == 1 else 's'} stale"
 
 
 def print_life(life: Life) -> None:
@@ -112,7 +116,7 @@ def _now(life: Life) -> str:
         if there["leased_until"] is not None:
             return f"leased by {there['leased_by'] or 'somebody'}, {lease_text(there['leased_until'], life.now)}"
         trained = "" if there["trained_step"] is None else f", trained on at step {there['trained_step']}"
-        return f"{there['status']}{trained}, {there['staleness']} steps stale"
+        return f"{there['status']}{trained}, {_stale(there['staleness'])}"
     if life.replaced_by:
         return f"gone: replaced by {_uids(life.replaced_by)}"
     for one in reversed(life.draws):

@@ -128,7 +128,7 @@ def test_a_group_has_a_life(url: str) -> None:
     ]
     assert "out of memory" in found["timeline"][2]["detail"]
     assert found["checkpoints"] == [4]
-    assert (found["now"], found["worker"]) == ("archived, trained on at step 6, 1 steps stale", "one")
+    assert (found["now"], found["worker"]) == ("archived, trained on at step 6, 0 steps stale", "one")
     [step] = run_json("trace", url, "step", 5)["runs"]
     assert step["settled"] == 0
 
