@@ -6,7 +6,7 @@ import hashlib
 import mimetypes
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ class _Site:
             lstrip_blocks=True,
         )
         self._templates.globals |= {
-            "where": readings.reader.where,
+            "database": readings.reader.where,
             "version": __version__,
             "files": {name: self._href(name) for name in _STATIC},
             "figure": texts.figure,
@@ -106,19 +106,26 @@ class _Site:
         async def answer(request: Request) -> Response:
             ask = self._ask(request)
 
-            def work(tx: Any) -> str:
+            def work(tx: Any) -> Response:
                 data = page.read(tx, ask)
-                return self._render(f"{name}.html", ask, name=name, title=page.title, **data, **page.draw(data, ask))
+                values = {**data, **page.draw(data, ask)}
+                return HTMLResponse(
+                    self._render(f"{name}.html", ask, name=name, title=page.title, **values), _status(data)
+                )
 
-            return HTMLResponse(await self._readings.read(work))
+            return await self._readings.read(work)
 
         return answer
 
     def _json(self, page: Page) -> Answer:
         async def answer(request: Request) -> Response:
             ask = self._ask(request)
-            encoded = await self._readings.read(lambda tx: texts.as_json(page.read(tx, ask)))
-            return Response(encoded, media_type="application/json")
+
+            def work(tx: Any) -> Response:
+                data = page.read(tx, ask)
+                return Response(texts.as_json(data), _status(data), media_type="application/json")
+
+            return await self._readings.read(work)
 
         return answer
 
@@ -164,3 +171,8 @@ class _Site:
         """Answer what nobody foresaw without a traceback, which may quote rollouts; it goes to stderr."""
         print("".join(traceback.format_exception(error)), file=sys.stderr)
         return self.refusal(request, 500, f"An unexpected {type(error).__name__}; the server's terminal shows where.")
+
+
+def _status(data: Mapping[str, Any]) -> int:
+    """Return the status of an answer: a page that says what is wrong with a query isn't the answer to it."""
+    return 400 if data.get("error") else 200

@@ -80,11 +80,15 @@ def _after(ask: Ask, order: OrderTerm) -> Key | None:
     """Return the key of the group behind which the page begins."""
     if (given := ask.text("after")) is None:
         return None
+    kind = FIELDS[order.field]
     try:
         value, uid = json.loads(given)
         if value is not None:
-            value = read_value(value, FIELDS[order.field], "after")
-        return Key(value, int(uid))
+            value = read_value(value, kind, "after")
+        uid = read_value(uid, FIELDS["uid"], "after")
+        if not isinstance(uid, int) or (kind.kind == "int" and not isinstance(value, int)):
+            raise ValueError("a uid is a whole number")
+        return Key(value, uid)
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError("after must be as the link to the next page has it") from error
 
