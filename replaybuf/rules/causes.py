@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from replaybuf import units
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.circumstances import Circumstances, Held, Wait
 from replaybuf.rules.reasons import Cause, Reason
 from replaybuf.rules.tallies import Tally, levels
@@ -185,7 +185,8 @@ def _expired(need: Need, about: Circumstances) -> tuple[int, Cause] | None:
     step = about.steps.get(need.task)
     at = "" if step is None else f" at the refresh to train step {step}"
     if there >= need.missing:
-        text = f"{groups(there)} {'has' if there == 1 else 'have'} expired{at}, and wait to be generated again"
+        have, wait = ("has", "waits") if there == 1 else ("have", "wait")
+        text = f"{groups(there)} {have} expired{at}, and {wait} to be generated again"
     else:
         span = _span(about)
         text = f"{lately:,} of the {groups(put)} put{span} expired{at}: they grow stale faster than they are drawn"

@@ -5,7 +5,8 @@ how a group gets its status or how long callers wait: that is for `ReplayBuffer`
 (`replaybuf.query`), orders as terms (`replaybuf.rules.policies`).
 
 Every backend is a `GroupStorage`; further capabilities are `LeaseStorage`, `CheckpointStorage`, `CursorStorage` and
-`CopyStorage`. `StorageBackend` is all of them. `replaybuf.testing` has a test suite for each.
+`CopyStorage`. `StorageBackend` is all of them. `replaybuf.testing` has a test suite for each. A backend that other
+processes can look into may be a `PresenceStorage`, too; without that it says nothing of who waits.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import Tally
+from replaybuf.storage.presence import Waiting
 from replaybuf.storage.values import (
     Changes,
     Checkpoint,
@@ -39,13 +41,14 @@ C = TypeVar("C")
 class GroupStorage(ABC):
     """Where groups are kept. Every coroutine is safe to cancel: it has either its whole effect or none.
 
-    `durable` says whether groups outlive the process, `codec` reads and writes the payloads, `rules` say what is drawn
-    and evicted, and how much the buffer holds.
+    `name` is that of the buffer, `durable` says whether groups outlive the process, `codec` reads and writes the
+    payloads, `rules` say what is drawn and evicted, and how much the buffer holds.
     """
 
     codec: Codec
     rules: Rules
 
+    name: str = "default"
     durable: bool = False
 
     def __repr__(self) -> str:
@@ -306,6 +309,21 @@ class CopyStorage(ABC):
         Raises NotEmptyError when the store isn't empty, SnapshotMismatchError when the snapshot's `about` differs from
         `expected`, and SnapshotError when it isn't whole. `progress` is called from time to time, in any thread.
         """
+
+
+class PresenceStorage(ABC):
+    """Lets others see who waits for what."""
+
+    @abstractmethod
+    def announce(self, waiting: Waiting) -> None:
+        """Show that a call waits, from now until it is withdrawn, with the `reason` that it has at each moment.
+
+        Neither this nor `withdraw` waits, or raises an error of the store: both may be called from any thread.
+        """
+
+    @abstractmethod
+    def withdraw(self, waiting: Waiting) -> None:
+        """Note that a call no longer waits."""
 
 
 class StorageBackend(GroupStorage, CursorStorage, CheckpointStorage, CopyStorage):

@@ -18,7 +18,8 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import LaneName, Tally
-from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.contract import PresenceStorage, StorageBackend
+from replaybuf.storage.presence import Waiting
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.copies.state_dict import load_state, read_state
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -48,7 +49,7 @@ FIND_CHUNK_GROUPS = 256
 _inherited: list[Store | None] = []
 
 
-class SQLStorage(StorageBackend):
+class SQLStorage(StorageBackend, PresenceStorage):
     """Groups in a SQLite file or a PostgreSQL database, shared by all processes that open the same URL.
 
     A database holds any number of independent buffers, each with its `name`.
@@ -78,6 +79,7 @@ class SQLStorage(StorageBackend):
         self.durable = not is_memory(self.url)
         self.codec = codec
         self.rules = rules or Rules()
+        self.name = name
         self.scope = Scope(name, self.rules)
         self._options = Options(
             url=self.url,
@@ -183,8 +185,15 @@ class SQLStorage(StorageBackend):
         await self._write(lambda tx: leasing.acknowledge(tx, lease, uids), brief=len(uids) <= BRIEF_GROUPS)
 
     async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
-        why, brief = reason if counts else None, len(uids) <= BRIEF_GROUPS
-        return await self._write(lambda tx: leasing.give_back(tx, lease, uids, why), brief=brief)
+        store, why, brief = await self._ready(), reason if counts else None, len(uids) <= BRIEF_GROUPS
+
+        async def work() -> int:
+            given_back = await store.write(lambda tx: leasing.give_back(tx, lease, uids, why), brief=brief)
+            for holder, number in given_back.items() if counts else ():
+                store.presence.of(holder).failures += number
+            return given_back.total()
+
+        return await store.thread.run(work)
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
         brief = len(uids) <= BRIEF_GROUPS
@@ -290,7 +299,10 @@ class SQLStorage(StorageBackend):
 
         async def work() -> bool:
             encoded = await store.compute(self._encode_all, groups)
-            return await store.write(lambda tx: put_behind(tx, encoded, cursor))
+            is_put = await store.write(lambda tx: put_behind(tx, encoded, cursor))
+            for one in encoded if is_put else ():
+                store.presence.count_put(one)
+            return is_put
 
         return await store.thread.run(work)
 
@@ -305,6 +317,18 @@ class SQLStorage(StorageBackend):
     async def changed(self, timeout: float, since: int) -> None:
         store = await self._ready()
         await store.watch.wait(timeout, since)
+
+    # Presence
+
+    def announce(self, waiting: Waiting) -> None:
+        store = self._open
+        if store is not None and store.thread.pid == os.getpid():
+            store.presence.announce(waiting)
+
+    def withdraw(self, waiting: Waiting) -> None:
+        store = self._open
+        if store is not None:
+            store.presence.withdraw(waiting)
 
     # Snapshots
 

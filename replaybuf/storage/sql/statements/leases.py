@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Select, bindparam, select
 
 from replaybuf.rules import transitions
+from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.batches import settle
 from replaybuf.storage.sql.statements.columns import STORED, uid_in
+from replaybuf.storage.sql.statements.events import note_rows
 from replaybuf.storage.sql.statements.lanes import find_lanes
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.steps import change, move
@@ -67,12 +70,14 @@ def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) 
     return until
 
 
-def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], reason: str | None) -> int:
-    """Give back those of these groups that the lease still holds, and return their number."""
+def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], reason: str | None) -> Counter[str | None]:
+    """Give back those of these groups that the lease still holds, and return their number by holder."""
     check_database(lease, tx.scope.database)
     limits, mine = tx.scope.rules.limits, _of(tx, lease, uids)
     move(tx, mine, lambda row: transitions.given_back(row, limits, reason))
-    return len(mine)
+    if reason is not None:
+        _note_returned(tx, EventKind.GIVEN_BACK, mine, reason)
+    return Counter(row.column("holder") for row in mine)
 
 
 def unhold(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
@@ -91,7 +96,15 @@ def end_leases(tx: Transaction, *, wait: bool = False) -> int:
     overdue = group.c.leased_until <= store_clock(tx)
     rows = read_rows(tx, overdue, skip_locked=not wait)
     move(tx, rows, lambda row: transitions.lapsed(row, limits))
+    _note_returned(tx, EventKind.LEASE_LAPSED, rows)
     return len(rows)
+
+
+def _note_returned(tx: Transaction, kind: EventKind, rows: Sequence[GroupRow], reason: str | None = None) -> None:
+    """Note that these deliveries have failed, and which groups were set aside for it."""
+    limits = tx.scope.rules.limits
+    note_rows(tx, kind, rows, reason)
+    note_rows(tx, EventKind.SET_ASIDE, [row for row in rows if transitions.is_last(row, limits)], reason)
 
 
 def any_overdue(tx: Transaction) -> bool:

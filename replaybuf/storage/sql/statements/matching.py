@@ -7,14 +7,17 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, bindparam, func, select, update
 
-from replaybuf.query import Node, compile_sql
+from replaybuf.query import Node, to_text
+from replaybuf.query.sql import compile_sql
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.rules.transitions import Place, removed, updated
+from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.columns import FIELDS, NULLABLE, STORED, uid_in
+from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -24,19 +27,24 @@ from replaybuf.storage.values import Changes, Unset
 _CHUNK = 10_000
 
 
-def _matching(tx: Transaction, query: Node, *columns: Any) -> Select[Any]:
+def select_matching(tx: Transaction, query: Node, *columns: Any) -> Select[Any]:
+    """Return the SELECT of columns of the groups that match."""
     condition = compile_sql(query, FIELDS, tx.dialect.name)
     return select(*columns).select_from(group.join(lane, lane.c.id == group.c.lane)).where(tx.scope.lanes, condition)
 
 
 def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[tuple[int, int]]:
     """Return the uids of the groups that match, in order, each with the size of its payload in bytes."""
+    return [(uid, size) for uid, size in tx.execute(finding(tx, query, order, limit))]
+
+
+def finding(tx: Transaction, query: Node, order: Order, limit: int | None) -> Select[Any]:
+    """Return the SELECT of the uids of the groups that match, in order, and the sizes of their payloads."""
     keys = []
     for term in order:
         key = FIELDS[term.field].desc() if term.descending else FIELDS[term.field].asc()
         keys.append(key.nulls_last() if NULLABLE[term.field] else key)
-    statement = _matching(tx, query, group.c.uid, group.c.bytes).order_by(*keys).limit(limit)
-    return [(uid, size) for uid, size in tx.execute(statement)]
+    return select_matching(tx, query, group.c.uid, group.c.bytes).order_by(*keys).limit(limit)
 
 
 def read_groups(tx: Transaction, uids: Sequence[int], query: Node) -> list[GroupRow]:
@@ -52,7 +60,7 @@ def read_groups(tx: Transaction, uids: Sequence[int], query: Node) -> list[Group
 
 def count_groups(tx: Transaction, query: Node, at_most: int | None) -> int:
     """Return the number of groups that match, counting no further than `at_most`."""
-    matching = _matching(tx, query, group.c.uid)
+    matching = select_matching(tx, query, group.c.uid)
     if at_most is None:
         return int(tx.execute(matching.with_only_columns(func.count())).scalar_one())
     return int(tx.execute(select(func.count()).select_from(matching.limit(at_most).subquery())).scalar_one())
@@ -75,12 +83,15 @@ def read_histogram(tx: Transaction, field: str) -> dict[LaneName, dict[int, int]
 
 def delete_groups(tx: Transaction, query: Node) -> int:
     """Remove the groups that match, and return their number."""
-    deleted = 0
+    deleted: dict[str, list[int]] = {}
     for by_lane in _locked(tx, query):
         steps = [(home.task_name, removed(Place(home.status), Tally.DELETED), uids) for home, uids in by_lane]
         apply(tx, steps, (home for home, _ in by_lane))
-        deleted += sum(len(uids) for _, uids in by_lane)
-    return deleted
+        for home, uids in by_lane:
+            deleted.setdefault(home.task_name, []).extend(uids)
+    for task_name, uids in deleted.items():
+        note(tx, EventKind.DELETED, task_name=task_name, groups=len(uids), uids=uids, detail=to_text(query))
+    return sum(map(len, deleted.values()))
 
 
 def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
@@ -141,7 +152,7 @@ def _by_lane(tx: Transaction, found: Sequence[tuple[int, int]]) -> list[tuple[La
 
 def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]]]]:
     """Yield the groups that match, locked, in chunks, by lane."""
-    statement = _matching(tx, query, group.c.uid, group.c.lane)
+    statement = select_matching(tx, query, group.c.uid, group.c.lane)
     if tx.dialect.locks_rows:
         statement = tx.dialect.for_update(statement.order_by(group.c.uid), of=group)
     rows = [(uid, lane_id) for uid, lane_id in tx.execute(statement)]

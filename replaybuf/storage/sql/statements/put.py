@@ -13,11 +13,13 @@ from replaybuf.rules import transitions
 from replaybuf.rules.race import PRIORITIZED, UNIFORM
 from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.rules.transitions import Place, Transition
+from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.locks import NamedLock
 from replaybuf.storage.sql.engine.prepared import Row, insertion
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks, read_levels
+from replaybuf.storage.sql.statements.events import note_more
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
@@ -352,6 +354,7 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
 def refuse(tx: Transaction, new: NewGroup) -> None:
     """Count a group for which there was no room."""
     _count(tx, new, transitions.refused(new.status))
+    note_more(tx, EventKind.REFUSED, task_name=new.task_name, worker=new.worker, groups=1)
 
 
 def _count(tx: Transaction, new: NewGroup, step: Transition) -> None:

@@ -28,7 +28,7 @@ _DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
 
 @dataclass(slots=True)
 class EncodedGroup:
-    """A group ready to be inserted."""
+    """A group ready to be inserted; `tokens` are those of its responses."""
 
     group: NewGroup
     payload: bytes
@@ -38,6 +38,7 @@ class EncodedGroup:
     marks: str
     outline: str
     prompt: str | None
+    tokens: int
 
 
 def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
@@ -48,7 +49,7 @@ def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
 
 def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: RolloutType) -> EncodedGroup:
     """Return the metadata of a group whose rollouts were encoded as `payload`."""
-    marks = Marks.of(rollouts, kind)
+    marks, records = Marks.of(rollouts, kind), outline(rollouts, kind, Texts(payload).find)
     return EncodedGroup(
         group=group,
         payload=payload,
@@ -56,8 +57,9 @@ def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: Rol
         mixed=marks.mixed,
         reward=marks.mean_reward,
         marks=dump_json(marks.to_json()),
-        outline=dump_json(outline(rollouts, kind, Texts(payload).find)),
+        outline=dump_json(records),
         prompt=prompt_preview(rollouts, kind) if rollouts else None,
+        tokens=sum(record["response_tokens"] for record in records),
     )
 
 

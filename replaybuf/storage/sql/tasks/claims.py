@@ -38,6 +38,8 @@ class Claiming:
             return Taken(rows, {}, token, until, tx.scope.epoch, database=tx.scope.database)
 
         taken: Taken | None = await self._store.write(claimed)
+        for new in self._groups:
+            self._store.presence.of(new.worker)
         if taken is not None:
             try:
                 items = await self._store.compute(self._decode, taken.rows)

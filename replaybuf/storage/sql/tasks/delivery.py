@@ -82,6 +82,7 @@ class Drawing:
                 raise
             if not failed:
                 taken.items = {task: [] for task in self._tasks} | _by_task(items)
+                self._store.presence.of(self._draw.worker).taken += len(items)
                 return taken
             # Rare: intact, but of another rollout type. Such groups are set aside, and the draw begins anew.
             await self._give_back(taken, failed)
@@ -112,6 +113,7 @@ class Drawing:
     async def undo(self, taken: Taken | None) -> None:
         """Put back the groups, which nobody received (database's thread)."""
         if taken is not None:
+            self._store.presence.of(self._draw.worker).taken -= len(taken.rows)
             await self._give_back(taken, {})
 
     def _transact(self, tx: Transaction) -> Taken | None:

@@ -1,4 +1,4 @@
-"""Background work in small transactions: sweeping, ending leases, pruning the archive and the batches.
+"""Background work in small transactions: sweeping, ending leases, pruning archive and batches, beats of presence.
 
 Payloads of groups that are gone, and groups of dropped checkpoints, are deleted later: that costs more than the rest of
 a take or a checkpoint, so it is left to quiet moments. A grace time keeps payloads of groups that may yet be given back
@@ -22,6 +22,7 @@ from replaybuf.storage.sql.statements.checkpoints import forgotten, sweep_forgot
 from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.sweep import any_due, forget_old, sweep
+from replaybuf.storage.sql.tasks.presence import Presence
 
 GRACE_SECONDS = 2.0
 _LONGEST_SECONDS = 0.02
@@ -45,12 +46,14 @@ class Sweeper:
         scope: Scope,
         changed: Callable[[], object],
         history: int | None,
+        presence: Presence,
         grace: float = GRACE_SECONDS,
     ) -> None:
         self._engine = engine
         self._scope = scope
         self._changed = changed  # called when groups have come back
         self._history = history
+        self._presence = presence
         self._grace = grace
         self._limit = _FEWEST
         self._tidy_at = 0.0
@@ -77,6 +80,7 @@ class Sweeper:
                 level, known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)
                 _logger.log(level, "sweeping failed and will be tried again: %s", error, exc_info=not known)
                 full, failing = False, True
+            await self._presence.beat()
             # Others get at least as much of the write lock as the sweep.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)
