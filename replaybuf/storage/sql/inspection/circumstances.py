@@ -180,7 +180,7 @@ def _read_last_puts(tx: Transaction) -> dict[str, float]:
         tasks[lane_id] = task
         if created_at is not None:
             last[task] = max(last.get(task, created_at), created_at)
-    drawn = select(batch.c.members).where(batch.c.buffer == tx.scope.buffer).order_by(batch.c.taken_at.desc()).limit(1)
+    drawn = select(batch.c.members).where(batch.c.buffer == tx.scope.buffer).order_by(batch.c.id.desc()).limit(1)
     for _, lane_id, *_, created_at in tx.execute(drawn).scalar() or ():
         if (task := tasks.get(lane_id)) is not None and created_at is not None:
             last[task] = max(last.get(task, created_at), created_at)
@@ -198,7 +198,7 @@ def _of_newest(value: ColumnElement[Any]) -> ColumnElement[Any]:
 
 def _read_last_take(tx: Transaction) -> Taking | None:
     own = select(batch.c.worker, batch.c.taken_at, batch.c.groups).where(batch.c.buffer == tx.scope.buffer)
-    row = tx.execute(own.order_by(batch.c.taken_at.desc()).limit(1)).first()
+    row = tx.execute(own.order_by(batch.c.id.desc()).limit(1)).first()
     return None if row is None else Taking(row.worker, row.taken_at, int(row.groups))
 
 
