@@ -210,6 +210,14 @@ def check_keep(keep: Any) -> int | None:
     return number
 
 
+def check_history(history: Any) -> int | None:
+    """Check the number of batches of which a buffer keeps who drew them and what: at least 0, or None for all."""
+    number = whole(history)
+    if history is not None and (number is None or number < 0):
+        raise InputError(f"history must be a whole number of batches, or None for all, got {history!r:.100}")
+    return number
+
+
 def check_step(step: Any, what: str) -> int:
     """Check a train step."""
     number = whole(step)

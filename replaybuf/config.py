@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 from replaybuf.buffer.putting import PUT_TIMEOUT
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_seconds, check_task_name
+from replaybuf.checks import check_history, check_seconds, check_task_name
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, InputError, MissingDriverError
 from replaybuf.readable_config import ReadableConfig
@@ -23,7 +23,7 @@ from replaybuf.rules.limits import ErrorBuffer, Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
 from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.memory.backend import MemoryStorage
-from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.backend import HISTORY, SQLStorage
 from replaybuf.sync import SyncReplayBuffer
 
 #: The class of the rollouts, for type checkers.
@@ -127,7 +127,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     where each class and function may be a "module:name".
 
     `worker` is the name under which this process puts and draws groups, for `worker` in queries and SQL; by default
-    that of its host and its number.
+    that of its host and its number. `history`: a database keeps of the last so many draws who drew what, for which
+    train step (None: of all).
     """
 
     url: str
@@ -164,6 +165,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     free_object_refs: bool = False
     converters: Annotated[dict[Any, Any] | None, BeforeValidator(_converters)] = None
     worker: str | None = None
+    history: int | None = HISTORY
 
     def __hash__(self) -> int:
         return hash((type(self), self.url, self.name))  # other fields may hold dicts
@@ -175,6 +177,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         """
         try:
             check_task_name(self.name, "name")
+            check_history(self.history)
         except InputError as error:
             raise ConfigError(str(error)) from None
         rollout_type = RolloutType(self.rollout_type, types=self.types, fields=self.fields, statuses=self.statuses)
@@ -241,6 +244,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             lock_timeout=self.lock_timeout,
             reconnect_timeout=self.reconnect_timeout,
             allow_network_filesystem=self.allow_network_filesystem,
+            history=self.history,
         )
 
     @classmethod

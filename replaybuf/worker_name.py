@@ -43,5 +43,9 @@ def check_worker(name: str) -> str:
 @lru_cache(maxsize=1)
 def _of_process(pid: int) -> str:
     """Return the name of the process; a forked one has another number."""
-    host = socket.gethostname().encode(errors="replace").decode()  # it may be no text
-    return f"{host}:{pid}"
+    return f"{host_name()}:{pid}"
+
+
+def host_name() -> str:
+    """Return the name of this machine, as a text that both databases can hold."""
+    return socket.gethostname().encode(errors="replace").decode()

@@ -198,7 +198,7 @@ BEGIN
     IF to_regclass('rb_version') IS NOT NULL THEN
         FOR emptied IN
             SELECT oid::regclass FROM pg_class
-            WHERE relkind = 'r' AND relname LIKE 'rb\\_%' AND relname NOT IN ('rb_version', 'rb_counter')
+            WHERE relkind = 'r' AND relname LIKE 'rb\\_%' AND relname NOT IN ('rb_version', 'rb_counter', 'rb_info')
         LOOP
             IF pg_total_relation_size(emptied) > 1000000 THEN
                 EXECUTE 'TRUNCATE ' || emptied || ' RESTART IDENTITY';
@@ -206,6 +206,7 @@ BEGIN
                 EXECUTE 'DELETE FROM ' || emptied;
             END IF;
         END LOOP;
+        DELETE FROM rb_info WHERE name <> 'identity';
         DELETE FROM rb_counter WHERE name <> 'uid';
         UPDATE rb_counter SET value = 0;
         FOR numbered IN SELECT oid::regclass FROM pg_class WHERE relkind = 'S' AND relname LIKE 'rb\\_%' LOOP

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from replaybuf.buffer import spans
 from replaybuf.buffer.waits import Waits
-from replaybuf.checks import check_at_least, check_exponent, check_sizes, check_timeout
+from replaybuf.checks import check_at_least, check_exponent, check_sizes, check_step, check_timeout
 from replaybuf.errors import InputError
 from replaybuf.query import Query, parse
 from replaybuf.rollouts.rollout import Status
@@ -40,6 +40,8 @@ class Wanted:
         beta: float | None = None,
         *,
         statuses: Statuses,
+        worker: str | None = None,
+        current_train_step: int | None = None,
     ) -> Wanted:
         """Return the request that the keywords of a draw describe. Raises InputError and QueryError.
 
@@ -54,7 +56,8 @@ class Wanted:
             needed = check_at_least(at_least, wanted)
         else:
             needed = wanted if patience > 0 else {}
-        draw = Draw(wanted, status, node, needed, probabilities=exponent is not None)
+        step = None if current_train_step is None else check_step(current_train_step, "current_train_step")
+        draw = Draw(wanted, status, node, needed, exponent is not None, worker, step)
         return cls(draw, patience, exponent)
 
     @traced("replaybuf.take", spans.of_draw, spans.of_drawn)

@@ -134,6 +134,7 @@ class Putting:
             stays_leased=stays_leased,
             dropped=dropped,
             worker=self.worker,
+            put_step=step,
         )
         if normal.dropped or (normal.status in UNFIT and not keep_unfit):
             await (self._drop(new) if dropped is None else to_its_end(self._drop(new)))

@@ -36,7 +36,7 @@ from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
-from replaybuf.storage.values import UNSET, Changes, Leased, R, Refresh, StorageItem, Unset
+from replaybuf.storage.values import UNSET, Changes, Leased, R, Refresh, StorageItem, Unset, check_database
 from replaybuf.tracing import traced
 
 
@@ -141,6 +141,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         group_status: StatusLike = Status.COMPLETED,
         *,
         where: Query | None = None,
+        current_train_step: int | None = None,
         timeout: float | None = 0,
         at_least: AtLeast | None = None,
     ) -> list[list[R]]:
@@ -149,7 +150,8 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         The same as `take_batch` for one task: with a timeout it waits until there are `batch_size` groups, or as many
         as `at_least` says. A size of 0 or less gives an empty list.
         """
-        wanted = self._wanted({task_name: batch_size}, group_status, where, timeout, at_least)
+        sizes = {task_name: batch_size}
+        wanted = self._wanted(sizes, group_status, where, timeout, at_least, train_step=current_train_step)
         taken = await wanted.take(self.storage, self.waits)
         return [item.item for item in taken.get(task_name, [])]
 
@@ -159,6 +161,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         *,
         group_status: StatusLike = Status.COMPLETED,
         where: Query | None = None,
+        current_train_step: int | None = None,
         timeout: float | None = 0,
         at_least: AtLeast | None = None,
     ) -> tuple[dict[str, list[list[R]]], dict[str, int]]:
@@ -174,8 +177,12 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         `at_least` says how many have to be there instead: a number for every task of which any are asked for, or
         numbers by task (one that isn't named needs none). The call waits until they are, takes as many as there are
         then, up to the sizes, and raises NotReadyError after `timeout` seconds, also after 0.
+
+        `current_train_step` is the train step that these groups are for, which is kept with the draw (the view
+        `batches`) and with groups that stay (`trained_step`); by default it is the one of the last refresh.
         """
-        taken = await self._wanted(sizes, group_status, where, timeout, at_least).take(self.storage, self.waits)
+        wanted = self._wanted(sizes, group_status, where, timeout, at_least, train_step=current_train_step)
+        taken = await wanted.take(self.storage, self.waits)
         batch = {task_name: [item.item for item in items] for task_name, items in taken.items()}
         return batch, {task_name: len(groups) for task_name, groups in batch.items()}
 
@@ -185,6 +192,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         *,
         group_status: StatusLike = Status.COMPLETED,
         where: Query | None = None,
+        current_train_step: int | None = None,
         timeout: float | None = 0,
         at_least: AtLeast | None = None,
         beta: float | None = None,
@@ -196,7 +204,8 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         2016). p is priority / sum of priorities for prioritized draws and 1/N otherwise. Groups of priority 0 are drawn
         after all others, with p = 1/N0, N0 being their number. This reads the priorities of all groups of the task.
         """
-        return await self._wanted(sizes, group_status, where, timeout, at_least, beta).take(self.storage, self.waits)
+        wanted = self._wanted(sizes, group_status, where, timeout, at_least, beta, train_step=current_train_step)
+        return await wanted.take(self.storage, self.waits)
 
     def lease_batch(
         self,
@@ -204,6 +213,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         *,
         group_status: StatusLike = Status.COMPLETED,
         where: Query | None = None,
+        current_train_step: int | None = None,
         timeout: float | None = 0,
         at_least: AtLeast | None = None,
         beta: float | None = None,
@@ -223,7 +233,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
 
         `await` instead of `async with` gives a Lease to be settled by hand.
         """
-        wanted = self._wanted(sizes, group_status, where, timeout, at_least, beta)
+        wanted = self._wanted(sizes, group_status, where, timeout, at_least, beta, train_step=current_train_step)
         duration = check_seconds(seconds, "seconds")
         storage = require(self.storage, LeaseStorage, "lease_batch()")
 
@@ -238,11 +248,13 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
 
         Its items have no rollouts. `seconds` and `heartbeat` are as in `lease_batch`. The store isn't asked:
         `await lease.extend()` finds out whether the lease has ended, and `acknowledge` whether it holds its groups.
+        A lease of another database raises LeaseLostError, here or, if this buffer isn't open yet, in its first call.
         """
         self._check_open()
         if not isinstance(handle, Leased):
             raise InputError(f"handle must be the handle of a Lease, got {type(handle).__name__}")
         storage = require(self.storage, LeaseStorage, "adopt()")
+        check_database(handle, storage.identity)
         return Lease(storage, self._putting, handle, check_seconds(seconds, "seconds"), heartbeat=heartbeat)
 
     async def is_ready(
@@ -278,10 +290,20 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         timeout: float | None = 0,
         at_least: AtLeast | None = None,
         beta: float | None = None,
+        train_step: int | None = None,
     ) -> Wanted:
         self._check_open()
-        statuses = self.rollout_type.statuses
-        return Wanted.checked(sizes, group_status, where, timeout, at_least, beta, statuses=statuses)
+        return Wanted.checked(
+            sizes,
+            group_status,
+            where,
+            timeout,
+            at_least,
+            beta,
+            statuses=self.rollout_type.statuses,
+            worker=self.worker,
+            current_train_step=train_step,
+        )
 
     # Changing
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "stats": ("replaybuf.cli.stats:stats", "Show how many groups there are of each task and status."),
     "metrics": ("replaybuf.cli.metrics:metrics", "Print the figures of a database for Prometheus."),
     "ls": ("replaybuf.cli.ls:ls", "List groups without reading their payloads."),
+    "why": ("replaybuf.cli.why:why", "Say why a trainer or a producer waits."),
     "show": ("replaybuf.cli.show:show", "Show one group: its metadata, the prompt and its rollouts."),
     "sql": ("replaybuf.cli.sql:sql", "Run one SQL statement that only reads."),
     "save": ("replaybuf.cli.snapshots:save", "Write a snapshot of a buffer, while the run goes on."),

@@ -39,6 +39,8 @@ FIELDS: dict[str, FieldType] = {
     "times_sampled": FieldType("int"),
     "created_at": FieldType("time"),
     "reward": FieldType("float", nullable=True),
+    "worker": FieldType("str", nullable=True),
+    "trained_step": FieldType("int", nullable=True),
 }
 
 TAG_PREFIX = "tags."

@@ -38,7 +38,7 @@ def compile_sql(node: Node, columns: Mapping[str, ColumnElement[Any]], dialect_n
     """Return the condition for a node from `parse`, for `sqlite` or `postgresql`.
 
     `columns` has a column for each field, and `tags`: JSON text on SQLite, JSONB on PostgreSQL, NULL for no tags. Only
-    `reward` and `tags` may be NULL. Raises ValueError for another database.
+    `tags` and the fields that are nullable may be NULL. Raises ValueError for another database.
     """
     if dialect_name not in DIALECTS:
         raise ValueError(f"no SQL for {dialect_name!r}, only for {' and '.join(DIALECTS)}")

@@ -185,7 +185,8 @@ def _expired(need: Need, about: Circumstances) -> tuple[int, Cause] | None:
     step = about.steps.get(need.task)
     at = "" if step is None else f" at the refresh to train step {step}"
     if there >= need.missing:
-        text = f"{groups(there)} {'has' if there == 1 else 'have'} expired{at}, and wait to be generated again"
+        have, wait = ("has", "waits") if there == 1 else ("have", "wait")
+        text = f"{groups(there)} {have} expired{at}, and {wait} to be generated again"
     else:
         span = _span(about)
         text = f"{lately:,} of the {groups(put)} put{span} expired{at}: they grow stale faster than they are drawn"

@@ -109,7 +109,9 @@ def producers_silent(need: Need, about: Circumstances) -> Cause | None:
 
 def slow(need: Need, about: Circumstances) -> Cause | None:
     """Groups come, or are being made: it takes time."""
-    parts = []
+    parts, known = [], producers_of(about)
+    if known and not any(one.is_alive(about.now) for one in known):
+        return None
     if rate := about.rate(need.task, need.status):
         lasts = units.age(need.missing / rate)
         parts.append(f"{_hourly(rate * 3600)}, so the missing {need.missing:,} take about {lasts}")

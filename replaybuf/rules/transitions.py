@@ -163,10 +163,15 @@ def removed(place: Place, why: Tally) -> Transition:
     return _step(place, None, {why: 1})
 
 
+def is_last(group: Group, limits: Limits) -> bool:
+    """Return whether a leased group is set aside if this delivery fails, too."""
+    return 0 < limits.max_deliveries <= group.deliveries
+
+
 def _returned(group: Group, limits: Limits, why: Tally, reason: str | None) -> Transition:
     """Return the transition of a leased group that goes back as if undrawn; delivered too often, it becomes FAILED."""
     before, counts = Place(group.status, leased=True), {why: 1, _sampled(group.times_sampled - 1): -1}
-    if reason is None or not 0 < limits.max_deliveries <= group.deliveries:
+    if reason is None or not is_last(group, limits):
         return _step(before, Place(group.status), counts, draws=-1, deliveries=-1 if reason is None else 0)
     error = f"delivered {group.deliveries} times without acknowledgement; the last time {reason}"
     return _step(before, Place(Status.FAILED), {**counts, Tally.SET_ASIDE: 1}, draws=-1, error=error)

@@ -5,7 +5,8 @@ how a group gets its status or how long callers wait: that is for `ReplayBuffer`
 (`replaybuf.query`), orders as terms (`replaybuf.rules.policies`).
 
 Every backend is a `GroupStorage`; further capabilities are `LeaseStorage`, `CheckpointStorage`, `CursorStorage` and
-`CopyStorage`. `StorageBackend` is all of them. `replaybuf.testing` has a test suite for each.
+`CopyStorage`. `StorageBackend` is all of them. `replaybuf.testing` has a test suite for each. A backend that other
+processes can look into may be a `PresenceStorage`, too; without that it says nothing of who waits.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import Tally
+from replaybuf.storage.presence import Waiting
 from replaybuf.storage.values import (
     Changes,
     Checkpoint,
@@ -99,7 +101,8 @@ class GroupStorage(ABC):
     async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
         """Draw groups in the sampler's order, in one transaction; by the rules, they leave, stay, or are archived.
 
-        No two takers get the same draw of a group. No more are drawn than the limits allow. Unless every task has
+        The train step of the draw is kept with groups that stay or are archived, as their `trained_step`. No two takers
+        get the same draw of a group. No more are drawn than the limits allow. Unless every task has
         as many as `draw.at_least` says, None is returned and nothing drawn. A group whose payload can't be decoded is
         set aside (status FAILED, with the reason in `error`) and the next one is drawn in its place. When the call is
         cancelled, the store is as if nothing had been drawn.
@@ -162,11 +165,21 @@ class GroupStorage(ABC):
 
 
 class LeaseStorage(ABC):
-    """Draws whose groups are only hidden until the consumer says what became of them."""
+    """Draws whose groups are only hidden until the consumer says what became of them.
+
+    All calls with a lease raise LeaseLostError for one of another store, as far as that is known (`Leased.database`).
+    """
+
+    @property
+    def identity(self) -> str | None:
+        """What tells the store from any other, for its leases; None until it is known."""
+        return None
 
     @abstractmethod
     async def lease(self, draw: Draw, seconds: float) -> Leased | None:
         """Draw like `take`, but only hide the groups until the lease is acknowledged, given back, or expires.
+
+        The lease has the train step of the draw.
 
         When it expires, its groups are back, and the delivery counts. A group that was delivered `max_deliveries` times
         is set aside as FAILED instead.
@@ -174,7 +187,7 @@ class LeaseStorage(ABC):
 
     @abstractmethod
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
-        """Consume groups of a lease: by the rules, they leave, stay, or are archived.
+        """Consume groups of a lease: by the rules, they leave, stay, or are archived; `trained_step` is the lease's.
 
         All of them or none. Groups that were acknowledged under this token before, or replaced, are passed over. Raises
         LeaseLostError when the lease has ended and doesn't hold one of the others, and before its end when one of them
@@ -296,6 +309,21 @@ class CopyStorage(ABC):
         Raises NotEmptyError when the store isn't empty, SnapshotMismatchError when the snapshot's `about` differs from
         `expected`, and SnapshotError when it isn't whole. `progress` is called from time to time, in any thread.
         """
+
+
+class PresenceStorage(ABC):
+    """Lets others see who waits for what."""
+
+    @abstractmethod
+    def announce(self, waiting: Waiting) -> None:
+        """Show that a call waits, from now until it is withdrawn, with the `reason` that it has at each moment.
+
+        Neither this nor `withdraw` waits, or raises an error of the store: both may be called from any thread.
+        """
+
+    @abstractmethod
+    def withdraw(self, waiting: Waiting) -> None:
+        """Note that a call no longer waits."""
 
 
 class StorageBackend(GroupStorage, CursorStorage, CheckpointStorage, CopyStorage):

@@ -1,5 +1,7 @@
 """The portable state of a store: returned by `state_dict`, and loadable by every backend.
 
+It has the groups with the names of their workers, and what is needed to go on; not who drew what and when.
+
 Groups are written as they are read: expired responses are already reset, and staleness is a plain number. Leased groups
 are written as if they had been given back, because their consumers don't know the other store.
 """
@@ -19,6 +21,8 @@ from replaybuf.storage.values import Cursor, StorageItem
 FORMAT = "replaybuf-state-3"
 
 _METADATA = [f.name for f in fields(StorageItem) if f.name not in ("item", "probability", "weight")]
+#: Those that states of older versions lack.
+_LATER = ("worker", "trained_step")
 
 
 @dataclass(slots=True)
@@ -97,6 +101,7 @@ def unpack_state(state: dict[str, Any]) -> State:
 
 
 def _stored_group(record: dict[str, Any]) -> StoredGroup:
+    record = dict.fromkeys(_LATER) | record
     values = {name: record[name] for name in _METADATA} | {"status": Status(record["status"])}
     keys = {str(name): float(key) for name, key in record["keys"].items() if name in KEYS}
     item, ticket = StorageItem(**values), int(record["ticket"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final, Generic
 
 from typing_extensions import TypeVar
@@ -38,7 +38,7 @@ class NewGroup:
     it. With `stays_leased` the lease holds the new group in their place. `tags` belong to the caller: a backend keeps a
     copy and hands out copies, and `{}` is stored as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for
     `Codec.encode`. If `dropped` is a list, the groups that leave in the same transaction are added to it, after the
-    commit. `worker` is the name of who puts it.
+    commit. `worker` is the name of who puts it, and `put_step` the train step that was given to the put.
 
     A group that was in another store has its `payload`, which is stored as it is, and its `times_sampled`,
     `deliveries` and `error`; `rollouts` are then only read.
@@ -63,6 +63,7 @@ class NewGroup:
     deliveries: int = 0
     error: str | None = None
     worker: str | None = None
+    put_step: int | None = None
 
 
 @dataclass(slots=True)
@@ -74,7 +75,8 @@ class StorageItem(Generic[R]):
     `created_at` is in seconds since the epoch, `reward` the mean of its rollouts (None where none has one), `error`
     says why a group was set aside as FAILED, `deliveries` how often it was leased without being acknowledged, `item` is
     the group: the list of its rollouts, empty where the payload can't be decoded. `probability` is the one with which
-    it was drawn and `weight` its importance weight, where the draw asked for them.
+    it was drawn and `weight` its importance weight, where the draw asked for them. `worker` is the name of who put it,
+    and `trained_step` the train step of its last draw for good, including this one; None where nobody said.
     """
 
     uid: int
@@ -93,6 +95,12 @@ class StorageItem(Generic[R]):
     item: list[R] = field(default_factory=list)
     probability: float | None = None
     weight: float | None = None
+    worker: str | None = None
+    trained_step: int | None = None
+
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        """Take the fields of a pickle, perhaps of a version with fewer."""
+        set_fields(self, state[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +109,8 @@ class Draw:
 
     Nothing is drawn unless there are as many as `at_least` says of each task that it names. With `probabilities` each
     group has its `probability` p, and N p as its `weight`, where N is the number of groups of its task and status.
+    `worker` is the name of who draws. `train_step` is the step that will be trained on them; by default it is the one
+    that the groups of these tasks were last refreshed to, if any.
     """
 
     sizes: Mapping[str, int]
@@ -108,6 +118,8 @@ class Draw:
     where: Node | None = None
     at_least: Mapping[str, int] = field(default_factory=dict)
     probabilities: bool = False
+    worker: str | None = None
+    train_step: int | None = None
 
     def is_met_by(self, drawn: Mapping[str, int]) -> bool:
         """Return whether these numbers of groups, by task, are enough."""
@@ -119,13 +131,30 @@ class Leased:
     """Leased groups: the token of the lease, when it ends, and the groups by task.
 
     Tokens grow: a later lease has a higher one. `until` is in seconds since the epoch, by the store's clock. `epoch` is
-    the number of restores before it.
+    the number of restores before it. `train_step` is that of the draw. `database` is the number of the store that the
+    lease is of; None in a handle of an older version.
     """
 
     token: int
     until: float
     items: dict[str, list[StorageItem]]
     epoch: int = 0
+    train_step: int | None = None
+    database: str | None = None
+
+    def __getstate__(self) -> list[Any]:
+        return [getattr(self, one.name) for one in fields(self)]
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Take the fields of a pickle, perhaps of a version with fewer."""
+        set_fields(self, dict(zip((one.name for one in fields(self)), state, strict=False)))
+
+
+def set_fields(value: Any, given: Mapping[str, Any]) -> None:
+    """Set the fields of a dataclass that is being unpickled; those that aren't given have their defaults."""
+    for one in fields(value):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        object.__setattr__(value, one.name, given.get(one.name, default))
 
 
 def count_passed_on(lease: Leased, there: Iterable[tuple[int, int, bool]]) -> int:
@@ -146,12 +175,22 @@ def lost_to_others(lease: Leased, count: int) -> LeaseLostError:
     )
 
 
-def check_epoch(lease: Leased, epoch: int) -> None:
-    """Raise FencedError for a lease from before the last restore."""
+def check_lease(lease: Leased, epoch: int, database: str | None) -> None:
+    """Raise LeaseLostError for a lease of another store, and FencedError for one from before the last restore."""
+    check_database(lease, database)
     if lease.epoch != epoch:
         raise FencedError(
             f"lease {lease.token} is of the run before the buffer was restored; nothing was changed: its groups are as "
             "they were at the checkpoint"
+        )
+
+
+def check_database(lease: Leased, database: str | None) -> None:
+    """Raise LeaseLostError for a lease of another store than this one, as far as both are known."""
+    if None not in (lease.database, database) and lease.database != database:
+        raise LeaseLostError(
+            f"lease {lease.token} is of the database {lease.database}, and this buffer is in the database {database}; "
+            "nothing was changed: open the buffer by the URL that the groups were leased from"
         )
 
 

@@ -40,8 +40,8 @@ import pytest
 _PARTS = (
     *("harness", "putting", "expiring", "taking", "policies", "chances", "weighing", "reusing", "filling"),
     *("limiting", "leasing", "lapsing", "archiving"),
-    *("drawing", "tallying", "replacing", "dropping", "querying", "refreshing", "waiting", "persistence", "damage"),
-    *("checkpointing", "claiming", "fencing"),
+    *("drawing", "tallying", "replacing", "dropping", "querying", "recording", "refreshing", "waiting", "persistence"),
+    *("damage", "checkpointing", "claiming", "fencing"),
     *("durable", "durable_rules", "contract"),
 )
 pytest.register_assert_rewrite(*(f"replaybuf.testing.{part}" for part in _PARTS))

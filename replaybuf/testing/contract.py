@@ -21,6 +21,7 @@ from replaybuf.testing.persistence import PersistenceLaws
 from replaybuf.testing.policies import PolicyLaws
 from replaybuf.testing.putting import PuttingLaws
 from replaybuf.testing.querying import ChangingLaws, QueryingLaws
+from replaybuf.testing.recording import LeaseRecordLaws, RecordLaws
 from replaybuf.testing.refreshing import RefreshingLaws
 from replaybuf.testing.replacing import ReplacingLaws
 from replaybuf.testing.reusing import ReuseLaws
@@ -45,6 +46,7 @@ class ExactGroupContract(
     ArchiveLaws,
     TallyLaws,
     MetricsLaws,
+    RecordLaws,
     ReplacingLaws,
     DroppingLaws,
     QueryingLaws,
@@ -60,7 +62,7 @@ class GroupContract(ExactGroupContract, ChanceLaws):
     """The laws of every backend: a `GroupStorage`. Needs the fixture `new_storage`, as all contracts do."""
 
 
-class LeaseContract(LeaseLaws, LeaseTimeLaws, SettlingLaws):
+class LeaseContract(LeaseLaws, LeaseTimeLaws, LeaseRecordLaws, SettlingLaws):
     """The laws of a `LeaseStorage`."""
 
 

@@ -43,6 +43,8 @@ class Group:
     times_sampled: int = 0
     created_at: float = 1.7e9
     reward: float | None = None
+    worker: str | None = None
+    trained_step: int | None = None
     tags: Mapping[str, Any] | None = None
 
 
@@ -59,6 +61,8 @@ GROUPS = Table(
     Column("times_sampled", Integer, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("reward", Double),
+    Column("worker", String),
+    Column("trained_step", BigInteger),
     Column("tags", JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")),
 )
 COLUMNS = {name: GROUPS.c[name] for name in (*FIELDS, "tags")}

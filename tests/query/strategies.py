@@ -42,6 +42,8 @@ groups = st.builds(
     times_sampled=int32,
     created_at=floats,
     reward=_mostly([None, 1.0, 1.5], floats),
+    worker=st.none() | texts,
+    trained_step=st.none() | int64,
     tags=st.none() | _tags | _tags,
 )
 
@@ -55,13 +57,17 @@ def _operands(field: str) -> list[st.SearchStrategy[Any]]:
     return {"str": [texts], "status": [statuses]}.get(FIELDS[field].kind, [_numbers])
 
 
+def _nullable(field: str) -> bool:
+    return field in FIELDS and FIELDS[field].nullable
+
+
 @st.composite
 def comparisons(draw: st.DrawFn, field: str) -> tuple[str, Any]:
     """An operator and its operand."""
     kinds = _operands(field)
     ordered = draw(st.sampled_from(kinds))
     # None is of use only to what may be None; the cases where it is not are in the tables of edges.
-    anything = st.one_of(ordered, *kinds, *([st.none()] if len(kinds) > 1 or field == "reward" else []))
+    anything = st.one_of(ordered, *kinds, *([st.none()] if len(kinds) > 1 or _nullable(field) else []))
     operator = draw(st.sampled_from(["order", "order", "$eq", "$ne", "$in", "$not_in", "$between", "$not"]))
     if operator == "order":
         return draw(st.sampled_from(["$gt", "$gte", "$lt", "$lte"])), draw(ordered)

@@ -34,13 +34,13 @@ def test_sql_means_what_the_predicate_means(store: Store, rows: list[Group], que
 
 
 SAMPLE = [
-    Group(uid=1, reward=None, tags=None, priority=math.inf),
+    Group(uid=1, reward=None, tags=None, priority=math.inf, worker="a", trained_step=2**53),
     Group(uid=3, reward=3.0, tags={"n": 1, "s": "1"}, priority=-math.inf, status="failed"),
     Group(uid=4, reward=0.5, tags={"n": True, "s": None}, priority=0.1 + 0.2, task_name="B"),
     Group(uid=2**53 + 1, reward=-1.0, tags={"n": 1.0, "s": "é"}, priority=2.0**53, task_name="a"),
     Group(uid=2**63 - 1, reward=1e300, priority=2.0**53 + 4, tags={"n": 2**53 + 1, "s": False}, task_name="é"),
     Group(uid=-(2**63), reward=5e-324, tags={"n": 2**63 - 1, "s": "a"}, task_name="😀"),
-    Group(uid=0, reward=0.0, tags={"n": 5e-324, "s": "B"}, task_name="\uffff"),
+    Group(uid=0, reward=0.0, tags={"n": 5e-324, "s": "B"}, task_name="\uffff", worker="é", trained_step=0),
 ]
 EDGES: list[Query] = [
     {"uid": {"$lt": 3.5}},
@@ -70,6 +70,12 @@ EDGES: list[Query] = [
     {"reward": {"$not_in": [3]}},
     {"reward": {"$in": [None, 3]}},
     {"reward": {"$not_in": [None, 3]}},
+    {"worker": None},
+    {"worker": {"$not": {"$gt": "a"}}},
+    {"worker": {"$not_in": [None, "a"]}},
+    {"trained_step": {"$ne": 2**53}},
+    {"trained_step": {"$not": {"$lt": 0.5}}},
+    {"trained_step": {"$in": [None, 2.0**53]}},
     {"tags.n": True},
     {"tags.n": 1},
     {"tags.n": "1"},

@@ -92,7 +92,7 @@ class MemoryStorage(StateCopies, Putting, Drawing, Matching, StorageBackend):
                 claimed.setdefault(item.task_name, []).append(self._decode(item.uid))
             self._loans.lend(all_of(claimed), token, until)
             self._notify()
-            return Leased(token, until, claimed, self._epoch)
+            return Leased(token, until, claimed, self._epoch, database=self.identity)
 
     async def put_behind(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
         encoded = [(group, self._encode(group)) for group in groups]

@@ -12,7 +12,7 @@ from replaybuf.rules.tallies import LaneName
 from replaybuf.storage.memory.items import in_lane
 from replaybuf.storage.memory.loans import now as lease_time
 from replaybuf.storage.memory.state import Memory
-from replaybuf.storage.values import Draw, Leased, StorageItem, check_epoch
+from replaybuf.storage.values import Draw, Leased, StorageItem, check_database, check_lease
 
 Drawn = dict[str, list[StorageItem]]
 
@@ -24,7 +24,9 @@ class Drawing(Memory):
         with self._lock:
             drawn = self._draw(draw)
             if drawn is not None:
+                train_step = self._groups.train_step(draw)
                 for item in all_of(drawn):
+                    item.trained_step = train_step
                     step = transitions.drawn(item, self.rules.limits)
                     self._groups.apply(step, item)
                     item.times_sampled += step.draws
@@ -89,23 +91,24 @@ class Drawing(Memory):
             token, until = self._new_uid(), lease_time() + seconds
             self._loans.lend(all_of(drawn), token, until)
             self._notify()
-            return Leased(token, until, drawn, self._epoch)
+            return Leased(token, until, drawn, self._epoch, self._groups.train_step(draw), self.identity)
 
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
         with self._lock:
-            check_epoch(lease, self._epoch)
+            check_lease(lease, self._epoch, self.identity)
             self._loans.acknowledge(lease, uids)
             self._notify()
 
     async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
         with self._lock:
+            check_database(lease, self.identity)
             given_back = self._loans.give_back(lease, uids, reason if counts else None)
             self._notify()
             return given_back
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
         with self._lock:
-            check_epoch(lease, self._epoch)
+            check_lease(lease, self._epoch, self.identity)
             held = self._loans.held(lease, uids)
             until = lease_time() + seconds
             for loan in held:

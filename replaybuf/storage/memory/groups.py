@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import product
 
 from replaybuf.errors import ConflictError, FullError
 from replaybuf.query import LogicNode, ScalarNode, SetNode
@@ -17,7 +18,7 @@ from replaybuf.rules.race import KEYS
 from replaybuf.rules.tallies import LaneName, Tally, levels
 from replaybuf.rules.transitions import Place, Transition
 from replaybuf.storage.memory.items import Items, Races, in_lane
-from replaybuf.storage.values import NewGroup, StorageItem
+from replaybuf.storage.values import Draw, NewGroup, StorageItem
 
 _ALL = LogicNode("$and", ())
 
@@ -31,6 +32,7 @@ class Groups:
         self.payloads: dict[int, bytes] = {}
         self.archived_at: dict[int, float] = {}
         self.made_from: dict[int, set[int]] = {}  # all uids that a group has replaced, directly or through others
+        self.steps: dict[LaneName, int] = {}  # the train steps that groups were refreshed to
         self.races = Races(rules)
         self.tallies: Counter[tuple[str, Status, Tally]] = Counter()
 
@@ -40,7 +42,7 @@ class Groups:
         for uid in self.table.select(_ALL):
             copied.table.add(self.item(uid))
         copied.payloads, copied.archived_at = dict(self.payloads), dict(self.archived_at)
-        copied.made_from = dict(self.made_from)
+        copied.made_from, copied.steps = dict(self.made_from), dict(self.steps)
         copied.races, copied.tallies = self.races.copy(), self.tallies.copy()
         return copied
 
@@ -49,6 +51,16 @@ class Groups:
         item = self.table.get(uid)
         assert item is not None
         return item
+
+    def refreshed(self, tasks: Iterable[str], statuses: Iterable[Status], step: int) -> None:
+        """Note the train step of a refresh, for all tasks and statuses that there ever was a group of."""
+        chosen = set(product(tasks, statuses))
+        self.steps |= dict.fromkeys({(task, status) for task, status, _ in self.tallies} & chosen, step)
+
+    def train_step(self, draw: Draw) -> int | None:
+        """Return the train step of a draw: the one that it names, or the last one of the groups that it is from."""
+        steps = [self.steps[lane] for task in draw.sizes if (lane := (task, draw.status)) in self.steps]
+        return max(steps, default=None) if draw.train_step is None else draw.train_step
 
     def level(self, task_name: str) -> Level:
         """Return the level of a task."""
@@ -62,7 +74,8 @@ class Groups:
             self._leave(now.uid, step.before)
             self._arrive(now, step.after)
         else:
-            self.table.change([now.uid], times_sampled=now.times_sampled, deliveries=now.deliveries, error=now.error)
+            kept = ("times_sampled", "deliveries", "error", "trained_step")
+            self.table.change([now.uid], **{name: getattr(now, name) for name in kept})
         if step.enters_races:
             self.races.enter(now)
         return now

@@ -67,6 +67,7 @@ class Loans:
         if len(mine) < len(uids):
             self._check_not_passed_on(lease, set(uids).difference(loan.item.uid for loan in mine))
         for loan in mine:
+            loan.item.trained_step = lease.train_step
             self._end(loan, transitions.acknowledged(loan.item, self._limits))
 
     def give_back(self, lease: Leased, uids: Sequence[int], reason: str | None) -> int:

@@ -97,6 +97,7 @@ class Matching(Memory):
         with self._lock:
             self._end_leases()
             counts = dict.fromkeys(refresh.rules, 0)
+            self._groups.refreshed(refresh.rules, refresh.statuses, refresh.train_step)
             tasks = SetNode("task_name", "$in", tuple(refresh.rules))
             statuses = SetNode("status", "$in", tuple(status.value for status in refresh.statuses))
             for item in map(self._groups.item, self._groups.table.select(LogicNode("$and", (tasks, statuses)))):

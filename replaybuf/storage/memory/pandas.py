@@ -28,9 +28,10 @@ from replaybuf.storage.values import StorageItem
 Mask = NDArray[np.bool_]
 
 _INTEGERS = ("uid", "timestamp_id", "staleness", "times_sampled", "deliveries")
-_FLOATS = ("priority", "created_at", "reward")
+_FLOATS = ("priority", "created_at")
+_NULLABLE = {"reward": float, "trained_step": int}  # as floats, of which NaN is None
 _COLUMNS: dict[str, Any] = {
-    field.name: np.int64 if field.name in _INTEGERS else np.float64 if field.name in _FLOATS else object
+    field.name: np.int64 if field.name in _INTEGERS else np.float64 if field.name in (*_FLOATS, *_NULLABLE) else object
     for field in fields(StorageItem)
     if field.name not in ("item", "probability", "weight")
 }
@@ -47,7 +48,7 @@ _EXACT = 2**53
 
 
 class Frame(Items):
-    """The metadata of groups in a DataFrame, one row per group, indexed by uid. A reward of None is NaN."""
+    """The metadata of groups in a DataFrame, one row per group, indexed by uid. A number that is None is NaN."""
 
     def __init__(self) -> None:
         self._rows = _frame([])
@@ -71,7 +72,7 @@ class Frame(Items):
             return None
         row: dict[str, Any] = {name: self.frame.at[uid, name] for name in _COLUMNS}
         row |= {name: int(row[name]) for name in _INTEGERS} | {name: float(row[name]) for name in _FLOATS}
-        row["reward"] = None if np.isnan(row["reward"]) else row["reward"]
+        row |= {name: None if np.isnan(row[name]) else kind(row[name]) for name, kind in _NULLABLE.items()}
         row["tags"] = dict(row["tags"]) if row["tags"] else None
         return StorageItem(**row)
 
@@ -143,8 +144,10 @@ def _compare(column: NDArray[Any], op: str, value: Any) -> Mask:
     mixed = isinstance(value, float) and column.dtype == np.int64
     if mixed or (isinstance(value, int) and abs(value) > _EXACT):
         column = column.astype(object)  # numpy would round one to the other's type
-    with np.errstate(invalid="ignore"):  # a reward of None is NaN
-        return np.asarray(_COMPARISONS[op](column, value), bool)
+    matches = np.full(len(column), op == "$ne")
+    known = ~pd.isna(column)
+    matches[known] = np.asarray(_COMPARISONS[op](column[known], value), bool)
+    return matches
 
 
 def _member(column: NDArray[Any], values: tuple[Any, ...]) -> Mask:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from replaybuf.rules import transitions
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.memory.state import Memory
-from replaybuf.storage.values import NewGroup, StorageItem, check_epoch
+from replaybuf.storage.values import NewGroup, StorageItem, check_lease
 
 
 class Putting(Memory):
@@ -22,7 +22,7 @@ class Putting(Memory):
     def _store(self, group: NewGroup, payload: bytes, reward: float | None) -> int:
         groups = self._groups
         if group.lease is not None:
-            check_epoch(group.lease, self._epoch)
+            check_lease(group.lease, self._epoch, self.identity)
         loans, replaced = self._loans.replaced_by(group), groups.replaced_by(group)
         if not group.stays_leased:
             groups.check_room(group, replaced)
@@ -50,7 +50,7 @@ class Putting(Memory):
     async def drop(self, group: NewGroup) -> None:
         with self._lock:
             if group.lease is not None:
-                check_epoch(group.lease, self._epoch)
+                check_lease(group.lease, self._epoch, self.identity)
             loans, replaced = self._loans.replaced_by(group), self._groups.replaced_by(group)
             self._tell(group.dropped, [*map(self._groups.item, replaced), *(loan.item for loan in loans)])
             self._groups.remove(replaced, Tally.REPLACED)
@@ -80,7 +80,10 @@ class Putting(Memory):
             key=group.key,
             error=group.error,
             deliveries=group.deliveries,
+            worker=group.worker,
         )
+        if group.train_step is not None:
+            groups.steps.setdefault((group.task_name, group.status), group.train_step)
         groups.payloads[uid] = payload
         groups.apply(transitions.put(group.status), item)
         return groups.item(uid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from dataclasses import replace
 
 from replaybuf.codec.payload import Codec
@@ -36,7 +37,13 @@ class Memory(GroupStorage):
         self._next_uid = 1
         self._ticket_shift = 0  # uid minus ticket
         self._epoch = 0
+        self._identity = uuid.uuid4().hex
         self._wakes = Wakes()
+
+    @property
+    def identity(self) -> str:
+        """What tells the store from any other, for its leases."""
+        return self._identity
 
     async def close(self) -> None:
         self._notify()

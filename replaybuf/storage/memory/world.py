@@ -77,6 +77,7 @@ def add_new(now: World, restored: World, known: set[int]) -> None:
         there.payloads[item.uid] = here.payloads[item.uid]
         there.races.tickets[item.uid] = here.races.ticket(item.uid)
         item.status, item.times_sampled, item.deliveries = transitions.undrawn(item), 0, 0
+        item.trained_step = None
         there.apply(transitions.put(item.status), item)
         if item.status in ASIDE and item.uid in here.archived_at:
             there.archived_at[item.uid] = here.archived_at[item.uid]

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from replaybuf.checks import check_history
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError, StorageError
 from replaybuf.progress import OnProgress
@@ -17,7 +18,8 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import LaneName, Tally
-from replaybuf.storage.contract import StorageBackend
+from replaybuf.storage.contract import PresenceStorage, StorageBackend
+from replaybuf.storage.presence import Waiting
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.copies.state_dict import load_state, read_state
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -39,12 +41,15 @@ from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, 
 S = TypeVar("S")
 T = TypeVar("T")
 
+#: The number of draws of a buffer that are kept for people by default.
+HISTORY = 10_000
+
 FIND_CHUNK_BYTES = 8 * 1024 * 1024
 FIND_CHUNK_GROUPS = 256
 _inherited: list[Store | None] = []
 
 
-class SQLStorage(StorageBackend):
+class SQLStorage(StorageBackend, PresenceStorage):
     """Groups in a SQLite file or a PostgreSQL database, shared by all processes that open the same URL.
 
     A database holds any number of independent buffers, each with its `name`.
@@ -52,7 +57,8 @@ class SQLStorage(StorageBackend):
     `durability="full"` makes SQLite wait for the disk at every commit, so that not even a power cut loses one; "normal"
     survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds;
     `reconnect_timeout` the time for which an operation goes on after losing its connection to PostgreSQL. A SQLite file
-    on a network file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`.
+    on a network file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`. Of the
+    last `history` draws of the buffer it is kept who drew what, in the view `batches` (None: of all).
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class SQLStorage(StorageBackend):
         reconnect_timeout: float = 60.0,
         read_only: bool = False,
         allow_network_filesystem: bool = False,
+        history: int | None = HISTORY,
     ) -> None:
         self.url = parse_url(url)
         self.durable = not is_memory(self.url)
@@ -75,7 +82,14 @@ class SQLStorage(StorageBackend):
         self.name = name
         self.scope = Scope(name, self.rules)
         self._options = Options(
-            self.url, codec, durability, lock_timeout, reconnect_timeout, read_only, allow_network_filesystem
+            url=self.url,
+            codec=codec,
+            durability=durability,
+            lock_timeout=lock_timeout,
+            reconnect_timeout=reconnect_timeout,
+            read_only=read_only,
+            allow_network_filesystem=allow_network_filesystem,
+            history=check_history(history),
         )
         self._closed = False
         self._opening = threading.Lock()
@@ -84,6 +98,11 @@ class SQLStorage(StorageBackend):
     def __repr__(self) -> str:
         name = "" if self.scope.buffer == "default" else f", name={self.scope.buffer!r}"
         return f"{type(self).__name__}({public_url(self.url)!r}{name})"
+
+    @property
+    def identity(self) -> str | None:
+        """The number of the database; None until it was opened."""
+        return None if self._open is None else self._open.scope.database
 
     # Opening and closing
 
@@ -166,8 +185,15 @@ class SQLStorage(StorageBackend):
         await self._write(lambda tx: leasing.acknowledge(tx, lease, uids), brief=len(uids) <= BRIEF_GROUPS)
 
     async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
-        why, brief = reason if counts else None, len(uids) <= BRIEF_GROUPS
-        return await self._write(lambda tx: leasing.give_back(tx, lease, uids, why), brief=brief)
+        store, why, brief = await self._ready(), reason if counts else None, len(uids) <= BRIEF_GROUPS
+
+        async def work() -> int:
+            given_back = await store.write(lambda tx: leasing.give_back(tx, lease, uids, why), brief=brief)
+            for holder, number in given_back.items() if counts else ():
+                store.presence.of(holder).failures += number
+            return given_back.total()
+
+        return await store.thread.run(work)
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
         brief = len(uids) <= BRIEF_GROUPS
@@ -273,7 +299,10 @@ class SQLStorage(StorageBackend):
 
         async def work() -> bool:
             encoded = await store.compute(self._encode_all, groups)
-            return await store.write(lambda tx: put_behind(tx, encoded, cursor))
+            is_put = await store.write(lambda tx: put_behind(tx, encoded, cursor))
+            for one in encoded if is_put else ():
+                store.presence.count_put(one)
+            return is_put
 
         return await store.thread.run(work)
 
@@ -288,6 +317,18 @@ class SQLStorage(StorageBackend):
     async def changed(self, timeout: float, since: int) -> None:
         store = await self._ready()
         await store.watch.wait(timeout, since)
+
+    # Presence
+
+    def announce(self, waiting: Waiting) -> None:
+        store = self._open
+        if store is not None and store.thread.pid == os.getpid():
+            store.presence.announce(waiting)
+
+    def withdraw(self, waiting: Waiting) -> None:
+        store = self._open
+        if store is not None:
+            store.presence.withdraw(waiting)
 
     # Snapshots
 

@@ -31,6 +31,7 @@ from replaybuf.storage.sql.statements.restore import restore
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
 from replaybuf.storage.sql.tasks.making import Making
 from replaybuf.storage.sql.tasks.port import LastDraw
+from replaybuf.storage.sql.tasks.presence import Presence
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.watch import Watch
 from replaybuf.storage.values import Checkpoint
@@ -50,6 +51,7 @@ class Options:
     reconnect_timeout: float
     read_only: bool
     allow_network_filesystem: bool
+    history: int | None
 
 
 class Store:
@@ -73,7 +75,9 @@ class Store:
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.engine)
-        self.sweeper = Sweeper(self.engine, self.scope, self.watch.committed)
+        self.history = options.history
+        self.presence = Presence(self.engine, self.scope)
+        self.sweeper = Sweeper(self.engine, self.scope, self.watch.committed, options.history, self.presence)
         self.commits = GroupCommit(self, options.codec)
         self.lanes: KnownLanes = {}
         self.last_draw = LastDraw()
@@ -212,6 +216,8 @@ class Store:
     async def _shut_down(self) -> None:
         await self.commits.close()
         await self.sweeper.stop()
+        if not self._options.read_only:
+            await self.presence.end()
         await self.watch.stop()
         await self.engine.dispose()
 

@@ -119,6 +119,7 @@ def _rest(one: StoredGroup) -> dict[str, Any]:
         "error": item.error,
         "reward": item.reward,
         "archived_at": one.archived_at,
+        "trained_step": item.trained_step,
         UNIFORM: one.keys.get(UNIFORM),
         PRIORITIZED: one.keys.get(PRIORITIZED),
     }
@@ -139,7 +140,15 @@ def _set_clocks(tx: Transaction, lanes: dict[LaneName, Lane], clocks: dict[tuple
 def _encoded(codec: Codec, stored: StoredGroup) -> EncodedGroup:
     item = stored.item
     new = NewGroup(
-        item.task_name, item.status, item.staleness, [], item.created_at, None, item.priority, item.tags, item.key
+        item.task_name,
+        item.status,
+        item.staleness,
+        [],
+        item.created_at,
+        priority=item.priority,
+        tags=item.tags,
+        key=item.key,
+        worker=item.worker,
     )
     try:
         return describe(new, codec.decode(stored.payload), stored.payload, codec.rollout_type)

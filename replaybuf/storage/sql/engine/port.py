@@ -54,11 +54,17 @@ class Engine(ABC):
 
     @abstractmethod
     async def write(
-        self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False, brief: bool = False
+        self,
+        function: Function[T],
+        scope: Scope = DEFAULT,
+        *,
+        alone: bool = False,
+        brief: bool = False,
+        patience: float | None = None,
     ) -> T:
         """Run `function(tx)` in a write transaction and commit; `alone` keeps out all other writers.
 
-        `brief` as in `read`.
+        `brief` as in `read`. `patience` bounds each wait for a lock, in seconds, in place of `lock_timeout`.
 
         The function may run more than once: when the database rolls it back in favour of another transaction, or when a
         connection was lost. Raises UnreachableError when it was not committed, and OutcomeUnknownError when that could

@@ -79,7 +79,13 @@ class PostgresEngine(Engine):
         return await self._until_done(once)
 
     async def write(
-        self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False, brief: bool = False
+        self,
+        function: Function[T],
+        scope: Scope = DEFAULT,
+        *,
+        alone: bool = False,
+        brief: bool = False,
+        patience: float | None = None,
     ) -> T:
         async def once(attempt: _Attempt[T]) -> T:
             def transact(inner: Connection) -> bool:
@@ -95,7 +101,7 @@ class PostgresEngine(Engine):
             async with self._connected(attempt) as connection:
                 if self.opened:
                     attempt.identity = await connection.run_sync(identities.next_identity)
-                async with self._begun(connection, attempt.identity, alone=alone) as raw:
+                async with self._begun(connection, attempt.identity, alone=alone, patience=patience) as raw:
                     attempt.committing = await connection.run_sync(transact)
                     # A take that found nothing needn't wait for the disk.
                     await (commit(raw, attempt.last) if attempt.committing else send(raw, "ROLLBACK;"))
@@ -106,13 +112,14 @@ class PostgresEngine(Engine):
 
     @asynccontextmanager
     async def _begun(
-        self, connection: AsyncConnection, identity: Identity | None, *, alone: bool
+        self, connection: AsyncConnection, identity: Identity | None, *, alone: bool, patience: float | None
     ) -> AsyncIterator[asyncpg.Connection[Any]]:
         """Begin a transaction and take its locks in one message; yields the driver's connection, to end it."""
         await connection.execution_options(isolation_level="AUTOCOMMIT")  # for SQLAlchemy, which would send a BEGIN
         raw: Any = (await connection.get_raw_connection()).driver_connection
         try:
-            await send(raw, self._begin + locks.first(None if identity is None else identity.lock, alone=alone))
+            bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
+            await send(raw, self._begin + bound + locks.first(None if identity is None else identity.lock, alone=alone))
             yield raw
         except OSError:  # the connection can't be used any more
             raise

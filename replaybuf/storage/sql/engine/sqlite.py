@@ -60,18 +60,26 @@ class SqliteEngine(Engine):
                 return await driver.in_thread(lambda _: session.transact(function, scope, write=False))
 
     async def write(
-        self, function: Function[T], scope: Scope = DEFAULT, *, alone: bool = False, brief: bool = False
+        self,
+        function: Function[T],
+        scope: Scope = DEFAULT,
+        *,
+        alone: bool = False,
+        brief: bool = False,
+        patience: float | None = None,
     ) -> T:
         # A commit either succeeds or raises; no answer can be lost, and nothing has to be repeated.
-        with translated(self.url, self.lock_timeout):
-            return await self._in_turn(function, scope, write=True, brief=brief)
+        with translated(self.url, self.lock_timeout if patience is None else patience):
+            return await self._in_turn(function, scope, write=True, brief=brief, patience=patience)
 
     async def write_beside(
         self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT
     ) -> T:
         return await self.write(function, scope)
 
-    async def _in_turn(self, function: Function[T], scope: Scope, *, write: bool, brief: bool) -> T:
+    async def _in_turn(
+        self, function: Function[T], scope: Scope, *, write: bool, brief: bool, patience: float | None = None
+    ) -> T:
         """Run a transaction on the writer's connection: a brief one in this thread, unless another process writes."""
         async with self._turn:
             driver, session = self._session or await self._open_writer()
@@ -81,7 +89,7 @@ class SqliteEngine(Engine):
                 except sqlite3.OperationalError as error:
                     if not is_busy(error):
                         raise
-            patience = self.lock_timeout
+            patience = self.lock_timeout if patience is None else patience
             return await driver.in_thread(lambda _: session.transact(function, scope, write=write, patience=patience))
 
     async def _open_writer(self) -> tuple[ThreadedConnection, Session]:

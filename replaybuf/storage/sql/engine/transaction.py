@@ -21,7 +21,7 @@ class Scope:
     """One buffer in a database, and its rules. Without a name: all buffers, for readers.
 
     `epoch` is the number of restores of the buffer before it was opened; `ticket_shift` is uid minus ticket;
-    `checkpoint` is the number of the checkpoint made last.
+    `checkpoint` is the number of the checkpoint made last; `database` is the number of the database itself.
     """
 
     buffer: str | None = "default"
@@ -29,6 +29,7 @@ class Scope:
     epoch: int = 0
     ticket_shift: int = 0
     checkpoint: int = 0
+    database: str | None = None
 
     @property
     def lanes(self) -> ColumnElement[bool]:

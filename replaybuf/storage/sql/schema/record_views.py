@@ -81,21 +81,23 @@ SELECT b.id AS batch, b.buffer AS buffer, b.step AS step, b.worker AS taken_by, 
 
 
 def _leases(dialect: str) -> str:
-    times = _times(since="(SELECT min(b.taken_at) FROM rb_batch b WHERE b.lease = g.lease)", until="g.until")[dialect]
+    times = _times(
+        since="(SELECT min(b.taken_at) FROM rb_batch b WHERE b.lease = held.lease)", until="held.leased_until"
+    )[dialect]
     return f"""
 CREATE VIEW leases AS
 SELECT
-    g.lease AS lease, g.buffer AS buffer, g.task_name AS task_name, g.status AS status, g.holder AS worker,
-    {times["since"]}, {times["until"]}, g.groups AS groups, g.deliveries AS deliveries,
-    (SELECT max(b.step) FROM rb_batch b WHERE b.lease = g.lease) AS step
+    held.lease AS lease, held.buffer AS buffer, held.task_name AS task_name, held.status AS status,
+    held.holder AS worker, {times["since"]}, {times["until"]}, held.groups AS groups, held.deliveries AS deliveries,
+    (SELECT max(b.step) FROM rb_batch b WHERE b.lease = held.lease) AS step
 FROM (
     SELECT
         g.lease AS lease, l.buffer AS buffer, l.task_name AS task_name, l.status AS status, g.holder AS holder,
-        min(g.leased_until) AS until, count(*) AS groups, max(g.deliveries) AS deliveries
+        min(g.leased_until) AS leased_until, count(*) AS groups, max(g.deliveries) AS deliveries
     FROM rb_group g JOIN rb_lane l ON l.id = g.lane
     WHERE g.leased_until IS NOT NULL
     GROUP BY g.lease, l.buffer, l.task_name, l.status, g.holder
-) g
+) held
 """
 
 

@@ -14,11 +14,13 @@ from typing import Any, Self
 from sqlalchemy import and_, delete, exists, func, literal, select, update
 
 from replaybuf.rules.tallies import Tally
+from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.prepared import Prepared, Row
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, cursor, garbage, group
 from replaybuf.storage.sql.statements.columns import STORED, uid_in
+from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.making import (
     Mark,
     begin,
@@ -74,9 +76,9 @@ def publish_alone(tx: Transaction, mark: Mark, keep: int | None) -> Checkpoint:
     of_step = select(checkpoint.c.id).where(checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.step == mark.step)
     forget(tx, list(tx.execute(of_step.where(whole)).scalars()))
     made = publish(tx, mark)
+    note(tx, EventKind.CHECKPOINT, step=made.step, groups=made.groups)
     if keep is not None:
-        ids = list(tx.execute(_of_buffer(tx).with_only_columns(checkpoint.c.id)).scalars())
-        forget(tx, ids[:-keep])
+        _drop(tx, tx.execute(_of_buffer(tx)).all()[:-keep])
     return made
 
 
@@ -151,7 +153,13 @@ def find_checkpoint(tx: Transaction, step: int) -> Any:
 
 def drop_checkpoint(tx: Transaction, step: int) -> None:
     """Drop the checkpoint of a step. Raises CheckpointError."""
-    forget(tx, [find_checkpoint(tx, step).id])
+    _drop(tx, [find_checkpoint(tx, step)])
+
+
+def _drop(tx: Transaction, dropped: Sequence[Any]) -> None:
+    forget(tx, [row.id for row in dropped])
+    for row in dropped:
+        note(tx, EventKind.CHECKPOINT_DROPPED, step=row.step, groups=row.groups)
 
 
 def _of_buffer(tx: Transaction) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import JSON, ColumnElement, Text, cast
 
+from replaybuf.query import FIELDS as QUERIED
 from replaybuf.query import SetNode, compile_sql
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, staleness
@@ -22,8 +23,13 @@ FIELDS: dict[str, ColumnElement[Any]] = {
     "times_sampled": group.c.times_sampled,
     "created_at": group.c.created_at,
     "reward": group.c.reward,
+    "worker": group.c.worker,
+    "trained_step": group.c.trained_step,
     "tags": group.c.tags,
 }
+
+#: Which of the fields that groups are ordered by may be NULL.
+NULLABLE = {name: kind.nullable for name, kind in QUERIED.items()}
 
 #: All columns of a group, with JSON as text: it is parsed where it is needed, and may be damaged.
 STORED: tuple[ColumnElement[Any], ...] = tuple(

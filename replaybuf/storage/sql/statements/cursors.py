@@ -9,8 +9,10 @@ from typing import Any
 from sqlalchemy import insert, select, update
 
 from replaybuf.errors import ReplayBufError
+from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import cursor
+from replaybuf.storage.sql.statements.events import note_more
 from replaybuf.storage.sql.statements.fence import join
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
 from replaybuf.storage.sql.statements.put import put_groups, store
@@ -54,7 +56,7 @@ def claim(
     for row, encoded in zip(rows, groups, strict=True):
         row.payload, row.verified = encoded.payload, True
     token, until = begin_lease(tx, seconds)
-    hold(tx, rows, token, until)
+    hold(tx, rows, token, until, groups[0].group.worker if groups else None)
     return rows, token, until
 
 
@@ -65,6 +67,8 @@ def put_behind(tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor) -
     for outcome in put_groups(tx, groups):
         if isinstance(outcome, ReplayBufError):
             raise outcome
+    if groups:
+        note_more(tx, EventKind.IMPORTED, worker=groups[0].group.worker, groups=len(groups), detail=moved.name)
     return True
 
 

@@ -16,7 +16,7 @@ from replaybuf.errors import FencedError
 from replaybuf.storage.sql.engine.identity import MARK, marking
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.schema.tables import buffer, checkpoint
+from replaybuf.storage.sql.schema.tables import IDENTITY, buffer, checkpoint, info
 
 
 def join(tx: Transaction) -> None:
@@ -28,9 +28,10 @@ def join(tx: Transaction) -> None:
 
 
 def joined(tx: Transaction) -> Scope:
-    """Return the scope of a transaction, updated to the buffer's present epoch."""
+    """Return the scope of a transaction, updated to the buffer's present epoch, with the number of the database."""
     join(tx)
-    return tx.scope
+    number = tx.execute(select(info.c.value).where(info.c.name == IDENTITY)).scalar()
+    return replace(tx.scope, database=number)
 
 
 def check_fence(tx: Transaction) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Select, bindparam, select
 
 from replaybuf.rules import transitions
+from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
+from replaybuf.storage.sql.statements.batches import settle
 from replaybuf.storage.sql.statements.columns import STORED, uid_in
+from replaybuf.storage.sql.statements.events import note_rows
 from replaybuf.storage.sql.statements.lanes import find_lanes
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.steps import change, move
-from replaybuf.storage.values import Leased, check_epoch, count_passed_on, lost_to_others
+from replaybuf.storage.values import Leased, check_database, check_lease, count_passed_on, lost_to_others
 
 
 def store_clock(tx: Transaction) -> float:
@@ -30,9 +34,11 @@ def begin_lease(tx: Transaction, seconds: float) -> tuple[int, float]:
     return token, tx.dialect.start_clock(tx) + seconds
 
 
-def hold(tx: Transaction, rows: Sequence[GroupRow], token: int, until: float, **values: Any) -> None:
-    """Lease these groups, which are still in their lanes, and set these columns of them."""
-    move(tx, rows, transitions.leased, lease=token, leased_until=until, **values)
+def hold(
+    tx: Transaction, rows: Sequence[GroupRow], token: int, until: float, holder: str | None, **values: Any
+) -> None:
+    """Lease these groups, which are still in their lanes, to a holder, and set these columns of them."""
+    move(tx, rows, transitions.leased, lease=token, leased_until=until, holder=holder, **values)
 
 
 def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
@@ -46,16 +52,17 @@ def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
 
 def acknowledge(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     """Consume groups of a lease."""
-    check_epoch(lease, tx.scope.epoch)
+    check_lease(lease, tx.scope.epoch, tx.scope.database)
     limits, mine = tx.scope.rules.limits, _held(tx, lease, uids)
     if len(mine) < len(uids):
         _check_not_passed_on(tx, lease, set(uids).difference(row.uid for row in mine))
-    move(tx, mine, lambda row: transitions.acknowledged(row, limits))
+    move(tx, mine, lambda row: transitions.acknowledged(row, limits), trained_step=lease.train_step)
+    settle(tx, lease.token, len(mine))
 
 
 def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) -> float:
     """Extend the lease of these groups; return the time when it ends."""
-    check_epoch(lease, tx.scope.epoch)
+    check_lease(lease, tx.scope.epoch, tx.scope.database)
     held = [row.uid for row in _held(tx, lease, uids)]
     until = tx.dialect.start_clock(tx) + seconds
     if held:
@@ -63,11 +70,14 @@ def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) 
     return until
 
 
-def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], reason: str | None) -> int:
-    """Give back those of these groups that the lease still holds, and return their number."""
+def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], reason: str | None) -> Counter[str | None]:
+    """Give back those of these groups that the lease still holds, and return their number by holder."""
+    check_database(lease, tx.scope.database)
     limits, mine = tx.scope.rules.limits, _of(tx, lease, uids)
     move(tx, mine, lambda row: transitions.given_back(row, limits, reason))
-    return len(mine)
+    if reason is not None:
+        _note_returned(tx, EventKind.GIVEN_BACK, mine, reason)
+    return Counter(row.column("holder") for row in mine)
 
 
 def unhold(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
@@ -86,7 +96,15 @@ def end_leases(tx: Transaction, *, wait: bool = False) -> int:
     overdue = group.c.leased_until <= store_clock(tx)
     rows = read_rows(tx, overdue, skip_locked=not wait)
     move(tx, rows, lambda row: transitions.lapsed(row, limits))
+    _note_returned(tx, EventKind.LEASE_LAPSED, rows)
     return len(rows)
+
+
+def _note_returned(tx: Transaction, kind: EventKind, rows: Sequence[GroupRow], reason: str | None = None) -> None:
+    """Note that these deliveries have failed, and which groups were set aside for it."""
+    limits = tx.scope.rules.limits
+    note_rows(tx, kind, rows, reason)
+    note_rows(tx, EventKind.SET_ASIDE, [row for row in rows if transitions.is_last(row, limits)], reason)
 
 
 def any_overdue(tx: Transaction) -> bool:

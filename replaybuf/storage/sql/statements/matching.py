@@ -7,14 +7,16 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, bindparam, func, select, update
 
-from replaybuf.query import Node, compile_sql
+from replaybuf.query import Node, compile_sql, to_text
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.rules.transitions import Place, removed, updated
+from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
-from replaybuf.storage.sql.statements.columns import FIELDS, STORED, uid_in
+from replaybuf.storage.sql.statements.columns import FIELDS, NULLABLE, STORED, uid_in
+from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -34,7 +36,7 @@ def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> 
     keys = []
     for term in order:
         key = FIELDS[term.field].desc() if term.descending else FIELDS[term.field].asc()
-        keys.append(key.nulls_last() if term.field == "reward" else key)
+        keys.append(key.nulls_last() if NULLABLE[term.field] else key)
     statement = _matching(tx, query, group.c.uid, group.c.bytes).order_by(*keys).limit(limit)
     return [(uid, size) for uid, size in tx.execute(statement)]
 
@@ -75,12 +77,15 @@ def read_histogram(tx: Transaction, field: str) -> dict[LaneName, dict[int, int]
 
 def delete_groups(tx: Transaction, query: Node) -> int:
     """Remove the groups that match, and return their number."""
-    deleted = 0
+    deleted: dict[str, list[int]] = {}
     for by_lane in _locked(tx, query):
         steps = [(home.task_name, removed(Place(home.status), Tally.DELETED), uids) for home, uids in by_lane]
         apply(tx, steps, (home for home, _ in by_lane))
-        deleted += sum(len(uids) for _, uids in by_lane)
-    return deleted
+        for home, uids in by_lane:
+            deleted.setdefault(home.task_name, []).extend(uids)
+    for task_name, uids in deleted.items():
+        note(tx, EventKind.DELETED, task_name=task_name, groups=len(uids), uids=uids, detail=to_text(query))
+    return sum(map(len, deleted.values()))
 
 
 def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:

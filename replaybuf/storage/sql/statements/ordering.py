@@ -20,7 +20,7 @@ from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane
-from replaybuf.storage.sql.statements.columns import FIELDS, STORED
+from replaybuf.storage.sql.statements.columns import FIELDS, NULLABLE, STORED
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.rows import GroupRow
 
@@ -218,4 +218,4 @@ def _sort_key(term: OrderTerm, fields: Mapping[str, ColumnElement[Any]], by_step
         # The most stale groups are those with the oldest step, which is what the index has.
         column, descending = group.c.oldest_step, not descending
     key = column.desc() if descending else column.asc()
-    return key.nulls_last() if term.field == "reward" else key
+    return key.nulls_last() if NULLABLE.get(term.field) else key

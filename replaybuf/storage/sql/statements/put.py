@@ -13,11 +13,13 @@ from replaybuf.rules import transitions
 from replaybuf.rules.race import PRIORITIZED, UNIFORM
 from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.rules.transitions import Place, Transition
+from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.locks import NamedLock
 from replaybuf.storage.sql.engine.prepared import Row, insertion
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks, read_levels
+from replaybuf.storage.sql.statements.events import note_more
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
@@ -25,6 +27,7 @@ from replaybuf.storage.sql.statements.leaving import Leaving, by_put
 from replaybuf.storage.sql.statements.race_keys import new_keys
 from replaybuf.storage.sql.statements.replacing import (
     find_replaced,
+    kept_origins,
     lock_replaced,
     origins,
     remove_replaced,
@@ -95,7 +98,7 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     if replaced:
         gone = [row for place in kept for row in replaced.get(place, ())]
         kept_by_checkpoints = set(uids_in_checkpoints(tx, origins(gone)))
-        made_from = [sorted(origins(replaced.get(place, ())) & kept_by_checkpoints) for place in kept]
+        made_from = [kept_origins(replaced.get(place, ()), kept_by_checkpoints) for place in kept]
         remove_replaced(tx, gone, leaving)
     uids = store(tx, [groups[place] for place in kept], made_from=made_from, leaving=leaving)
     outcomes: dict[int, Outcome] = {**refused, **dict(zip(kept, uids, strict=True))}
@@ -141,13 +144,13 @@ def _put_one(tx: Transaction, encoded: EncodedGroup) -> Outcome:
     except ReplayBufError as error:  # nothing was changed
         return error
     leaving: Leaving = None if new.dropped is None else []
-    made_from = uids_in_checkpoints(tx, origins(replaced))
+    made_from = kept_origins(replaced, set(uids_in_checkpoints(tx, origins(replaced))))
     remove_replaced(tx, replaced, leaving)
     [uid] = store(tx, [encoded], evicting=not new.stays_leased, made_from=[made_from], leaving=leaving)
     if new.stays_leased:
         delivered = max(row.deliveries for row in replaced)
         rows = rows_of(tx, [uid])
-        hold(tx, rows, replaced[0].lease, replaced[0].leased_until, deliveries=delivered)
+        hold(tx, rows, replaced[0].lease, replaced[0].leased_until, new.worker, deliveries=delivered)
     return uid if leaving is None else Stored(uid, leaving)
 
 
@@ -174,7 +177,7 @@ def store(
 ) -> list[int]:
     """Insert groups for which there is room, and evict beyond the capacity; return their uids.
 
-    `made_from` has the uids that each group replaced, as far as checkpoints have them. Groups that are replaced for
+    `made_from` has the uids that are kept as those that each group replaced. Groups that are replaced for
     their key, or evicted, are added to `leaving`.
     """
     if not groups:
@@ -296,7 +299,7 @@ def group_row(
         ticket,
         dump_json(list(made_from)) if made_from else None,
         new.worker,
-        new.train_step,
+        new.put_step,
         None,  # holder
         None,  # trained_step
     )
@@ -351,6 +354,7 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
 def refuse(tx: Transaction, new: NewGroup) -> None:
     """Count a group for which there was no room."""
     _count(tx, new, transitions.refused(new.status))
+    note_more(tx, EventKind.REFUSED, task_name=new.task_name, worker=new.worker, groups=1)
 
 
 def _count(tx: Transaction, new: NewGroup, step: Transition) -> None:

@@ -122,8 +122,13 @@ def _payloads(groups: Sequence[EncodedGroup]) -> list[list[Any] | None]:
 
 def _groups(groups: Sequence[EncodedGroup], lanes: KnownLanes) -> list[list[Any] | None]:
     """Return the columns of `rb_group` but those that the statement makes."""
-    columns = _columns(group_row(0, one, None, lanes, {}, None) for one in groups)
-    return [values for column, values in zip(group.columns, columns, strict=True) if column.name not in _MADE]
+    rows = (group_row(0, one, None, lanes, {}, None) for one in groups)
+    columns = dict(zip(group.columns.keys(), _columns(rows), strict=True))
+    for name in _SHARED:
+        values = columns[name]
+        if values is not None and values.count(values[0]) == len(values):
+            columns[name] = values[:1]
+    return [values for name, values in columns.items() if name not in _MADE]
 
 
 def _columns(rows: Iterable[Sequence[Any]]) -> list[list[Any] | None]:
@@ -138,12 +143,18 @@ def _columns(rows: Iterable[Sequence[Any]]) -> list[list[Any] | None]:
 
 #: Columns that the statement makes.
 _MADE = {"uid": "unnest(uids)", "ticket": "unnest(uids) - shift"}
+#: Columns of which one value stands for all groups: nearly always they have the same.
+_SHARED = ("worker", "put_step")
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 
 def _value(column: Column[Any]) -> str:
     kind, _, _ = ARRAY(column.type).compile(dialect=_DIALECT).partition(" COLLATE")
-    return _MADE.get(column.name, f"unnest(CAST(:group_{column.name} AS {kind}))")
+    values = f"CAST(:group_{column.name} AS {kind})"
+    if column.name in _SHARED:
+        same = f"array_fill(({values})[1], ARRAY[CAST(:count AS int)])"
+        values = f"CASE cardinality({values}) WHEN 1 THEN {same} ELSE {values} END"
+    return _MADE.get(column.name, f"unnest({values})")
 
 
 _INSERT_GROUPS = f"""

@@ -19,8 +19,10 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.tallies import Tally
 from replaybuf.rules.transitions import Place
+from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, unsettled
+from replaybuf.storage.sql.statements import events
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.leaving import Leaving, note
@@ -43,13 +45,17 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
     leaving: Leaving = None if refresh.dropped is None else []
     names = [(task_name, status) for task_name in refresh.rules for status in refresh.statuses]
     lanes = find_lanes(tx, names)
-    counts = dict.fromkeys(refresh.rules, 0)
+    expired: dict[str, list[int]] = {task_name: [] for task_name in refresh.rules}
     # EXPIRED goes first: groups that now expire from other lanes must not be refreshed a second time there.
     for task_name, status in sorted(lanes, key=lambda name: (name[0], name[1] != Status.EXPIRED)):
         home = lanes[(task_name, status)]
         _set_step(tx, home, refresh.train_step)
-        counts[task_name] += _expire(tx, home, refresh, leaving)
-    return counts, leaving or []
+        expired[task_name] += _expire(tx, home, refresh, leaving)
+    for task_name, uids in expired.items():
+        if uids:
+            step, number = refresh.train_step, len(uids)
+            events.note(tx, EventKind.EXPIRED, task_name=task_name, step=step, groups=number, uids=uids)
+    return {task_name: len(uids) for task_name, uids in expired.items()}, leaving or []
 
 
 def _set_step(tx: Transaction, home: Lane, step: int) -> None:
@@ -70,16 +76,16 @@ def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     )
 
 
-def _expire(tx: Transaction, home: Lane, refresh: Refresh, leaving: Leaving) -> int:
-    """Expire the groups of a lane that are too old for its task's rule; return their number."""
+def _expire(tx: Transaction, home: Lane, refresh: Refresh, leaving: Leaving) -> list[int]:
+    """Expire the groups of a lane that are too old for its task's rule; return their uids."""
     rule, step = refresh.rules[home.task_name], refresh.train_step
     if home.status == Status.EXPIRED and not rule.retryable:
         everything = list(tx.execute(select(group.c.uid).where(group.c.lane == home.id)).scalars())
         _drop(tx, home, everything, leaving)
-        return len(everything)
+        return everything
     thresholds = [t for t in (rule.stale_threshold, rule.token_stale_threshold) if t is not None]
     if not thresholds:
-        return 0
+        return []
     # A rollout's newest trainable token isn't older than its oldest token, so this range has all candidates.
     newest_expired = step - 1 - min(thresholds)
     candidates = select(group.c.uid, cast(group.c.marks, Text)).where(
@@ -103,7 +109,7 @@ def _expire(tx: Transaction, home: Lane, refresh: Refresh, leaving: Leaving) -> 
         _keep_expired(tx, home, expired)
     else:
         _drop(tx, home, _uids(expired), leaving)
-    return len(_uids(expired))
+    return _uids(expired)
 
 
 def _uids(expired: Sequence[Alike]) -> list[int]:

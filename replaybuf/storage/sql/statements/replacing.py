@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, select
@@ -11,13 +11,13 @@ from replaybuf.errors import ConflictError, ReplayBufError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.tallies import Tally
 from replaybuf.rules.transitions import Place, removed
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.leaving import Leaving, note
 from replaybuf.storage.sql.statements.matching import lock_groups
 from replaybuf.storage.sql.statements.steps import apply
-from replaybuf.storage.values import NewGroup, check_epoch, lost_to_others
+from replaybuf.storage.values import NewGroup, check_lease, lost_to_others
 
 
 def replace_groups(tx: Transaction, condition: ColumnElement[bool], leaving: Leaving = None) -> None:
@@ -36,7 +36,7 @@ def replaced_by_place(
     for place, new in enumerate(groups):
         if new.replaces:
             try:
-                replaced[place] = _check_replaced(tx.scope.epoch, new, there)
+                replaced[place] = _check_replaced(tx.scope, new, there)
             except ReplayBufError as error:
                 refused[place] = error
             else:
@@ -48,14 +48,14 @@ def replaced_by_place(
 def find_replaced(tx: Transaction, new: NewGroup) -> list[Any]:
     """Return the groups that a put names. Raises ConflictError, LeaseLostError and FencedError."""
     there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, new.replaces))}
-    return _check_replaced(tx.scope.epoch, new, there)
+    return _check_replaced(tx.scope, new, there)
 
 
-def _check_replaced(epoch: int, new: NewGroup, there: Mapping[int, Any]) -> list[Any]:
+def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, Any]) -> list[Any]:
     """Return the groups there that a put names. Raises ConflictError, LeaseLostError and FencedError."""
     token = None
     if new.lease is not None:
-        check_epoch(new.lease, epoch)
+        check_lease(new.lease, scope.epoch, scope.database)
         token = new.lease.token
     found = {uid: there[uid] for uid in new.replaces if uid in there and there[uid].lease == token}
     missing = [uid for uid in new.replaces if uid not in found]
@@ -90,3 +90,12 @@ def remove_replaced(tx: Transaction, rows: Iterable[Any], leaving: Leaving = Non
 def origins(replaced: Iterable[Any]) -> set[int]:
     """Return the uids of these groups, and of all that they replaced."""
     return {uid for row in replaced for uid in (row.uid, *(row.made_from or ()))}
+
+
+def kept_origins(replaced: Iterable[Any], in_checkpoints: Container[int]) -> list[int]:
+    """Return the origins that are kept with the new group: those that it replaced itself, and those in checkpoints.
+
+    A restore that keeps the new group doesn't bring the latter back.
+    """
+    direct = {row.uid for row in replaced}
+    return sorted(uid for uid in origins(replaced) if uid in direct or uid in in_checkpoints)

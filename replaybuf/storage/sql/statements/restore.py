@@ -14,11 +14,13 @@ from sqlalchemy import ColumnElement, delete, exists, insert, literal, or_, sele
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.tallies import Tally
+from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, cursor, garbage, group, lane, tally
 from replaybuf.storage.sql.statements.checkpoints import find_checkpoint, forget
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
+from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.fence import begin_epoch, join
 from replaybuf.storage.sql.statements.lanes import Lane, all_lanes, need_lanes, new_clocks
 from replaybuf.storage.sql.statements.leases import read_rows, return_all
@@ -50,6 +52,8 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
     begin_epoch(tx, step, now, shift)
     return_all(tx)
     _let_in(tx, new)
+    detail = "groups put since stayed" if keep_new else None
+    note(tx, EventKind.RESTORED, step=step, groups=kept.groups, detail=detail)
     return Checkpoint(kept.step, kept.created_at, kept.groups, kept.bytes)
 
 
@@ -119,7 +123,7 @@ def _set_new_apart(tx: Transaction, checkpoint_id: int) -> list[GroupRow]:
     """Pin the staleness of groups that were put since, and make them as if never drawn; return them as they were."""
     return_all(tx)
     found = read_rows(tx, ~_kept(checkpoint_id))
-    fresh = {"times_sampled": 0, "deliveries": 0, "scoped_key": None}
+    fresh = {"times_sampled": 0, "deliveries": 0, "trained_step": None, "scoped_key": None}
     for row in all_lanes(tx):  # while lanes still have the train step that their groups follow
         mine = update(group).where(group.c.lane == row.id, ~_kept(checkpoint_id))
         tx.execute(mine.values(pinned(Lane.of(row)) | fresh))

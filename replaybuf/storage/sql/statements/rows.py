@@ -28,7 +28,7 @@ _DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
 
 @dataclass(slots=True)
 class EncodedGroup:
-    """A group ready to be inserted."""
+    """A group ready to be inserted; `tokens` are those of its responses."""
 
     group: NewGroup
     payload: bytes
@@ -38,6 +38,7 @@ class EncodedGroup:
     marks: str
     outline: str
     prompt: str | None
+    tokens: int
 
 
 def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
@@ -48,7 +49,7 @@ def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
 
 def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: RolloutType) -> EncodedGroup:
     """Return the metadata of a group whose rollouts were encoded as `payload`."""
-    marks = Marks.of(rollouts, kind)
+    marks, records = Marks.of(rollouts, kind), outline(rollouts, kind, Texts(payload).find)
     return EncodedGroup(
         group=group,
         payload=payload,
@@ -56,8 +57,9 @@ def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: Rol
         mixed=marks.mixed,
         reward=marks.mean_reward,
         marks=dump_json(marks.to_json()),
-        outline=dump_json(outline(rollouts, kind, Texts(payload).find)),
+        outline=dump_json(records),
         prompt=prompt_preview(rollouts, kind) if rollouts else None,
+        tokens=sum(record["response_tokens"] for record in records),
     )
 
 
@@ -84,8 +86,10 @@ def _columns(*names: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return itemgetter(*(PLACES[name] for name in names))
 
 
+_ORIGIN = _columns("worker", "reward", "oldest_step", "created_at")
 _STALENESS = _columns("pinned_staleness", "pinned_step", "oldest_step")
 _ITEM = _columns("priority", "times_sampled", "created_at", "reward", "tags", "scoped_key", "error", "deliveries")
+_RECORD = _columns("worker", "trained_step")
 _NEEDED = _columns(*NEEDED)
 _JSON = _columns(*JSON_COLUMNS)
 _WIDTH = len(PLACES)
@@ -168,6 +172,11 @@ class GroupRow:
         return int(self.values[PLACES["deliveries"]])
 
     @property
+    def origin(self) -> tuple[Any, ...]:
+        """Who put the group, its reward, its oldest model step, and when it was put."""
+        return _ORIGIN(self.values)
+
+    @property
     def ticket(self) -> int:
         """The number by which random draws know the group."""
         ticket = self.column("ticket")
@@ -217,6 +226,7 @@ class GroupRow:
 
     def _item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         priority, times_sampled, created_at, reward, tags, scoped, failure, deliveries = _ITEM(self.values)
+        worker, trained_step = _RECORD(self.values)
         return StorageItem(
             uid=self.uid,
             timestamp_id=self.uid,
@@ -234,6 +244,8 @@ class GroupRow:
             item=rollouts,
             probability=self.probability,
             weight=self.weight,
+            worker=worker,
+            trained_step=trained_step,
         )
 
 

@@ -14,10 +14,12 @@ from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rules import transitions
 from replaybuf.rules.tallies import LaneName
 from replaybuf.rules.transitions import Transition
+from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
+from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes
 from replaybuf.storage.sql.statements.race_keys import enter_races
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -25,7 +27,7 @@ from replaybuf.storage.sql.statements.rows import GroupRow
 #: A task, a step, and the uids of the groups that take it.
 Step = tuple[str, Transition, Sequence[int]]
 #: The lease columns of a group that isn't leased.
-FREE: Mapping[str, Any] = {"lease": None, "leased_until": None}
+FREE: Mapping[str, Any] = {"lease": None, "leased_until": None, "holder": None}
 
 
 def move(tx: Transaction, rows: Iterable[GroupRow], step_of: Callable[[GroupRow], Transition], **values: Any) -> None:
@@ -146,3 +148,5 @@ def set_aside(tx: Transaction, home: Lane, reasons: Mapping[int, str]) -> None:
     """Make groups of a lane FAILED, each with its own reason."""
     steps = [(home.task_name, transitions.set_aside(home.status, why), [uid]) for uid, why in reasons.items()]
     apply(tx, steps, [home])
+    for uid, why in reasons.items():
+        note(tx, EventKind.SET_ASIDE, task_name=home.task_name, groups=1, uids=[uid], detail=why)

@@ -125,7 +125,7 @@ def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) ->
         row.weight = members * row.probability
 
 
-def consume(tx: Transaction, rows: Sequence[GroupRow]) -> None:
-    """Consume groups that were drawn from their lanes."""
+def consume(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None) -> None:
+    """Consume groups that were drawn from their lanes, for this train step."""
     limits = tx.scope.rules.limits
-    move(tx, rows, lambda row: transitions.drawn(row, limits))
+    move(tx, rows, lambda row: transitions.drawn(row, limits), trained_step=train_step)

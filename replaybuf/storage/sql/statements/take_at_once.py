@@ -67,12 +67,15 @@ def _draw(tx: Transaction, codec: Codec, draw: Draw, lanes: KnownLanes) -> list[
     return drawn
 
 
-def consume_at_end(tx: Transaction, rows: Sequence[GroupRow]) -> None:
-    """Consume groups that were drawn, as the last that a transaction does: together with the commit, if all leave."""
+def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None) -> None:
+    """Consume groups that were drawn, as `consume` does; nothing but what is sent with the commit may follow.
+
+    If all of them leave, this is sent with it, too.
+    """
     states = {(row.lane, row.times_sampled, row.deliveries): row for row in rows}
     steps = {state: transitions.drawn(row, tx.scope.rules.limits) for state, row in states.items()}
     if not (tx.dialect.is_remote and rows and all(step.after is None for step in steps.values())):
-        consume(tx, rows)
+        consume(tx, rows, train_step)
         return
     counts: Counts = Counter()
     for state, n in Counter((row.lane, row.times_sampled, row.deliveries) for row in rows).items():

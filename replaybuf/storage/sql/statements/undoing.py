@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy import bindparam, case, delete, insert, select, update
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
@@ -62,7 +62,10 @@ def _unsample(tx: Transaction, row: GroupRow) -> bool:
     """Undo the draw of a group that has stayed; return False when it is gone."""
     keys = {race: row.column(race) for race in KEYS if row.column(race) is not None}
     back = update(group).where(group.c.uid == row.uid, group.c.times_sampled > row.times_sampled)
-    return tx.execute(back.values(times_sampled=group.c.times_sampled - 1, **keys)).rowcount > 0
+    nobody_since = group.c.times_sampled == row.times_sampled + 1
+    trained_step = case((nobody_since, row.column("trained_step")), else_=group.c.trained_step)
+    values = {"times_sampled": group.c.times_sampled - 1, "trained_step": trained_step, **keys}
+    return tx.execute(back.values(values)).rowcount > 0
 
 
 def _unarchive(tx: Transaction, row: GroupRow, archive: Lane) -> bool:

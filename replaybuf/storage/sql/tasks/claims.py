@@ -32,9 +32,14 @@ class Claiming:
 
         def claimed(tx: Transaction) -> Taken | None:
             found = claim(tx, encoded, self._cursor, self._seconds)
-            return None if found is None else Taken(found[0], {}, found[1], found[2], tx.scope.epoch)
+            if found is None:
+                return None
+            rows, token, until = found
+            return Taken(rows, {}, token, until, tx.scope.epoch, database=tx.scope.database)
 
         taken: Taken | None = await self._store.write(claimed)
+        for new in self._groups:
+            self._store.presence.of(new.worker)
         if taken is not None:
             try:
                 items = await self._store.compute(self._decode, taken.rows)

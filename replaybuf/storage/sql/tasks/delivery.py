@@ -14,6 +14,7 @@ from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, FencedError, StorageError
 from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.batches import Drawn, add_batch, remove_batch, train_step_of
 from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unhold
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -37,7 +38,8 @@ LIGHT_SECONDS = 0.001
 class Taken:
     """Drawn rows, and their groups by task; for a lease, its token and when it ends.
 
-    `epoch` and `checkpoint` are those at the draw.
+    `epoch`, `checkpoint` and `database` are those of the store at the draw; `train_step` is the one that it is for, and
+    `batch` what was written of it for people.
     """
 
     rows: list[GroupRow]
@@ -46,9 +48,12 @@ class Taken:
     until: float = 0.0
     epoch: int = 0
     checkpoint: int = 0
+    database: str | None = None
+    train_step: int | None = None
+    batch: Drawn | None = None
 
     def lease(self) -> Leased:
-        return Leased(self.token, self.until, self.items, self.epoch)
+        return Leased(self.token, self.until, self.items, self.epoch, self.train_step, self.database)
 
 
 class Drawing:
@@ -71,12 +76,13 @@ class Drawing:
             if taken is None:
                 return None
             try:
-                items, failed = await self._decoded(taken.rows)
+                items, failed = await self._decoded(taken)
             except BaseException:
                 await self._give_back(taken, {})
                 raise
             if not failed:
                 taken.items = {task: [] for task in self._tasks} | _by_task(items)
+                self._store.presence.of(self._draw.worker).taken += len(items)
                 return taken
             # Rare: intact, but of another rollout type. Such groups are set aside, and the draw begins anew.
             await self._give_back(taken, failed)
@@ -107,6 +113,7 @@ class Drawing:
     async def undo(self, taken: Taken | None) -> None:
         """Put back the groups, which nobody received (database's thread)."""
         if taken is not None:
+            self._store.presence.of(self._draw.worker).taken -= len(taken.rows)
             await self._give_back(taken, {})
 
     def _transact(self, tx: Transaction) -> Taken | None:
@@ -116,12 +123,15 @@ class Drawing:
         self._news = ended or bool(self._set_aside) or makes_room
         if rows is None:
             return None
-        taken = Taken(rows, {}, epoch=tx.scope.epoch, checkpoint=tx.scope.checkpoint)
+        scope, step = tx.scope, train_step_of(self._draw, rows)
+        taken = Taken(rows, {}, 0, 0.0, scope.epoch, scope.checkpoint, scope.database, step)
         if self._seconds is None:
-            consume_at_end(tx, rows)
+            consume_at_end(tx, rows, step)
         else:
             taken.token, taken.until = begin_lease(tx, self._seconds)
-            hold(tx, rows, taken.token, taken.until)
+            hold(tx, rows, taken.token, taken.until, self._draw.worker)
+        if rows and self._store.history != 0:
+            taken.batch = add_batch(tx, self._draw, rows, step, taken.token or None)
         return taken
 
     async def _give_back(self, taken: Taken, failed: dict[int, str]) -> None:
@@ -130,6 +140,8 @@ class Drawing:
         def put_back(tx: Transaction) -> None:
             nonlocal left
             left = None
+            if taken.batch is not None:
+                remove_batch(tx, taken.batch)
             if tx.scope.epoch != taken.epoch:  # a restore has decided what became of them
                 return
             if self._seconds is None:
@@ -164,13 +176,14 @@ class Drawing:
             undone = left
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
-    async def _decoded(self, rows: Sequence[GroupRow]) -> tuple[list[StorageItem], dict[int, str]]:
+    async def _decoded(self, taken: Taken) -> tuple[list[StorageItem], dict[int, str]]:
         """Return the groups, and why those failed that can't be decoded; in this thread if that takes no longer."""
-        if not self._codec.runs_code and len(rows) * self._last_draw.seconds <= LIGHT_SECONDS:
-            return self._decode(rows)
-        return await self._store.compute(self._decode, rows)
+        if not self._codec.runs_code and len(taken.rows) * self._last_draw.seconds <= LIGHT_SECONDS:
+            return self._decode(taken)
+        return await self._store.compute(self._decode, taken)
 
-    def _decode(self, rows: Sequence[GroupRow]) -> tuple[list[StorageItem], dict[int, str]]:
+    def _decode(self, taken: Taken) -> tuple[list[StorageItem], dict[int, str]]:
+        rows, leased = taken.rows, self._seconds is not None
         began = time.perf_counter()
         items: list[StorageItem] = []
         failed: dict[int, str] = {}
@@ -181,7 +194,9 @@ class Drawing:
                 failed[row.uid] = str(error)
                 continue
             item.times_sampled += 1
-            item.deliveries += self._seconds is not None
+            item.deliveries += leased
+            if not leased:
+                item.trained_step = taken.train_step
             items.append(item)
         if items:
             self._last_draw.bytes = sum(len(row.payload or b"") for row in rows) / len(rows)

@@ -216,6 +216,7 @@ class GroupCommit:
                     await self._commit_batch([waiting])
             else:
                 results = list(zip(wanted, outcomes, strict=True))
+                self._count(results)
                 if any(isinstance(outcome, Stored) for outcome in outcomes):
                     await self._store.compute(self._decode_leaving, results)
                 self._answer(results)
@@ -223,6 +224,11 @@ class GroupCommit:
             self._fail(wanted, error)
             if not isinstance(error, Exception):
                 raise
+
+    def _count(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
+        for waiting, outcome in results:
+            if waiting.encoded is not None and not isinstance(outcome, BaseException):
+                self._store.presence.count_put(waiting.encoded)
 
     def _decode_leaving(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
         for waiting, outcome in results:

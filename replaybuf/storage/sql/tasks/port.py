@@ -11,6 +11,7 @@ from replaybuf.storage.sql.engine.port import Engine
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.lanes import KnownLanes
+from replaybuf.storage.sql.tasks.presence import Presence
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -31,6 +32,8 @@ class OpenStore(Protocol):
     last_draw: LastDraw
     engine: Engine
     lanes: KnownLanes
+    history: int | None
+    presence: Presence
 
     async def read(self, function: Callable[[Transaction], T]) -> T:
         """Run `function(tx)` in a read transaction."""

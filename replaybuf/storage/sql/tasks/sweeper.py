@@ -1,4 +1,4 @@
-"""Background work in small transactions: sweeping, ending leases, pruning the archive.
+"""Background work in small transactions: sweeping, ending leases, pruning archive and batches, beats of presence.
 
 Payloads of groups that are gone, and groups of dropped checkpoints, are deleted later: that costs more than the rest of
 a take or a checkpoint, so it is left to quiet moments. A grace time keeps payloads of groups that may yet be given back
@@ -17,10 +17,12 @@ from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.port import Engine
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.archive import any_to_prune, prune
+from replaybuf.storage.sql.statements.batches import last_beyond, prune_batches
 from replaybuf.storage.sql.statements.checkpoints import forgotten, sweep_forgotten
 from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.sweep import any_due, forget_old, sweep
+from replaybuf.storage.sql.tasks.presence import Presence
 
 GRACE_SECONDS = 2.0
 _LONGEST_SECONDS = 0.02
@@ -30,6 +32,7 @@ _FEWEST = 64
 _NARROW = 8  # rows of metadata deleted in the time of one payload
 _IDLE_SECONDS = 0.5
 _TIDY_SECONDS = 30.0
+_BATCHES = 100  # that are pruned at once
 
 _logger = logging.getLogger("replaybuf.sweep")
 
@@ -38,11 +41,19 @@ class Sweeper:
     """Sweeps in the background for as long as the store is open."""
 
     def __init__(
-        self, engine: Engine, scope: Scope, changed: Callable[[], object], grace: float = GRACE_SECONDS
+        self,
+        engine: Engine,
+        scope: Scope,
+        changed: Callable[[], object],
+        history: int | None,
+        presence: Presence,
+        grace: float = GRACE_SECONDS,
     ) -> None:
         self._engine = engine
         self._scope = scope
         self._changed = changed  # called when groups have come back
+        self._history = history
+        self._presence = presence
         self._grace = grace
         self._limit = _FEWEST
         self._tidy_at = 0.0
@@ -69,6 +80,7 @@ class Sweeper:
                 level, known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)
                 _logger.log(level, "sweeping failed and will be tried again: %s", error, exc_info=not known)
                 full, failing = False, True
+            await self._presence.beat()
             # Others get at least as much of the write lock as the sweep.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)
@@ -83,10 +95,24 @@ class Sweeper:
         bounded = bool(scope.rules.limits.bounded_aside)
         if bounded and await self._engine.read(lambda tx: any_to_prune(tx, now), scope):
             await self._engine.write(lambda tx: prune(tx, now, self._limit), scope)
-        if self._engine.dialect.locks_rows and time.monotonic() > self._tidy_at:
+        if time.monotonic() > self._tidy_at:
             self._tidy_at = time.monotonic() + _TIDY_SECONDS
+            await self._tidy()
+
+    async def _tidy(self) -> None:
+        if self._engine.dialect.locks_rows:
             await self._engine.write(merge_shards)
             await self._engine.write(forget_old)
+        await self.prune_history()
+
+    async def prune_history(self) -> None:
+        """Remove the batches beyond those that are kept, some at a time."""
+        keep, pruned = self._history, _BATCHES
+        if keep is None:
+            return
+        until = await self._engine.read(lambda tx: last_beyond(tx, keep), self._scope)
+        while until is not None and pruned == _BATCHES:
+            pruned = await self._engine.write(lambda tx: prune_batches(tx, until, _BATCHES), self._scope)
 
     async def _step(self) -> bool:
         """Run one small sweep; return whether more is waiting."""

@@ -1,0 +1,280 @@
+"""`replaybuf why`: why those wait who do."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from replaybuf import units
+from replaybuf.cli.escape import escape_line
+from replaybuf.cli.groups import lease_text
+from replaybuf.cli.options import URL_VARIABLE, Buffer, Url, Where, listing, option
+from replaybuf.cli.output import Column, Output, Row, print_table, write
+from replaybuf.cli.queries import query_of
+from replaybuf.errors import QueryError
+from replaybuf.redact import redact
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.circumstances import Circumstances
+from replaybuf.rules.limits import Limits
+from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.waits import Explained, Explanation, Question, explain
+
+_MOST_WAITS = 20
+_MOST_worker_columns = 20
+
+Task = Annotated[
+    str | None, typer.Argument(metavar="[TASK]", help="Only waits for groups of this task.", show_default=False)
+]
+Size = Annotated[int | None, option("--size", metavar="N", min=1, help="Ask for a draw of so many groups.")]
+OfStatus = Annotated[str | None, option("--status", metavar="STATUS", help="Ask for a draw of groups of this status.")]
+
+
+@listing
+def why(
+    url: Url,
+    output: Output,
+    task: Task = None,
+    buffer: Buffer = None,
+    size: Size = None,
+    status: OfStatus = None,
+    where: Where = None,
+) -> None:
+    """Say why a trainer or a producer waits: the cause to remove in one sentence, the numbers below.
+
+    There is a line for each process that waits at this moment. Where none does, it is about a draw of one group that
+    somebody might do now; so it is with --size, --status or --where, which say what for. Other causes, which may come
+    next, follow as "also". Below are the groups by status with what was put and drawn since the beginning, who leases
+    groups and until when, the workers (a "silent" one gave no sign of life for a minute, without having ended), and the
+    limits in force.
+
+    With --json all of it is there; --nl and --csv give a row for each wait.
+
+    \b
+    Examples:
+      replaybuf why run.db
+      replaybuf why postgresql://rl@db/run7 math --size 64
+      replaybuf why run.db math --where '{"reward": {"$gte": 0.9}}'
+      replaybuf why run.db --json | jq -r '.[].waits[].reason'
+    """
+    url, task = _url_and_task(url, task)
+    query_of(where, None, None)  # what is wrong with it is said before the database is opened
+    question = Question(task, size or 1, _status(status), where)
+    asked = not (size is None and status is None and where is None)
+    found = open_reader(url).inspect(lambda tx: explain(tx, buffer, question, asked=asked))
+    if output.format == "json":
+        output.value([_as_json(one) for one in found])
+    elif not output.for_people:
+        output.rows([_row(one.buffer, wait) for one in found for wait in one.waits], [])
+    else:
+        for number, one in enumerate(found):
+            write(["\n"] if number else [])
+            _print(one, several=len(found) > 1)
+
+
+def _url_and_task(url: str, task: str | None) -> tuple[str, str | None]:
+    """Return the arguments `URL [TASK]`; a single one that is no database is the task if REPLAYBUF_URL is set."""
+    variable = os.environ.get(URL_VARIABLE)
+    if task is None and variable and url != variable and "://" not in url and not Path(url).exists():
+        return variable, url
+    return url, task
+
+
+def _status(name: str | None) -> Status:
+    try:
+        return Status.COMPLETED if name is None else Status(name.lower())
+    except ValueError:
+        raise QueryError(f"there is no status {redact(name or '')!r:.50}; use one of {', '.join(Status)}") from None
+
+
+# For programs
+
+
+def _row(buffer: str, one: Explained) -> dict[str, Any]:
+    wait = one.wait
+    return {
+        "reason": str(one.diagnosis.reason),
+        "sentence": one.diagnosis.sentence,
+        "task_name": one.diagnosis.task_name,
+        "buffer": buffer,
+        "worker": wait.worker,
+        "kind": wait.kind,
+        "wants": dict(wait.wants),
+        "status": str(wait.status),
+        "query": wait.query,
+        "since": _time(wait.since),
+        "deadline": _time(wait.deadline),
+    }
+
+
+def _as_json(found: Explanation) -> dict[str, Any]:
+    about = found.about
+    waits = [
+        _row(found.buffer, one)
+        | {"limits": None if one.limits is None else _limits(one.limits)}
+        | {"facts": [{"text": fact.text, "reason": fact.reason} for fact in one.diagnosis.facts]}
+        for one in found.waits
+    ]
+    return {
+        "buffer": found.buffer,
+        "now": _time(about.now),
+        "somebody_waits": not found.asked,
+        "waits": waits,
+        "tasks": _tasks(about),
+        "leases": [asdict(one) | {"until": _time(one.until)} for one in about.held],
+        "workers": [
+            asdict(one)
+            | {"state": _state(one, about.now)}
+            | {name: _time(getattr(one, name)) for name in ("started_at", "seen_at", "ended_at")}
+            for one in about.workers
+        ],
+        "trainer": None if about.trainer is None else asdict(about.trainer),
+    }
+
+
+def _time(moment: float | None) -> datetime | None:
+    return None if moment is None else datetime.fromtimestamp(moment, UTC)
+
+
+def _limits(limits: Limits) -> dict[str, Any]:
+    """Return the limits that aren't as they are by default."""
+    return {one.name: getattr(limits, one.name) for one in fields(Limits) if getattr(limits, one.name) != one.default}
+
+
+# For people
+
+
+def _print(found: Explanation, *, several: bool) -> None:
+    about = found.about
+    write(_lines(found, several=several))
+    tables = [
+        (_tasks(about), _task_columns(about)),
+        ([asdict(one) for one in about.held], _lease_columns(about)),
+        (
+            [asdict(one) | {"state": _state(one, about.now)} for one in about.workers[:_MOST_worker_columns]],
+            _worker_columns(about),
+        ),
+    ]
+    for rows, columns in tables:
+        if rows:
+            write(["\n"])
+            print_table(rows, columns)
+    if further := _further(found):
+        write(["\n", *(f"{escape_line(line)}\n" for line in further)])
+
+
+def _lines(found: Explanation, *, several: bool) -> Iterable[str]:
+    """Return a line for each wait, with those below it that say what else is the case."""
+    now, of = found.about.now, f" of {found.buffer}" if several else ""
+    alike = Counter((one.wait.worker, one.diagnosis.sentence) for one in found.waits)
+    shown = list({(one.wait.worker, one.diagnosis.sentence): one for one in reversed(found.waits)}.values())[::-1]
+    for one in shown[:_MOST_WAITS]:
+        wait, times = one.wait, alike[(one.wait.worker, one.diagnosis.sentence)]
+        who = f"{wait.worker or 'somebody'}{f' ({times} calls)' if times > 1 else ''}{of}"
+        since = "" if wait.since is None else f" since {units.age(now - wait.since)}"
+        begins = f"If somebody drew now{of}" if found.asked else f"{who} waits{since}"
+        yield f"{escape_line(f'{begins}: {one.diagnosis.sentence}')}\n"
+        also = [fact.text for fact in one.diagnosis.facts if fact.reason is not None]
+        yield from (f"  also: {escape_line(text)}\n" for text in also)
+    if len(shown) > _MOST_WAITS:
+        yield f"and {len(shown) - _MOST_WAITS:,} more\n"
+
+
+def _further(found: Explanation) -> Iterable[str]:
+    about, lines = found.about, []
+    known = {str(_limits(one.limits)): one for one in found.waits if one.limits is not None}
+    for one in known.values():
+        shown = ", ".join(f"{name} {value}" for name, value in _limits(one.limits or Limits()).items())
+        lines.append(f"limits in force{f' for {one.wait.worker}' if one.wait.worker else ''}: {shown or 'none'}")
+    if not known:
+        lines.append("limits in force: not known, for nobody waits who would have said")
+    if state := about.trainer:
+        step = "has finished" if state.finished else f"is at step {state.train_step}"
+        lines.append(f"the trainer {step}, its newest weights are of step {state.model_step}")
+    if last := about.last_take:
+        who = f" by {last.worker}" if last.worker else ""
+        lines.append(f"last drawn: {units.number(last.groups)} groups{who}, {units.age(about.now - last.time)} ago")
+    return lines
+
+
+def _tasks(about: Circumstances) -> list[dict[str, Any]]:
+    """Return a row for each task: its groups by status, what came and went, and how many come an hour."""
+    rows = []
+    for task in sorted({task for task, _, _ in about.tallies}):
+        there = {str(status): about.count(task, status) for status in Status}
+        leased = sum(about.count(task, status, Tally.LEASED) for status in Status)
+        put = sum(about.count(task, status, Tally.PUT) for status in Status)
+        drawn = (Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
+        drawn_often = sum(about.count(task, Status.COMPLETED, name) for name in drawn)
+        last = about.last_put.get(task)
+        rows.append(
+            {
+                "task_name": task,
+                **there,
+                "leased": leased,
+                "put": put,
+                "drawn": drawn_often,
+                "completed_per_hour": None if about.before is None else about.rate(task, Status.COMPLETED) * 3600,
+                "last_put": _time(last),
+                "refreshed_to": about.steps.get(task),
+            }
+        )
+    return rows
+
+
+def _task_columns(about: Circumstances) -> list[Column]:
+    now = _time(about.now)
+    assert now is not None
+    counts = [str(status) for status in Status if status != Status.ARCHIVED] + ["leased", "put", "drawn"]
+    always = ("completed", "leased", "put", "drawn")
+    used = [name for name in counts if name in always or any(row[name] for row in _tasks(about))]
+    return [
+        Column("task", lambda r: r["task_name"], right=False, text=True),
+        *(Column(name, lambda r, name=name: units.number(r[name])) for name in used),  # type: ignore[misc]
+        Column("an hour", lambda r: units.number(r["completed_per_hour"]), spare=True),
+        Column("last put", lambda r: _since(r["last_put"], now)),
+        Column("at step", lambda r: units.number(r["refreshed_to"]), spare=True),
+    ]
+
+
+def _lease_columns(about: Circumstances) -> list[Column]:
+    now = datetime.fromtimestamp(about.now, UTC)
+    return [
+        Column("leased by", lambda r: r["holder"] or "-", right=False, text=True),
+        Column("task", lambda r: r["task_name"], right=False, text=True),
+        Column("status", lambda r: r["status"], right=False),
+        Column("groups", lambda r: units.number(r["groups"])),
+        Column("ends", lambda r: lease_text(_time(r["until"]), now)),
+    ]
+
+
+def _worker_columns(about: Circumstances) -> list[Column]:
+    return [
+        Column("worker", lambda r: r["name"], right=False, text=True),
+        Column("state", lambda r: r["state"], right=False, style=_state_style),
+        Column("seen", lambda r: f"{units.age(about.now - r['seen_at'])} ago"),
+        Column("put", lambda r: units.number(r["groups"])),
+        Column("failed", lambda r: units.number(r["failures"])),
+        Column("drawn", lambda r: units.number(r["taken"])),
+    ]
+
+
+def _state(worker: Any, now: float) -> str:
+    if worker.ended_at is not None:
+        return "ended"
+    return "silent" if worker.is_silent(now) else "alive"
+
+
+def _state_style(row: Row) -> str:
+    return {"alive": "green", "silent": "red"}.get(row["state"], "")
+
+
+def _since(moment: datetime | None, now: datetime) -> str:
+    return "-" if moment is None else f"{units.age((now - moment).total_seconds())} ago"

@@ -1,0 +1,81 @@
+"""Why those wait who do, and why somebody who would draw now would have to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.circumstances import Circumstances, Wait
+from replaybuf.rules.diagnosis import Diagnosis, diagnose
+from replaybuf.rules.limits import Limits
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.inspection.circumstances import Waiter, matching, read_circumstances, read_waiters
+from replaybuf.storage.sql.inspection.groups import buffers_of, looking_at
+from replaybuf.storage.sql.statements.leases import store_clock
+
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A draw of which somebody asks why it would wait: from each task, unless it names one."""
+
+    task: str | None = None
+    size: int = 1
+    status: Status = Status.COMPLETED
+    query: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A wait, the limits that hold for it (None if they aren't known), and why it isn't over."""
+
+    wait: Wait
+    limits: Limits | None
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The waits of a buffer, with why they aren't over, and the circumstances.
+
+    `asked` is true where nobody waits, or an answer to a question was wanted: these are draws that somebody might do.
+    """
+
+    buffer: str
+    about: Circumstances
+    asked: bool
+    waits: list[Explained] = field(default_factory=list)
+
+
+def explain(tx: Transaction, buffer: str | None, question: Question, *, asked: bool) -> list[Explanation]:
+    """Explain the waits of one buffer or of all; of the question's task only, if it names one.
+
+    Where nobody waits, or with `asked` anywhere, the question is answered instead. Raises InputError when only other
+    buffers exist.
+    """
+    looking_at(tx, buffer)
+    names = buffers_of(tx) if buffer is None else [buffer]
+    return [_explain(tx.of(Scope(name)), name, question, asked=asked) for name in names or [_DEFAULT]]
+
+
+def _explain(tx: Transaction, buffer: str, question: Question, *, asked: bool) -> Explanation:
+    waiters = read_waiters(tx, store_clock(tx))
+    about = read_circumstances(tx, [one.wait for one in waiters])
+    chosen = [] if asked else [one for one in waiters if question.task is None or question.task in one.wait.wants]
+    found = Explanation(buffer, about, asked=not chosen)
+    for one in chosen or _answers(question, about, waiters):
+        known = replace(matching(tx, one.wait, about), limits=one.limits)
+        found.waits.append(Explained(one.wait, one.limits, diagnose(one.wait, known)))
+    return found
+
+
+def _answers(question: Question, about: Circumstances, waiters: Sequence[Waiter]) -> list[Waiter]:
+    """Return the draws that a question is about; the limits are those that a waiting process has, if one does."""
+    limits = next((one.limits for one in waiters if one.limits is not None), None)
+    tasks = [question.task] if question.task is not None else sorted({task for task, _, _ in about.tallies})
+    draws = [
+        Wait({task: question.size}, status=question.status, query=question.query) for task in tasks or ["any task"]
+    ]
+    return [Waiter(draw, limits) for draw in draws]

@@ -1,0 +1,179 @@
+"""Batches: a row for each draw, with who drew what for which train step, written in the draw's own transaction."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_json
+from sqlalchemy import Integer, bindparam, delete, select, update
+
+from replaybuf.storage.sql.engine.dialect import Dialect
+from replaybuf.storage.sql.engine.prepared import Prepared
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.records import batch
+from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.values import Draw
+
+
+def train_step_of(draw: Draw, rows: Iterable[GroupRow]) -> int | None:
+    """Return the train step of a draw: the one that it names, or the last one of the lanes that it is from."""
+    if draw.train_step is not None:
+        return draw.train_step
+    return max((row.step for row in rows if row.step is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What is found again of a batch: the draw may be undone."""
+
+    taken_at: float
+    worker: str | None
+    first_uid: int
+
+
+def add_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int | None, lease: int | None) -> Drawn:
+    """Write the batch of a draw of these groups, of which there is at least one; the last that a transaction does.
+
+    Where each statement is a round trip, it is sent with the commit.
+    """
+    members, facts = _members(rows)
+    uids = [row.uid for row in rows]
+    drawn = Drawn(time.time(), draw.worker, min(uids))
+    values = {
+        "buffer": tx.scope.buffer,
+        "taken_at": drawn.taken_at,
+        "epoch": tx.scope.epoch,
+        "step": step,
+        "status": str(draw.status),
+        "worker": draw.worker,
+        "lease": lease,
+        "groups": len(rows),
+        "settled": 0 if lease else len(rows),
+        **facts,
+        "first_uid": drawn.first_uid,
+        "last_uid": max(uids),
+        "members": members,
+    }
+    if tx.dialect.is_remote:
+        tx.finish(_insertion(values))
+    else:
+        values["members"] = _json(members)
+        tx.insert(batch, [(None, *(values[name] for name in _NAMES))])
+    return drawn
+
+
+def _members(rows: Sequence[GroupRow]) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
+    """Return what is kept of each group, and of all of them."""
+    members = [_member(row) for row in rows]
+    rewards = [member[3] for member in members if member[3] is not None]
+    staleness = [member[4] for member in members]
+    steps = [member[5] for member in members if member[5] is not None]
+    return members, {
+        "reward": _finite(math.fsum(rewards) / len(rewards)) if rewards else None,
+        "min_reward": min(rewards, default=None),
+        "max_reward": max(rewards, default=None),
+        "staleness": sum(staleness) / len(staleness),
+        "max_staleness": max(staleness),
+        "oldest_step": min(steps, default=None),
+        "newest_step": max(steps, default=None),
+    }
+
+
+def _member(row: GroupRow) -> tuple[Any, ...]:
+    try:
+        worker, reward, oldest, created_at = row.origin
+        return row.uid, row.lane, worker, _finite(reward), row.staleness, oldest, created_at
+    except (TypeError, ValueError):  # damaged metadata: the group can't be decoded, and the draw will be undone
+        return row.uid, row.lane, None, None, 0, None, None
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _json(value: Any) -> str:
+    return to_json(value, inf_nan_mode="null").decode()
+
+
+def _insertion(values: dict[str, Any]) -> str:
+    """Return the statement that inserts a batch, with its values, in which nothing can end the literal."""
+    literal = _json(values).replace("$", r"\u0024")
+    columns = ", ".join(_NAMES)
+    record = f"jsonb_populate_record(NULL::rb_batch, $rb${literal}$rb$::jsonb)"
+    return f"INSERT INTO rb_batch ({columns}) SELECT {columns} FROM {record}"  # noqa: S608
+
+
+_NAMES = tuple(column.name for column in batch.columns if column.name != "id")
+
+
+def remove_batch(tx: Transaction, drawn: Drawn) -> None:
+    """Remove the batch of a draw that nobody received."""
+    found = (
+        batch.c.buffer == tx.scope.buffer,
+        batch.c.taken_at == drawn.taken_at,
+        batch.c.first_uid == drawn.first_uid,
+        batch.c.worker.is_not_distinct_from(drawn.worker),
+    )
+    tx.execute(delete(batch).where(*found))
+
+
+def settle(tx: Transaction, lease: int, groups: int) -> None:
+    """Add to the groups of a batch that its lease has acknowledged; the last that a transaction does.
+
+    Where each statement is a round trip, it is sent with the commit.
+    """
+    if not groups:
+        return
+    if tx.dialect.is_remote:
+        tx.finish(f"UPDATE rb_batch SET settled = settled + {groups:d} WHERE lease = {lease:d}")  # noqa: S608
+    else:
+        tx.fetch(_SETTLE, groups, lease)
+
+
+_SETTLE = Prepared(
+    lambda _: (
+        update(batch)
+        .where(batch.c.lease == bindparam("of_lease"))
+        .values(settled=batch.c.settled + bindparam("groups", type_=Integer()))
+    ),
+    "groups",
+    "of_lease",
+)
+
+
+def last_beyond(tx: Transaction, keep: int) -> float | None:
+    """Return the time of the newest batch of the buffer that is older than the last `keep`, or None."""
+    rows = tx.fetch(_BEYOND, tx.scope.buffer, keep)
+    return float(rows[0][0]) if rows else None
+
+
+def prune_batches(tx: Transaction, until: float, limit: int) -> int:
+    """Remove up to `limit` of the buffer's batches up to a time, oldest first; return their number."""
+    return len(tx.fetch(_PRUNE, tx.scope.buffer, until, limit))
+
+
+_of_buffer = batch.c.buffer == bindparam("buffer")
+_BEYOND = Prepared(
+    lambda _: (
+        select(batch.c.taken_at)
+        .where(_of_buffer)
+        .order_by(batch.c.taken_at.desc())
+        .offset(bindparam("keep", type_=Integer()))
+        .limit(1)
+    ),
+    "buffer",
+    "keep",
+)
+
+
+def _prune(dialect: Dialect) -> Any:
+    old = select(batch.c.id).where(_of_buffer, batch.c.taken_at <= bindparam("until", type_=batch.c.taken_at.type))
+    first = old.order_by(batch.c.taken_at).limit(bindparam("limit", type_=Integer()))
+    return delete(batch).where(batch.c.id.in_(dialect.for_update(first, skip_locked=True))).returning(batch.c.id)
+
+
+_PRUNE = Prepared(_prune, "buffer", "until", "limit")

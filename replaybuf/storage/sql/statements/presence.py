@@ -1,0 +1,174 @@
+"""Presence: who works with a buffer, what they did, who waits, and how the buffer stood each minute.
+
+The times are those of the store's clock: the hosts' clocks may differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, case, delete, func, or_, select, update
+
+from replaybuf.rules.totals import of_tasks
+from replaybuf.storage.presence import Waiting
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.records import (
+    ACTIVITY_SECONDS,
+    HISTORY_SECONDS,
+    activity,
+    history,
+    waiter,
+    worker,
+)
+from replaybuf.storage.sql.statements.counts import read_tallies
+from replaybuf.storage.sql.statements.events import prune_events
+
+_HOUR = 3600.0
+#: How long is kept what workers did, how the buffer stood, workers that ended or are silent, and waits of which nothing
+#: was heard.
+KEEP_ACTIVITY, KEEP_HISTORY, KEEP_WORKERS, KEEP_WAITERS = 24 * _HOUR, 48 * _HOUR, 7 * 24 * _HOUR, 300.0
+
+
+@dataclass(slots=True)
+class Activity:
+    """What a worker did: groups, rollouts and response tokens put; failures, which are groups put as FAILED and failed
+    deliveries that it gave back; and groups drawn."""
+
+    groups: int = 0
+    rollouts: int = 0
+    tokens: int = 0
+    failures: int = 0
+    taken: int = 0
+
+    def add(self, other: Activity) -> None:
+        """Add what another one counts."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that has the buffer open; `since` is when, in seconds since the epoch by its own clock."""
+
+    host: str
+    pid: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life of a process's workers, with what each has done since the last one.
+
+    `waits` are all that wait, `gone` the numbers of those that did at the last beat and no longer do. `ended`: there
+    will be no other beat.
+    """
+
+    workers: Mapping[str, Activity]
+    waits: Sequence[Waiting] = ()
+    gone: Sequence[int] = ()
+    ended: bool = False
+
+
+def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
+    """Write a beat."""
+    now = tx.dialect.clock(tx)
+    ahead = now - time.time()
+    ids = {name: _see(tx, name, process, now, ahead, ended=beat.ended) for name in sorted(beat.workers)}
+    for name, done in beat.workers.items():
+        _add_activity(tx, ids[name], now, done)
+    if beat.gone:
+        tx.execute(delete(waiter).where(waiter.c.worker_id.in_(_ids_of(tx, process)), waiter.c.number.in_(beat.gone)))
+    for one in beat.waits:
+        _write_waiter(tx, ids[one.worker], one, now, ahead)
+
+
+def _see(tx: Transaction, name: str, process: Process, now: float, ahead: float, *, ended: bool) -> int:
+    """Note a sign of life of a worker; return its id."""
+    began, ends = process.since + ahead, now if ended else None
+    # Another process may have had its name and number before, or this one has opened the buffer again.
+    since = case((worker.c.ended_at.is_(None), worker.c.started_at), else_=began)
+    sign = {"seen_at": now, "ended_at": ends, "started_at": since}
+    mine = _of_process(tx, process), worker.c.name == name
+    seen = tx.execute(update(worker).where(*mine).values(sign).returning(worker.c.id)).scalar()
+    if seen is None:  # an upsert would use up a number each time
+        new = {"buffer": tx.scope.buffer, "name": name, "host": process.host, "pid": process.pid}
+        row = tx.dialect.insert(worker).values(**new, started_at=began, seen_at=now, ended_at=ends)
+        keys = [worker.c[column] for column in new]
+        row = row.on_conflict_do_update(index_elements=keys, set_={"seen_at": now})
+        seen = tx.execute(row.returning(worker.c.id)).scalar_one()
+    return int(seen)
+
+
+def _of_process(tx: Transaction, process: Process) -> ColumnElement[bool]:
+    return and_(worker.c.buffer == tx.scope.buffer, worker.c.host == process.host, worker.c.pid == process.pid)
+
+
+def _ids_of(tx: Transaction, process: Process) -> Select[Any]:
+    return select(worker.c.id).where(_of_process(tx, process))
+
+
+def _add_activity(tx: Transaction, worker_id: int, now: float, done: Activity) -> None:
+    if done == Activity():
+        return
+    counts = {name: getattr(done, name) for name in done.__slots__}
+    row = tx.dialect.insert(activity).values(worker_id=worker_id, since=_period(now, ACTIVITY_SECONDS), **counts)
+    added = {name: activity.c[name] + row.excluded[name] for name in counts}
+    tx.execute(row.on_conflict_do_update(index_elements=[activity.c.worker_id, activity.c.since], set_=added))
+
+
+def _write_waiter(tx: Transaction, worker_id: int, one: Waiting, now: float, ahead: float) -> None:
+    changing = {"wants": dict(one.wants), "seen_at": now, "limits": dict(one.limits), "reason": one.reason}
+    row = tx.dialect.insert(waiter).values(
+        worker_id=worker_id,
+        number=one.number,
+        kind=str(one.kind),
+        status=one.status,
+        query=one.query,
+        since=one.since + ahead,
+        deadline=None if one.deadline is None else one.deadline + ahead,
+        **changing,
+    )
+    tx.execute(row.on_conflict_do_update(index_elements=[waiter.c.worker_id, waiter.c.number], set_=changing))
+
+
+# Once a minute, by whoever is first
+
+
+def is_noted(tx: Transaction) -> bool:
+    """Return whether somebody has noted how the buffer stands in this minute."""
+    since = _period(tx.dialect.clock(tx), HISTORY_SECONDS)
+    noted = select(history.c.since).where(history.c.buffer == tx.scope.buffer, history.c.since == since)
+    return tx.execute(noted).first() is not None
+
+
+def note_minute(tx: Transaction) -> None:
+    """Note how the buffer stands, unless somebody has, and remove what has become too old."""
+    now = tx.dialect.clock(tx)
+    tasks = {
+        task: {name: value for name, value in figures.items() if value != 0}
+        for task, figures in of_tasks(read_tallies(tx)).items()
+    }
+    row = tx.dialect.insert(history).values(
+        buffer=tx.scope.buffer, since=_period(now, HISTORY_SECONDS), data={"tasks": tasks}
+    )
+    if tx.execute(row.on_conflict_do_nothing()).rowcount:
+        _prune(tx, now)
+
+
+def _prune(tx: Transaction, now: float) -> None:
+    ours = worker.c.buffer == tx.scope.buffer
+    old = select(worker.c.id).where(ours, func.coalesce(worker.c.ended_at, worker.c.seen_at) < now - KEEP_WORKERS)
+    gone = list(tx.execute(old).scalars())
+    tx.execute(delete(history).where(history.c.buffer == tx.scope.buffer, history.c.since < now - KEEP_HISTORY))
+    tx.execute(delete(waiter).where(or_(waiter.c.seen_at < now - KEEP_WAITERS, waiter.c.worker_id.in_(gone))))
+    tx.execute(delete(activity).where(or_(activity.c.since < now - KEEP_ACTIVITY, activity.c.worker_id.in_(gone))))
+    tx.execute(delete(worker).where(worker.c.id.in_(gone)))
+    prune_events(tx)
+
+
+def _period(now: float, seconds: int) -> int:
+    """Return when the period of so many seconds began that this time is in."""
+    return int(now // seconds) * seconds

@@ -1,0 +1,143 @@
+"""Presence: what this process tells others of itself, every few seconds, in the background.
+
+Calls only count in memory. A beat writes the counts and the waits: within a second or so when a wait has begun or
+ended, every `_NEWS_SECONDS` while anybody waits or anything was counted, and every `_SIGN_SECONDS` otherwise. Commits
+to a SQLite file wake all that wait there, so there are no more. A process that has neither put nor drawn nor waited
+writes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from replaybuf.errors import ReplayBufError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.presence import Waiting
+from replaybuf.storage.sql.engine.port import Engine
+from replaybuf.storage.sql.engine.transaction import Scope
+from replaybuf.storage.sql.schema.records import HISTORY_SECONDS
+from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, is_noted, note_minute, write_beat
+from replaybuf.storage.sql.statements.rows import EncodedGroup
+from replaybuf.worker_name import host_name
+
+_SOON_SECONDS, _NEWS_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 30.0
+#: Seconds that a beat waits for a lock; the next one tells what this one had to.
+_PATIENCE = 1.0
+#: The names that are kept seen though they do nothing, and the waits that are shown, of one process.
+_MOST_NAMES, _MOST_WAITS = 200, 100
+
+_logger = logging.getLogger("replaybuf.presence")
+
+
+class Presence:
+    """What the workers of this process have done since the last beat, and their waits."""
+
+    def __init__(self, engine: Engine, scope: Scope) -> None:
+        self._engine = engine
+        self._scope = scope
+        self._process = Process(host_name(), os.getpid(), time.time())
+        self._done: dict[str, Activity] = {}
+        self._names: dict[str, None] = {}  # the most recent one last
+        self._waits: dict[int, Waiting] = {}
+        self._shown: set[int] = set()  # the numbers of waits in the store
+        self._beat_at = self._sign_at = 0.0
+        self._minute = 0
+        self._failing = False
+
+    # Database's thread
+
+    def of(self, worker: str | None) -> Activity:
+        """Return what a worker did since the last beat, to be added to; of None, what nobody asks for."""
+        if worker is None:
+            return Activity()
+        done = self._done.get(worker)
+        if done is None:
+            done = self._done[worker] = Activity()
+        return done
+
+    def count_put(self, stored: EncodedGroup) -> None:
+        """Count a group that was put."""
+        done = self.of(stored.group.worker)
+        done.groups += 1
+        done.rollouts += len(stored.group.rollouts)
+        done.tokens += stored.tokens
+        done.failures += stored.group.status is Status.FAILED
+
+    # Any thread
+
+    def announce(self, waiting: Waiting) -> None:
+        """Show a wait, from the next beat on."""
+        self._waits[waiting.number] = waiting
+
+    def withdraw(self, waiting: Waiting) -> None:
+        """Show a wait no longer."""
+        self._waits.pop(waiting.number, None)
+
+    # In the background
+
+    async def beat(self) -> None:
+        """Write what there is to tell, if it is time. Raises nothing: the next beat may succeed."""
+        now = time.monotonic()
+        if now - self._beat_at < _SOON_SECONDS:
+            return
+        waits = list(self._waits.values())[:_MOST_WAITS]
+        news = self._shown != {one.number for one in waits}
+        counted = bool(waits or self._done) and now - self._beat_at >= _NEWS_SECONDS
+        sign = bool(self._names) and now - self._sign_at >= _SIGN_SECONDS
+        if not (news or counted or sign or (self._done and not self._names)):
+            return
+        self._beat_at = now
+        try:
+            await self._write(waits, all_names=sign)
+            await self._note_minute()
+            self._failing = False
+        except Exception as error:
+            self._failed(error)
+
+    async def end(self) -> None:
+        """Say that the workers of this process have ended, and none of them waits. Raises nothing."""
+        if not (self._names or self._done or self._shown):
+            return
+        try:
+            await self._write([], all_names=True, ended=True)
+        except Exception as error:
+            self._failed(error)
+
+    async def _write(self, waits: list[Waiting], *, all_names: bool, ended: bool = False) -> None:
+        done, self._done = self._done, {}
+        for name in (*done, *(one.worker for one in waits)):
+            self._names.pop(name, None)
+            self._names[name] = None
+        while len(self._names) > _MOST_NAMES:
+            del self._names[next(iter(self._names))]
+        named = self._names if all_names else ()
+        workers = {name: done.get(name) or Activity() for name in (*named, *done, *(one.worker for one in waits))}
+        numbers = {one.number for one in waits}
+        beat = Beat(workers, waits, sorted(self._shown - numbers), ended)
+        try:
+            await self._engine.write(
+                lambda tx: write_beat(tx, self._process, beat), self._scope, brief=True, patience=_PATIENCE
+            )
+        except BaseException:
+            for name, counts in done.items():
+                self.of(name).add(counts)
+            raise
+        self._shown = numbers
+        if all_names:
+            self._sign_at = time.monotonic()
+
+    async def _note_minute(self) -> None:
+        minute = int(time.time() // HISTORY_SECONDS)
+        if minute != self._minute:
+            if not await self._engine.read(is_noted, self._scope):
+                await self._engine.write(note_minute, self._scope, patience=_PATIENCE)
+            self._minute = minute
+
+    def _failed(self, error: Exception) -> None:
+        level, known = logging.DEBUG if self._failing else logging.WARNING, isinstance(error, ReplayBufError)
+        self._failing = True
+        _logger.log(
+            level, "who works and waits here can't be told to others at the moment: %s", error, exc_info=not known
+        )

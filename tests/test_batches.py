@@ -1,0 +1,177 @@
+"""Who drew what: the batches that a database keeps of its draws, and what it keeps of each group for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import Table, select
+
+from replaybuf import NotReadyError, ReplayBuffer
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema import tables
+from replaybuf.storage.sql.schema.records import batch
+from replaybuf.storage.sql.tasks.delivery import Drawing
+from replaybuf.storage.values import Draw
+from replaybuf.testing.harness import group
+from replaybuf.worker_name import working_as
+from tests.stores import TASK, build, until
+
+HOSTILE = "a'; DROP TABLE rb_batch; --$rb$ \\ %s :x \" $$ \u202e€"
+
+
+@pytest_asyncio.fixture
+async def buffer(shared_url: str) -> AsyncIterator[ReplayBuffer]:
+    async with build(shared_url, worker="trainer", max_times_sampled=1, archive=100) as buffer:
+        yield buffer
+
+
+async def rows(buffer: ReplayBuffer, table: Table = batch) -> list[dict[str, Any]]:
+    """The rows of a table, by its first column."""
+    storage = buffer.storage
+    assert isinstance(storage, SQLStorage)
+
+    def read(tx: Transaction) -> list[dict[str, Any]]:
+        return [dict(row) for row in tx.execute(select(table).order_by(table.columns.values()[0])).mappings()]
+
+    return await storage._read(read)
+
+
+async def put(buffer: ReplayBuffer, number: int, worker: str, task: str = TASK, **options: Any) -> int:
+    with working_as(worker):
+        uid = await buffer.put(group(number, reward={"score": options.pop("reward", 1.0)}), task, **options)
+    assert uid is not None
+    return uid
+
+
+async def test_a_take_is_kept_with_its_consumer_its_step_and_its_groups(buffer: ReplayBuffer) -> None:
+    """By default the step is that of the last refresh; a lane that the process knows already makes no difference."""
+    first = await put(buffer, 1, "gpu-1", model_step=3, current_train_step=5, reward=0.25)
+    await put(buffer, 2, "gpu-2", "code", model_step=2, reward=0.75)
+    await buffer.take_batch({TASK: 0})
+    await buffer.refresh_staleness(task_stale_thresholds={TASK: None, "code": None}, current_train_step=7)
+    await buffer.take_batch({TASK: 1, "code": 1})
+    third = await put(buffer, 3, "gpu-1", model_step=6, reward=1.0)
+    with working_as("evaluation"):
+        await buffer.get(1, TASK, current_train_step=8)
+    one, two = await rows(buffer)
+    assert {name: one[name] for name in ("buffer", "epoch", "step", "status", "worker", "lease")} == {
+        "buffer": "default", "epoch": 0, "step": 7, "status": "completed", "worker": "trainer", "lease": None,
+    }  # fmt: skip
+    assert (one["groups"], one["settled"], one["reward"], one["min_reward"], one["max_reward"]) == (
+        2,
+        2,
+        0.5,
+        0.25,
+        0.75,
+    )
+    assert (one["staleness"], one["max_staleness"], one["oldest_step"], one["newest_step"]) == (3.5, 4, 2, 3)
+    assert (one["first_uid"], one["last_uid"]) == (first, first + 1)
+    lanes = {row["id"]: row["task_name"] for row in await rows(buffer, tables.lane)}
+    kept = [(uid, lanes[lane], *more) for uid, lane, *more, _ in one["members"]]
+    assert kept == [(first, TASK, "gpu-1", 0.25, 3, 3), (first + 1, "code", "gpu-2", 0.75, 4, 2)]
+    assert (two["worker"], two["step"], two["first_uid"]) == ("evaluation", 8, third)
+
+
+async def test_a_draw_of_nothing_is_not_kept(buffer: ReplayBuffer) -> None:
+    assert await buffer.get(1, TASK) == []
+    with pytest.raises(NotReadyError):
+        await buffer.get(1, TASK, timeout=0.01)
+    assert await rows(buffer) == []
+
+
+async def test_a_lease_is_settled_by_what_it_acknowledges(buffer: ReplayBuffer) -> None:
+    uids = [await put(buffer, number, "gpu") for number in range(3)]
+    lease = await buffer.lease_batch({TASK: 3}, current_train_step=9, heartbeat=False)
+    [one] = await rows(buffer)
+    assert (one["lease"], one["groups"], one["settled"], one["step"]) == (lease.token, 3, 0, 9)
+    held = {row["uid"]: (row["holder"], row["worker"]) for row in await rows(buffer, tables.group)}
+    assert held == dict.fromkeys(uids, ("trainer", "gpu"))
+    await lease.acknowledge(uids[:1])
+    await lease.give_back(uids[1:2])
+    assert [row["settled"] for row in await rows(buffer)] == [1]
+    await lease.acknowledge()
+    assert [row["settled"] for row in await rows(buffer)] == [2]
+    left = {row["uid"]: (row["holder"], row["trained_step"]) for row in await rows(buffer, tables.group)}
+    assert left == {uids[0]: (None, 9), uids[1]: (None, None), uids[2]: (None, 9)}
+
+
+@pytest.mark.parametrize("seconds", [None, 60.0])
+async def test_a_draw_that_nobody_received_is_not_kept(buffer: ReplayBuffer, seconds: float | None) -> None:
+    uids = [await put(buffer, number, "gpu") for number in range(2)]
+    await buffer.get(1, TASK, current_train_step=1)
+    storage = buffer.storage
+    assert isinstance(storage, SQLStorage)
+    store = await storage._ready()
+    drawing = Drawing(store, storage.codec, Draw({TASK: 1}, worker=HOSTILE, train_step=2), seconds)
+    taken = await store.thread.run(drawing.run)
+    assert [row["worker"] for row in await rows(buffer)] == ["trainer", HOSTILE]
+    await store.thread.run(lambda: drawing.undo(taken))
+    assert [row["first_uid"] for row in await rows(buffer)] == uids[:1]
+    [there] = [row for row in await rows(buffer, tables.group) if row["uid"] == uids[1]]
+    assert (there["trained_step"], there["holder"], there["times_sampled"]) == (None, None, 0)
+
+
+async def test_names_and_rewards_may_be_anything(buffer: ReplayBuffer) -> None:
+    for number, reward in enumerate([math.nan, math.inf, -math.inf, 0.5]):
+        await put(buffer, number, HOSTILE, reward=reward)
+    with working_as(HOSTILE):
+        lease = await buffer.lease_batch({TASK: 4}, heartbeat=False)
+    [one] = await rows(buffer)
+    assert one["worker"] == HOSTILE
+    assert [member[2:4] for member in one["members"]] == [[HOSTILE, None]] * 3 + [[HOSTILE, 0.5]]
+    assert (one["reward"], one["min_reward"], one["max_reward"]) == (0.5, 0.5, 0.5)
+    assert {row["holder"] for row in await rows(buffer, tables.group)} == {HOSTILE}
+    await lease.acknowledge()
+
+
+async def test_the_last_ones_are_kept(shared_url: str) -> None:
+    async with build(shared_url, history=2) as buffer, build(shared_url, name="other", history=2) as other:
+        for number in range(5):
+            await put(buffer, number, "gpu")
+            await buffer.get(1, TASK)
+        await put(other, 0, "gpu")
+        await other.get(1, TASK)
+        storage = buffer.storage
+        assert isinstance(storage, SQLStorage)
+        store = await storage._ready()
+        await store.thread.run(store.sweeper.prune_history)
+        assert [row["buffer"] for row in await rows(buffer)] == ["default"] * 2 + ["other"]
+
+
+async def test_none_are_kept_if_nobody_wants_them(shared_url: str) -> None:
+    async with build(shared_url, history=0) as buffer:
+        await put(buffer, 0, "gpu")
+        await (await buffer.lease_batch({TASK: 1}, heartbeat=False)).acknowledge()
+        assert await rows(buffer) == []
+
+
+async def test_a_group_says_what_it_replaced(shared_url: str) -> None:
+    """Whether or not a checkpoint has it."""
+    async with build(shared_url) as buffer:
+        first = await put(buffer, 0, "gpu", current_train_step=3)
+        second = await put(buffer, 1, "gpu", replaces=[first])
+        [row] = await rows(buffer, tables.group)
+        assert (row["uid"], row["made_from"], row["put_step"]) == (second, [first], None)
+        lease = await buffer.lease_batch({TASK: 1}, heartbeat=False)
+        with working_as("editor"):
+            third = await lease.save(group(2), TASK, replaces=[second], current_train_step=4)
+        [row] = await rows(buffer, tables.group)
+        kept = ("uid", "made_from", "worker", "holder", "put_step")
+        assert tuple(row[name] for name in kept) == (third, [second], "editor", "editor", 4)
+
+
+async def test_a_lease_that_lapses_settles_nothing(buffer: ReplayBuffer) -> None:
+    await put(buffer, 0, "gpu")
+    await buffer.lease_batch({TASK: 1}, seconds=0.01, heartbeat=False)
+
+    async def is_back() -> bool:
+        return await buffer.count(TASK, "completed") == 1
+
+    await until(is_back)
+    assert [row["settled"] for row in await rows(buffer)] == [0]
+    assert [row["holder"] for row in await rows(buffer, tables.group)] == [None]
