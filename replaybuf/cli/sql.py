@@ -35,11 +35,11 @@ def sql(
 
     The views for people are "groups" (a row per group: uid, buffer, task_name, status, staleness, priority,
     times_sampled, created_at, leased_until, archived_at, deliveries, reward, rollouts, prompt_tokens, response_tokens,
-    finish_reasons, prompt, response, tags, key, error, bytes) and "rollouts" (a row per rollout: uid, position, buffer,
-    task_name, rollout_id, status, staleness, oldest_model_step, reward, rewards, prompt_tokens, response_tokens,
-    finish_reason, prompt, response, error_msg). In "rewards" are the parts of a dict reward, as JSON. Prompts,
-    responses and the errors of rollouts are cut after 200 characters. Leased groups have a leased_until, and those of
-    all named buffers are there.
+    finish_reasons, prompt, response, tags, key, error, bytes, worker, put_step, leased_by, trained_step, full_prompt,
+    messages) and "rollouts" (a row per rollout: uid, position, buffer, task_name, rollout_id, status, staleness,
+    oldest_model_step, reward, rewards, prompt_tokens, response_tokens, finish_reason, prompt, response, error_msg,
+    full_response, worker). In "rewards" are the parts of a dict reward, as JSON. Prompts, responses and the errors of
+    rollouts are cut after 200 characters. Leased groups have a leased_until, and those of all named buffers are there.
 
     On a terminal that is too narrow for the table, each row is printed with a line for each field.
 

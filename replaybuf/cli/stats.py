@@ -10,7 +10,7 @@ from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import age_of, status_style
 from replaybuf.cli.options import Buffer, Url, listing
 from replaybuf.cli.output import Column, Output, Row, print_table, write
-from replaybuf.observe.database import standing
+from replaybuf.observe.standing import standing
 from replaybuf.storage.sql.inspection.overview import BufferFigures, Overview, overview
 from replaybuf.storage.sql.inspection.reader import open_reader
 
@@ -41,7 +41,7 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
       watch -n 5 replaybuf stats run.db
     """
     reader = open_reader(url)
-    found = reader.inspect(lambda tx: overview(tx, buffer, DISTRIBUTIONS))
+    found = reader.look(lambda look: overview(look, buffer, DISTRIBUTIONS))
     buffers = {name: _metrics(figures) for name, figures in found.buffers.items()}
     if output.format == "json":
         database = {"url": reader.where, **found.database}

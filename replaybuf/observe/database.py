@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 from replaybuf.buffer.metrics import add_distributions, of_tasks
-from replaybuf.errors import InputError
+from replaybuf.observe.standing import standing
 from replaybuf.storage.sql.inspection.measures import BufferMeasures, measure
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.values import Cursor
 
 #: The number of groups up to which all of them are looked at, for the distributions.
 SCANNED = 200_000
@@ -40,19 +36,3 @@ def _figures(found: BufferMeasures) -> dict[str, Any]:
         numbers["overdue"] = found.overdue.get(task, 0)
         numbers |= found.contents.get(task, {})
     return {"tasks": tasks, **found.records, **standing(found.cursors)}
-
-
-def standing(cursors: Sequence[Cursor]) -> dict[str, Any]:
-    """Return how many prompts were drawn from each dataset, and the state that the trainer has published."""
-    if not cursors:  # saves the import
-        return {"prompts": {}, "trainer": None}
-    from replaybuf.files.importing import IMPORT
-    from replaybuf.rules.train_state import TRAINER, TrainState
-
-    by_name = {one.name: one for one in cursors if not one.name.startswith(IMPORT)}
-    published = by_name.pop(TRAINER, None)
-    trainer = None
-    if published is not None:
-        with suppress(InputError):  # of another version: show the rest without it
-            trainer = asdict(TrainState.decode(published.value))
-    return {"prompts": {name: one.position for name, one in sorted(by_name.items())}, "trainer": trainer}
