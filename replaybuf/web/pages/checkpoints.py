@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from replaybuf.storage.sql.inspection.groups import now_of
+from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.record_pages import CHECKPOINTS, newest
 from replaybuf.web.ask import Ask
@@ -14,4 +14,5 @@ _MOST = 500
 
 def read_checkpoints(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the checkpoints, newest first."""
-    return {"now": now_of(tx), "rows": newest(tx, CHECKPOINTS, ask.text("buffer"), _MOST)}
+    look = Look.over(tx)
+    return {"now": look.now(), "rows": newest(look, CHECKPOINTS, ask.text("buffer"), _MOST)}
