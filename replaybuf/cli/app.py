@@ -30,6 +30,7 @@ _INTERRUPTED = 128 + 2
 # of it; `db` has subcommands.
 COMMANDS = {
     "stats": ("replaybuf.cli.stats:stats", "Show how many groups there are of each task and status."),
+    "metrics": ("replaybuf.cli.metrics:metrics", "Print the figures of a database for Prometheus."),
     "ls": ("replaybuf.cli.ls:ls", "List groups without reading their payloads."),
     "why": ("replaybuf.cli.why:why", "Say why a trainer or a producer waits."),
     "show": ("replaybuf.cli.show:show", "Show one group: its metadata, the prompt and its rollouts."),
