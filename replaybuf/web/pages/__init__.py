@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.web.ask import Ask
 from replaybuf.web.pages.checkpoints import read_checkpoints
 from replaybuf.web.pages.events import read_events
@@ -18,6 +17,9 @@ from replaybuf.web.pages.groups import read_groups
 from replaybuf.web.pages.overview import draw_overview, read_overview
 from replaybuf.web.pages.steps import draw_steps, read_batch, read_step, read_steps
 from replaybuf.web.pages.workers import read_workers
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 Data = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf import units
 from replaybuf.errors import DecodeError, InputError
@@ -14,11 +14,13 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.inspection.groups import show_group
 from replaybuf.storage.sql.inspection.lives import Life, life_of
 from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.web.ask import Ask
 from replaybuf.web.texts import ago, as_text, figure, moment
 from replaybuf.web.tokens import SHADES, strip
 from replaybuf.web.wrong import NotThereError
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 #: Characters of a text, tokens and messages that are shown at once, and, with `all`, at most.
 CUT, CUT_TOKENS, CUT_MESSAGES = 20_000, 2_000, 100

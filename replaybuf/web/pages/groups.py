@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.errors import InputError, QueryError
@@ -13,10 +13,12 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, parse_order
 from replaybuf.storage.sql.inspection.group_pages import Chosen, Key, page_of_groups
 from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.recent import tallies_of
 from replaybuf.web.ask import Ask
 from replaybuf.web.marked import Marked
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _SIZE, _MOST = 50, 500
 STATUSES = tuple(map(str, Status))

@@ -6,16 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.recent import history_of, newest_batches, newest_groups, tallies_of
 from replaybuf.storage.sql.inspection.record_pages import CHECKPOINTS, EVENTS, WAITERS, newest
 from replaybuf.web.ask import Ask
 from replaybuf.web.plots import Plot, areas, bins, histogram, lines, whole_bins
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _HOURS = ("6", "1", "24", "48")
 _WAITERS, _EVENTS = 50, 8

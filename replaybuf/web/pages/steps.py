@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.errors import InputError
 from replaybuf.rules.comparison import by_worker
 from replaybuf.storage.sql.inspection.batches import Member, recorded
 from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.record_pages import BATCH_GROUPS, BATCHES, newest
 from replaybuf.storage.sql.inspection.steps import StepSummary, summarise_steps, trace_step
 from replaybuf.web.ask import LARGEST, Ask
 from replaybuf.web.plots import Plot, lines
 from replaybuf.web.wrong import NotThereError
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _SIZE = 50
 _MOST_GROUPS = 100_000

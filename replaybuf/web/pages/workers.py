@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.record_pages import WAITERS, WORKERS, newest
 from replaybuf.web.ask import Ask
 from replaybuf.web.pages.overview import SILENT
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _MOST = 500
 
