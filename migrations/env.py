@@ -10,8 +10,9 @@ from sqlalchemy import Connection
 
 from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.schema.create import HEAD, VERSION_TABLE, create_views, current_revision, drop_views
+from replaybuf.storage.sql.schema.create import create_views, current_revision, drop_views
 from replaybuf.storage.sql.schema.records import metadata
+from replaybuf.storage.sql.schema.revisions import HEAD, VERSION_TABLE
 
 
 def migrate(connection: Connection) -> None:

@@ -12,8 +12,6 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from replaybuf.errors import InputError
 from replaybuf.redact import redact_path
 
@@ -93,6 +91,12 @@ def _storable(text: str) -> bool:
     return True
 
 
+def is_numpy(value: Any, name: str) -> bool:
+    """Return whether a value is an instance of numpy's class of this name, without importing numpy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, getattr(numpy, name, ()))
+
+
 def check_tags(tags: Any) -> Tags | None:
     """Return a copy of tags: a flat dict of texts, 64-bit integers, finite floats, booleans and None."""
     if tags is None:
@@ -105,7 +109,7 @@ def check_tags(tags: Any) -> Tags | None:
 def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, np.bool_):
+    if is_numpy(value, "bool_"):
         return bool(value)
     number = _number(value)
     if isinstance(number, int) and -_INT64 <= number < _INT64:

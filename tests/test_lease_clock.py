@@ -71,7 +71,7 @@ def start_again(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
     """Start the host: the time since then begins anew."""
     monkeypatch.setattr(even_clock, "this_start", lambda: name)
     began = time.monotonic()
-    monkeypatch.setattr(even_clock, "_since_start", lambda: time.monotonic() - began)
+    monkeypatch.setattr(even_clock, "since_start", lambda: time.monotonic() - began)
 
 
 async def test_after_another_start_the_wall_clock_counts_once(

@@ -23,15 +23,13 @@ from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import (
-    HEAD,
-    REVISIONS,
-    VERSION_TABLE,
     create_schema,
     current_revision,
     migrations_folder,
     upgrade,
 )
 from replaybuf.storage.sql.schema.records import metadata
+from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, VERSION_TABLE
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.uids import raise_uid
 from replaybuf.testing.harness import plain

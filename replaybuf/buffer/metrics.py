@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.tallies import LaneName
 from replaybuf.rules.totals import OF_COMPLETED, TOTALS, UNFINISHED, of_tasks
 

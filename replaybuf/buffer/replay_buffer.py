@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic
 
+from replaybuf.buffer import spans
 from replaybuf.buffer.cursors import Cursors
 from replaybuf.buffer.drawing import AtLeast, Wanted
 from replaybuf.buffer.lease import Lease, Leasing
@@ -36,6 +37,7 @@ from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
 from replaybuf.storage.values import UNSET, Changes, Leased, R, Refresh, StorageItem, Unset, check_database
+from replaybuf.tracing import traced
 
 
 class ReplayBuffer(BufferReader[R], Generic[R]):
@@ -63,6 +65,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
 
     # Putting
 
+    @traced("replaybuf.put", spans.of_put, spans.of_uid)
     async def put(
         self,
         items: Sequence[R],
@@ -334,6 +337,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         self._check_open()
         return await self.storage.update_priorities(check_priorities(priorities))
 
+    @traced("replaybuf.refresh_staleness", spans.of_refresh, spans.of_expired)
     async def refresh_staleness(
         self,
         *,

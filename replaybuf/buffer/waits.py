@@ -22,6 +22,7 @@ from replaybuf.rules.limits import Limits
 from replaybuf.rules.tallies import LaneName, Tallies, Tally, levels
 from replaybuf.storage.contract import CheckpointStorage, GroupStorage
 from replaybuf.storage.values import Draw, NewGroup
+from replaybuf.tracing import waiting
 
 T = TypeVar("T")
 
@@ -115,7 +116,7 @@ class Waits:
         """Wait until all groups that the draw needs are there. Raises NotReadyError, saying what is missing."""
         check_possible(draw, self._storage.rules.limits)
         reports = Reports("waiting for groups")
-        with _timed(self.for_groups) as begin:
+        with _timed(self.for_groups, "groups") as begin:
             while True:
                 self.check_open()
                 seen = self.version()
@@ -191,7 +192,7 @@ class Waits:
         deadline = time.monotonic() + timeout
         line.waiting += 1
         try:
-            with _timed(self.for_room) as begin:
+            with _timed(self.for_room, "room") as begin:
                 begin()
                 try:
                     async with asyncio.timeout_at(_loop_deadline(deadline)):
@@ -300,11 +301,17 @@ class Reports:
 
 
 @contextmanager
-def _timed(waited: Waited) -> Iterator[Callable[[], None]]:
+def _timed(waited: Waited, kind: str) -> Iterator[Callable[[], None]]:
     """Time a wait, starting when the yielded function is called."""
     started: list[float] = []
+
+    def begin() -> None:
+        started.append(time.monotonic())
+        begin_span()
+
     try:
-        yield lambda: started.append(time.monotonic())
+        with waiting(kind) as begin_span:
+            yield begin
     except TimeoutError:
         waited.timeouts += 1
         raise

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf import units
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 
 _STYLES = {
     "completed": "green",

@@ -10,10 +10,12 @@ from replaybuf.cli.groups import age_of, archived_at, lease_text, status_style, 
 from replaybuf.cli.options import Buffer, Limit, OfStatus, OfTask, OrderBy, Url, Where, listing
 from replaybuf.cli.output import Column, Output
 from replaybuf.cli.queries import nothing_in, query_of
+from replaybuf.query import Node
 from replaybuf.redact import redact
-from replaybuf.rules.policies import parse_order
-from replaybuf.storage.sql.inspection.groups import list_groups
-from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.rollouts.status import Status
+from replaybuf.rules.policies import Order, parse_order
+from replaybuf.storage.sql.inspection.metadata import Listing, list_oldest
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
 
 @listing
@@ -41,7 +43,12 @@ def ls(
     """
     query, order = query_of(where, task, status), parse_order([redact(term) for term in order_by or ()])
     reader = open_reader(url)
-    found = reader.inspect(lambda tx: list_groups(tx, buffer, query, order, limit or None, count=output.for_people))
+    if where or order_by or status not in (None, *Status):
+        found = _matching(reader, buffer, query, order, limit or None, count=output.for_people)
+    else:
+        found = reader.look(
+            lambda look: list_oldest(look, buffer, task, status, limit or None, count=output.for_people)
+        )
     rows = found.rows
     if not rows and output.for_people:
         output.note(nothing_in(reader, buffer, task) if where or task or status else "the buffer is empty")
@@ -49,6 +56,14 @@ def ls(
     output.rows(rows, _columns(rows, found.now, found.several))
     if found.matching > len(rows):
         output.note(f"{len(rows):,} of {found.matching:,} groups; --limit 0 shows all")
+
+
+def _matching(
+    reader: Reader, buffer: str | None, query: Node, order: Order, limit: int | None, *, count: bool
+) -> Listing:
+    from replaybuf.storage.sql.inspection.groups import list_groups  # the query language is made of SQLAlchemy's parts
+
+    return reader.inspect(lambda tx: list_groups(tx, buffer, query, order, limit, count=count))
 
 
 def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[Column]:

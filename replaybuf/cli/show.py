@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -14,8 +14,10 @@ from replaybuf.cli.groups import age_of, archived_at, lease_text, status_style, 
 from replaybuf.cli.options import Url, listing, option, url_and
 from replaybuf.cli.output import Column, Output, console, iso, print_table, write
 from replaybuf.errors import InputError
-from replaybuf.storage.sql.inspection.groups import Shown, show_group
-from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.metadata import Described, describe_group
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+
+D = TypeVar("D", bound=Described)
 
 
 @listing
@@ -43,11 +45,8 @@ def show(
     url, number = url_and(url, uid, "UID")
     wanted = _read_uid(number)
     reader = open_reader(url)
-    found = reader.inspect(lambda tx: show_group(tx, wanted, payload=full))
-    if found is None:
-        raise InputError(f"there is no group {wanted} in {reader.where}: it was taken or deleted, or never was")
+    found, decoded = _read_full(reader, wanted) if full else (_read(reader, wanted), None)
     group, rollouts = found.group, found.rollouts
-    decoded = found.decode() if full else None
     if decoded is not None and not output.for_people:
         rollouts = [{**row, **fields_of(rollout)} for row, rollout in zip(rollouts, decoded, strict=True)]
     if output.format == "json":
@@ -63,6 +62,24 @@ def show(
             print_conversation(rollouts, decoded)
 
 
+def _read(reader: Reader, uid: int) -> Described:
+    return _there(reader, uid, reader.look(lambda look: describe_group(look, uid)))
+
+
+def _read_full(reader: Reader, uid: int) -> tuple[Described, list[dict[Any, Any]]]:
+    """Return the group and its rollouts as they were put."""
+    from replaybuf.storage.sql.inspection.groups import show_group
+
+    found = _there(reader, uid, reader.inspect(lambda tx: show_group(tx, uid, payload=True)))
+    return found, found.decode()
+
+
+def _there(reader: Reader, uid: int, found: D | None) -> D:
+    if found is None:
+        raise InputError(f"there is no group {uid} in {reader.where}: it was taken or deleted, or never was")
+    return found
+
+
 def _read_uid(text: str) -> int:
     try:
         return int(text)
@@ -70,7 +87,7 @@ def _read_uid(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a whole number.", param_hint="UID") from None
 
 
-def _print_group(found: Shown, *, with_prompt: bool) -> None:
+def _print_group(found: Described, *, with_prompt: bool) -> None:
     from rich.text import Text
 
     group, now = found.group, found.now

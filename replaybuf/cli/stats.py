@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 from replaybuf import units
@@ -13,10 +10,9 @@ from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import age_of, status_style
 from replaybuf.cli.options import Buffer, Url, listing
 from replaybuf.cli.output import Column, Output, Row, print_table, write
-from replaybuf.errors import InputError
+from replaybuf.observe.standing import standing
 from replaybuf.storage.sql.inspection.overview import BufferFigures, Overview, overview
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.values import Cursor
 
 _TOTAL = "total"
 _ALWAYS = ("put", "sampled_new", "taken")
@@ -45,7 +41,7 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
       watch -n 5 replaybuf stats run.db
     """
     reader = open_reader(url)
-    found = reader.inspect(lambda tx: overview(tx, buffer, DISTRIBUTIONS))
+    found = reader.look(lambda look: overview(look, buffer, DISTRIBUTIONS))
     buffers = {name: _metrics(figures) for name, figures in found.buffers.items()}
     if output.format == "json":
         database = {"url": reader.where, **found.database}
@@ -61,23 +57,7 @@ def _metrics(figures: BufferFigures) -> dict[str, Any]:
     tasks = of_tasks(figures.tallies)
     for field, histogram in figures.histograms.items():
         add_distributions(tasks, field, histogram)
-    return {"tasks": tasks, "checkpoints": figures.checkpoints, **_cursors(figures.cursors)}
-
-
-def _cursors(cursors: Sequence[Cursor]) -> dict[str, Any]:
-    """Return how many prompts were drawn from each dataset, and the state that the trainer has published."""
-    if not cursors:  # saves the import
-        return {"prompts": {}, "trainer": None}
-    from replaybuf.files.importing import IMPORT
-    from replaybuf.rules.train_state import TRAINER, TrainState
-
-    by_name = {one.name: one for one in cursors if not one.name.startswith(IMPORT)}
-    published = by_name.pop(TRAINER, None)
-    trainer = None
-    if published is not None:
-        with suppress(InputError):  # of another version: show the rest without it
-            trainer = asdict(TrainState.decode(published.value))
-    return {"prompts": {name: one.position for name, one in sorted(by_name.items())}, "trainer": trainer}
+    return {"tasks": tasks, "checkpoints": figures.checkpoints, **standing(figures.cursors)}
 
 
 # Printing

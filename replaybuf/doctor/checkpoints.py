@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from replaybuf.doctor.finding import Check, Finding, Look, fine, number_of, problem, some
 from replaybuf.storage.sql.inspection.checkpoints import Contents, Made, contents_of, count_dropped, list_checkpoints
-from replaybuf.storage.sql.inspection.reader import Transaction
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _NAME = "checkpoints"
 

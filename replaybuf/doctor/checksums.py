@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from replaybuf.doctor.finding import Finding, Look, fine, groups, problem, repairable, some, warning
 from replaybuf.doctor.groups import FORGET, said
 from replaybuf.storage.sql.inspection.checkup import payloads
-from replaybuf.storage.sql.inspection.reader import Reader, Transaction
+from replaybuf.storage.sql.inspection.reader import Reader
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 NAME = "checksums"
 

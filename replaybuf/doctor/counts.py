@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, groups, number_of, repairable, some, warning
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.inspection.checkup import counts
-from replaybuf.storage.sql.inspection.reader import Transaction
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 COUNTS, _TOTALS, _UIDS, _LEASES, _DELIVERIES = "counts", "totals", "uids", "leases", "deliveries"
 

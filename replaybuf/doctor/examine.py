@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.doctor import checkpoints, checksums, counts, files, groups, schema, server, texts
 from replaybuf.doctor.finding import Check, Finding, Level, Look, problem
 from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
-from replaybuf.storage.sql.inspection.reader import Reader, Transaction
+from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.writer import Writer, open_writer
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 #: The errors of a check that fails, also on values of a wrong type. (SQLite allows any value in any column.)
 FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
-Repair = Callable[[Transaction, Look], Sequence[str]]
+Repair = Callable[["Transaction", Look], Sequence[str]]
 
 
 def examine(reader: Reader, look: Look) -> Iterator[Finding]:

@@ -8,11 +8,14 @@ import shutil
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from replaybuf import units
 from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, problem, repairable, some, warning
 from replaybuf.storage.sql.inspection.checkup import sqlite_file
-from replaybuf.storage.sql.inspection.reader import Transaction
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _INTEGRITY, _FILES, _LOG, _SPACE, _DISK, _SETTINGS = "integrity", "files", "log", "space", "disk", "settings"
 

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from replaybuf.storage.sql.inspection.reader import Transaction
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 
 class Level(StrEnum):

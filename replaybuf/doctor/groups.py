@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, groups, number_of, repairable, some, warning
 from replaybuf.storage.sql.inspection.checkup import orphans
 from replaybuf.storage.sql.inspection.checkup.orphans import LOST, MISSING, Aside
 from replaybuf.storage.sql.inspection.overview import read_backlog
-from replaybuf.storage.sql.inspection.reader import Transaction
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _LANES, _LEASED, _PAYLOADS, _LEAKED, _GARBAGE = "lanes", "leased groups", "payloads", "leaked payloads", "garbage"
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from replaybuf.doctor.finding import Check, Finding, Look, fine, problem, repairable, some
 from replaybuf.storage.sql.inspection.checkup import tables
-from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.schema import State, read_revision
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _REVISION, _TABLES, _INDEXES, _VIEWS = "revision", "tables", "indexes", "views"
 

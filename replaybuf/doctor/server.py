@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from replaybuf import units
 from replaybuf.doctor.finding import Check, Finding, Look, fine, problem, some, warning
 from replaybuf.storage.sql.inspection.checkup import server
 from replaybuf.storage.sql.inspection.overview import database_bytes
-from replaybuf.storage.sql.inspection.reader import Transaction
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _ACCESS, _SETTINGS, _CONNECTIONS, _HELD, _INTEGRITY, _SPACE = (
     "access",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from replaybuf.doctor.finding import Check, Finding, Look, fine, groups, repairable, some
 from replaybuf.doctor.groups import said
 from replaybuf.storage.sql.inspection.checkup.texts import BadText, mend_texts, unreadable_texts
-from replaybuf.storage.sql.inspection.reader import Transaction
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _TEXTS = "texts"
 

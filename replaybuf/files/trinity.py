@@ -11,7 +11,7 @@ import json
 import struct
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import column, inspect, select, table
 
@@ -22,7 +22,10 @@ from replaybuf.files.pickles import Loading
 from replaybuf.files.rebuilding import Rebuilding
 from replaybuf.files.rows import FileGroup
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _MAGIC: Final = b"TRXP"
 _HEAD: Final = struct.Struct("<4sBQQ")
@@ -85,7 +88,7 @@ def _choose(reader: Reader, name: str | None) -> str:
         if "rb_group" in there:
             raise InputError("this is a database of replaybuf: replaybuf save and resume, or export, copy its groups")
         what = (
-            f"several tables: choose one with table= (--table): {', '.join(found)}"
+            f"several tables: choose one with table= (--from-table): {', '.join(found)}"
             if found
             else "no table with experiences"
         )

@@ -12,11 +12,10 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
-import numpy as np
-
+from replaybuf.checks import is_numpy
 from replaybuf.errors import QueryError
 from replaybuf.query.nodes import FieldType, Kind, Value, is_number
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 
 MAX_VALUES = 1_000_000
 
@@ -71,7 +70,7 @@ def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value
 
     Raises QueryError unless they are two values of one kind, in order.
     """
-    if isinstance(bounds, np.ndarray):
+    if is_numpy(bounds, "ndarray"):
         bounds = list(bounds)
     if not isinstance(bounds, list | tuple) or len(bounds) != 2:
         raise QueryError(f"expected a list of two values, [lowest, highest], not {_kind_name(bounds)}", place)
@@ -86,9 +85,9 @@ def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value
 
 
 def _listed(values: Any, place: str) -> Any:
-    if isinstance(values, np.ndarray) and values.ndim != 1:
+    if is_numpy(values, "ndarray") and values.ndim != 1:
         raise QueryError("expected an array of one dimension", place)
-    if not isinstance(values, list | tuple | set | frozenset | range | np.ndarray):
+    if not isinstance(values, list | tuple | set | frozenset | range) and not is_numpy(values, "ndarray"):
         raise QueryError(f"expected a list of values, not {_kind_name(values)}", place)
     # A slice, because len() fails for a huge range.
     if len(values[: MAX_VALUES + 1] if isinstance(values, range) else values) > MAX_VALUES:
@@ -100,12 +99,13 @@ def _plain(value: Any) -> Any:
     """Return the value as a plain Python type: not all drivers accept enums, numpy types and subclasses."""
     if isinstance(value, Enum):
         return _plain(value.value)
-    if isinstance(value, np.datetime64):
+    if is_numpy(value, "datetime64"):
         # item() of nanoseconds is a plain int, which would be taken for seconds.
-        return math.nan if np.isnat(value) else value.astype("datetime64[us]").item()
-    if isinstance(value, np.longdouble):  # its item() is itself
+        moment = value.astype("datetime64[us]").item()
+        return math.nan if moment is None else moment  # NaT
+    if is_numpy(value, "longdouble"):  # its item() is itself
         return float(value)
-    if isinstance(value, np.generic):
+    if is_numpy(value, "generic"):
         return value.item()
     if isinstance(value, str):
         return str.__str__(value)
@@ -157,7 +157,8 @@ def _wanted(field: FieldType) -> str:
 
 
 def _hint(value: object) -> str:
-    return "; for several values use $in" if isinstance(value, list | tuple | set | frozenset | np.ndarray) else ""
+    several = isinstance(value, list | tuple | set | frozenset) or is_numpy(value, "ndarray")
+    return "; for several values use $in" if several else ""
 
 
 def _kind_name(value: object) -> str:

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 from replaybuf.errors import ConfigError, InputError
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 
 #: What calls take for a status: a Status, a member of another Enum, or a text.
 StatusLike: TypeAlias = str | Enum

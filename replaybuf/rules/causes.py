@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from replaybuf import units
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.circumstances import Circumstances, Held, Wait
 from replaybuf.rules.reasons import Cause, Reason
 from replaybuf.rules.tallies import Tally, levels

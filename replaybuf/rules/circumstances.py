@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from replaybuf.errors import ConfigError
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.tallies import LaneName, Tallies, Tally
 from replaybuf.rules.train_state import TrainState

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules import causes, supply
 from replaybuf.rules.causes import Need
 from replaybuf.rules.circumstances import Circumstances, Wait

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Literal
 
 from replaybuf.errors import ConfigError
-from replaybuf.rollouts.rollout import ASIDE, Status
+from replaybuf.rollouts.status import ASIDE, Status
 from replaybuf.rules.policies import FIFOPolicy, ReplayPolicy
 from replaybuf.rules.race import KEYS
 

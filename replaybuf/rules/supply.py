@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from replaybuf import units
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.causes import Need
 from replaybuf.rules.circumstances import Circumstances, Wait, Worker
 from replaybuf.rules.reasons import Cause, Reason

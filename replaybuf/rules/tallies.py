@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from replaybuf.rollouts.rollout import ASIDE, Status
+from replaybuf.rollouts.status import ASIDE, Status
 from replaybuf.rules.limits import Level
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.tallies import Tallies, Tally
 
 _LEVELS = (Tally.SIZE, Tally.LEASED)

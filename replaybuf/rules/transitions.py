@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from replaybuf.rollouts.rollout import UNFIT, Status
+from replaybuf.rollouts.status import UNFIT, Status
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.tallies import Tally
 

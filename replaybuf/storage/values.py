@@ -11,8 +11,8 @@ from typing_extensions import TypeVar
 from replaybuf.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.query import Node
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.rollouts.status import Status
 
 #: The class of the rollouts in a buffer, for type checkers.
 R = TypeVar("R", default=Any)

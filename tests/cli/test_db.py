@@ -12,7 +12,8 @@ from sqlalchemy import Connection, text
 
 from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.schema.create import HEAD, upgrade
+from replaybuf.storage.sql.schema.create import upgrade
+from replaybuf.storage.sql.schema.revisions import HEAD
 from tests.cli.conftest import run, run_json
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, make_url, text
 from replaybuf import ReplayBufferConfig
 from replaybuf.doctor import counts, groups
 from replaybuf.storage.sql.inspection.checkup.orphans import LOST
-from replaybuf.storage.sql.schema.create import REVISIONS
+from replaybuf.storage.sql.schema.revisions import REVISIONS
 from replaybuf.testing.harness import group
 from tests.cli.conftest import BACKENDS, _new_url, run
 from tests.cli.example import fill_busy

@@ -7,13 +7,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from replaybuf import ReplayBufferConfig
 from replaybuf.cli.app import COMMANDS as LISTED
 from replaybuf.cli.app import app
 from tests.cli.conftest import run, run_json
@@ -142,9 +140,18 @@ def test_the_list_of_commands_takes_none_of_their_imports() -> None:
     assert not imported("--help") & {"sqlalchemy", "numpy", "pydantic", "replaybuf.cli.stats"}
 
 
-async def test_reading_takes_no_import_of_what_writes_or_produces(tmp_path: Path) -> None:
-    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build():
-        pass
+@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    "args", [("stats",), ("ls",), ("ls", "--task", "math", "--json"), ("show", 15), ("sql", "SELECT 1")]
+)
+def test_everyday_questions_take_no_slow_import(filled: str, args: tuple[object, ...]) -> None:
+    slow = {"sqlalchemy", "numpy", "asyncpg", "aiosqlite", "alembic", "msgpack", "asyncio", "replaybuf.codec"}
+    slow |= {"replaybuf.buffer.replay_buffer", "replaybuf.produce", "replaybuf.rollouts.rollout"}
+    command, *rest = args
+    assert not imported(command, filled, *rest) & slow
+
+
+@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
+def test_queries_take_no_import_of_what_writes_or_produces(filled: str) -> None:
     others = {"sqlalchemy.orm", "aiosqlite", "alembic", "replaybuf.buffer.replay_buffer", "replaybuf.produce"}
-    assert not imported("stats", tmp_path / "run.db") & others
-    assert not imported("ls", tmp_path / "run.db") & others
+    assert not imported("ls", filled, "--where", '{"reward": 1}') & others

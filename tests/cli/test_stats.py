@@ -15,7 +15,7 @@ from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer.metrics import RATES
 from replaybuf.cli import output
 from replaybuf.produce import Sampler, TrainState, publish
-from replaybuf.storage.sql.schema.create import HEAD
+from replaybuf.storage.sql.schema.revisions import HEAD
 from tests.cli.conftest import run, run_json
 from tests.cli.example import fill_busy
 

@@ -29,7 +29,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import StaticPool
 
-from replaybuf.query import FIELDS, Query, compile_sql, parse
+from replaybuf.query import FIELDS, Query, parse
+from replaybuf.query.sql import compile_sql
 
 
 @dataclass

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sqlalchemy import Select, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
-from replaybuf.query import Query, compile_sql, parse, predicate
+from replaybuf.query import Query, parse, predicate
+from replaybuf.query.sql import compile_sql
 from tests.query.stores import COLUMNS, GROUPS, Group, Store, sqlite_store
 from tests.query.strategies import HOSTILE, groups, queries
 

@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from pathlib import Path
 
 from sqlalchemy import exc
 from sqlalchemy.engine import URL
@@ -16,13 +15,12 @@ from replaybuf.errors import (
     AccessError,
     DiskFullError,
     LockedError,
-    NotADatabaseError,
     ReplayBufError,
     StorageError,
     TooLargeError,
     UnreachableError,
 )
-from replaybuf.redact import redact
+from replaybuf.storage.sql.engine.sqlite_errors import translate_sqlite
 from replaybuf.storage.sql.engine.urls import public_url
 
 
@@ -49,7 +47,7 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     where = public_url(url)
     cause = _driver_error(error)
     if url.get_backend_name() == "sqlite":
-        return _translate_sqlite(cause, where, str(url.database), lock_timeout)
+        return translate_sqlite(cause, where, str(url.database), lock_timeout)
     if isinstance(error, exc.TimeoutError) or is_lost(error, connected=False):
         return _unreachable(cause, where)
     return _translate_postgres(cause, where, lock_timeout)
@@ -63,60 +61,6 @@ def _driver_error(error: BaseException) -> BaseException:
         if inner is None or inner is seen or isinstance(inner, asyncio.CancelledError):  # from a timeout
             return seen
         seen = inner
-
-
-# SQLite
-
-
-# SQLite's names for failed writes; exceeded quotas and file size limits are reported like this, too.
-_WRITING = {
-    "SQLITE_IOERR_WRITE",
-    "SQLITE_IOERR_FSYNC",
-    "SQLITE_IOERR_DIR_FSYNC",
-    "SQLITE_IOERR_TRUNCATE",
-    "SQLITE_IOERR_SHMSIZE",
-    "SQLITE_IOERR_DELETE",
-}
-
-
-def _translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: float) -> ReplayBufError:
-    """Return the error of replaybuf, saying what to do, for an error of the `sqlite3` module."""
-    text, name = str(error), getattr(error, "sqlite_errorname", "")
-    if "locked" in text:
-        return LockedError(
-            f"another process held the write lock of {where} for more than {lock_timeout:g} s: look for a long "
-            "transaction (a shell with BEGIN open?), or raise lock_timeout"
-        )
-    if "too big" in text:
-        return TooLargeError(f"{where}: {text}: a value is larger than SQLite's limit SQLITE_MAX_LENGTH")
-    if "disk is full" in text:
-        return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
-    if name in _WRITING:
-        return DiskFullError(
-            f"{where}: {text} in writing: the disk is full or failing, or a quota or a limit of the file's size is "
-            "reached; free some space (what was committed before is safe)"
-        )
-    if "disk I/O error" in text:
-        return NotADatabaseError(
-            f"{where}: {text}: the file or its log (-wal) can't be read; it was truncated, deleted or damaged, or the "
-            "disk fails"
-        )
-    if "readonly" in text or "read-only" in text:
-        return AccessError(f"{where} is read-only: check the permissions of the file and of its folder")
-    if "malformed" in text:
-        return NotADatabaseError(
-            f"{where}: {text}: the file is damaged; replaybuf doctor says how far, and --rescue saves what can be read"
-        )
-    if "not a database" in text or "encrypted" in text:
-        return NotADatabaseError(f"{where}: {text}; give the path of a replaybuf database, or of a file to create")
-    if "unable to open" in text:
-        folder = Path(path).absolute().parent
-        if Path(path).is_dir():
-            return AccessError(f"{where} is a folder; give a database file in it")
-        permissions = "can't be opened or created: check the permissions of the file and of its folder"
-        reason = permissions if folder.is_dir() else f"can't be created: there is no folder {redact(str(folder))}"
-        return AccessError(f"{where} {reason}")
-    return StorageError(f"{where}: {text}")
 
 
 # PostgreSQL

@@ -11,47 +11,29 @@ Where a host can't be told from itself after another start (systems other than L
 from __future__ import annotations
 
 import time
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import bindparam, insert, select
 
+from replaybuf.storage.sql.engine.host_clock import since_start, this_start
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.schema.tables import info
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_NAMESPACE = Path("/proc/self/ns/time")
-
-
-@cache
-def this_start() -> str | None:
-    """Return a name for the time since this host was started, as this process sees it; None where there is none."""
-    namespace = ""  # containers may have a time of their own
-    try:
-        name = _BOOT_ID.read_text("utf-8").strip()
-        with suppress(OSError):
-            namespace = f" {_NAMESPACE.readlink()}"
-    except (OSError, ValueError):
-        return None
-    return f"start of {name}{namespace}" if name and hasattr(time, "CLOCK_BOOTTIME") else None
-
 
 def read(tx: Transaction) -> float:
     """Return the time in seconds since the epoch."""
     start = _start(tx)
-    return time.time() if start is None else start + _since_start()
+    return time.time() if start is None else start + since_start()
 
 
 def start(tx: Transaction) -> float:
     """Return the time in seconds since the epoch, and let it pass evenly from now on (in a transaction that writes)."""
     name = this_start()
     if name is not None and _start(tx) is None:
-        tx.execute(insert(info).values(name=name, value=repr(time.time() - _since_start())))
+        tx.execute(insert(info).values(name=name, value=repr(time.time() - since_start())))
     return read(tx)
 
 
@@ -63,7 +45,3 @@ def _start(tx: Transaction) -> float | None:
 
 
 _READ = Prepared(lambda _: select(info.c.value).where(info.c.name == bindparam("name")), "name")
-
-
-def _since_start() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -17,7 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
 
 from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
-from replaybuf.storage.sql.engine.urls import is_memory, quote_path
+from replaybuf.storage.sql.engine.sqlite_uri import quote_path
+from replaybuf.storage.sql.engine.urls import is_memory
 
 T = TypeVar("T")
 

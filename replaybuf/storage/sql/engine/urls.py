@@ -88,11 +88,6 @@ def is_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
-def quote_path(path: Path) -> str:
-    """Return a path quoted for a SQLite URI."""
-    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-
-
 def public_url(url: URL) -> str:
     """Return the URL as users write it, without driver and password."""
     if url.get_backend_name() == "sqlite" and may_hold_password(url.database or ""):

@@ -15,16 +15,16 @@ from sqlalchemy import ColumnElement, func, select, true
 
 from replaybuf.errors import InputError, QueryError
 from replaybuf.query import LogicNode, Node, ScalarNode, parse
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.circumstances import Before, Circumstances, Held, Restored, Taking, Wait, Worker, limits_of
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.tallies import Tally
 from replaybuf.rules.train_state import TRAINER, TrainState
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.groups import GROUPS
+from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.metadata import read_metadata
 from replaybuf.storage.sql.schema.records import activity, batch, event, history, waiter, worker
 from replaybuf.storage.sql.schema.tables import buffer, cursor, group, lane
-from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import read_tallies
 from replaybuf.storage.sql.statements.leases import store_clock
 from replaybuf.storage.sql.statements.matching import count_groups
@@ -222,9 +222,7 @@ def _read_errors(tx: Transaction, tallies: Mapping[tuple[str, Status, Tally], in
     of_lanes: ColumnElement[bool] = (lane.c.buffer == tx.scope.buffer) & (lane.c.status == str(Status.FAILED))
     newest = tx.execute(select(lane.c.id, _of_newest(group.c.uid)).where(of_lanes))
     uids = [uid for _, uid in newest if uid is not None]
-    chosen = select(group.c.uid).where(uid_in(tx, uids))
-    errors = select(GROUPS.c.task_name, GROUPS.c.error).where(GROUPS.c.uid.in_(chosen))
-    return {task: error for task, error in tx.execute(errors) if error}
+    return {row["task_name"]: row["error"] for row in read_metadata(Look.over(tx), uids) if row["error"]}
 
 
 def _read_restored(tx: Transaction) -> Restored | None:

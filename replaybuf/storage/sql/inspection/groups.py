@@ -1,41 +1,26 @@
-"""The metadata of groups and rollouts, from the views for people, and the payload of a group on request."""
+"""Groups that match a query, and payloads: what takes more than the texts of `metadata`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from decimal import Decimal
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, column, select, table, true
+from sqlalchemy import ColumnElement, true
 
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import DecodeError, InputError
-from replaybuf.query import LogicNode, Node, ScalarNode
-from replaybuf.redact import redact_path
+from replaybuf.errors import DecodeError
+from replaybuf.query import LogicNode, Node
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.policies import Order
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.schema.tables import group, lane
-from replaybuf.storage.sql.statements.columns import uid_in
-from replaybuf.storage.sql.statements.leases import store_clock
+from replaybuf.storage.sql.inspection import buffers
+from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.metadata import Described, Listing, describe_group, read_metadata
+from replaybuf.storage.sql.schema.tables import lane
 from replaybuf.storage.sql.statements.matching import count_groups, find_uids, read_groups
 from replaybuf.storage.sql.statements.rows import GroupRow
-
-_COLUMNS = (
-    *("uid", "buffer", "task_name", "status", "staleness", "reward", "priority", "times_sampled", "created_at"),
-    *("leased_until", "archived_at", "deliveries", "rollouts", "prompt_tokens", "response_tokens", "finish_reasons"),
-    *("bytes", "key", "tags", "error", "prompt", "response"),
-)
-_ROLLOUT_COLUMNS = (
-    *("uid", "position", "rollout_id", "status", "staleness", "oldest_model_step", "reward", "rewards"),
-    *("prompt_tokens", "response_tokens", "finish_reason", "response", "error_msg"),
-)
-GROUPS = table("groups", *map(column, _COLUMNS))
-_ROLLOUTS = table("rollouts", *map(column, _ROLLOUT_COLUMNS))
-_CHUNK = 1000
 
 #: Decodes rollouts as dicts, whatever their class and those in their fields were, and needs neither torch nor Ray.
 AS_DICTS = Codec(RolloutType(dict), tensors="numpy", object_refs="value", as_plain=True)
@@ -51,23 +36,9 @@ class Looking(Scope):
 
 
 @dataclass(slots=True)
-class Listing:
-    """The metadata of groups, the number that match, the time then, and whether there are other buffers."""
+class Shown(Described):
+    """A group and its rollouts, and its payload if that was read."""
 
-    rows: list[dict[str, Any]]
-    matching: int
-    now: datetime
-    several: bool
-
-
-@dataclass(slots=True)
-class Shown:
-    """A group and its rollouts, the time then, and whether there are other buffers."""
-
-    group: dict[str, Any]
-    rollouts: list[dict[str, Any]]
-    now: datetime
-    several: bool
     stored: GroupRow | None = None
 
     def decode(self) -> list[dict[str, Any]]:
@@ -79,22 +50,9 @@ class Shown:
             raise DecodeError(f"group {self.stored.uid}: {error} (without --full its metadata can be shown)") from error
 
 
-def buffers_of(tx: Transaction) -> list[str]:
-    """Return the names of the buffers in the database."""
-    return list(tx.execute(select(lane.c.buffer).distinct().order_by(lane.c.buffer)).scalars())
-
-
-def tasks_of(tx: Transaction, buffer: str | None) -> list[str]:
-    """Return the names of the tasks of one buffer or of all."""
-    return sorted(tx.execute(select(lane.c.task_name).where(Looking(buffer).lanes).distinct()).scalars())
-
-
 def looking_at(tx: Transaction, buffer: str | None) -> Transaction:
     """Return the transaction, scoped to one buffer or all. Raises InputError when only other buffers exist."""
-    if buffer is not None and (there := buffers_of(tx)) and buffer not in there:
-        raise InputError(
-            f"there is no buffer {redact_path(buffer)!r:.200} in this database; there are {', '.join(there)}"
-        )
+    buffers.check_buffer(Look.over(tx), buffer)
     return tx.of(Looking(buffer))
 
 
@@ -102,49 +60,37 @@ def list_groups(
     tx: Transaction, buffer: str | None, query: Node, order: Order, limit: int | None, *, count: bool
 ) -> Listing:
     """Return the groups that match, in order; with `count` also the number of all matches, beyond the limit."""
+    look = Look.over(tx)
     tx = looking_at(tx, buffer)
-    rows = _find_groups(tx, query, order, limit)
+    rows = read_metadata(look, [uid for uid, _ in find_uids(tx, query, order, limit)])
     matching = count_groups(tx, query, None) if count and len(rows) == limit else len(rows)
-    return Listing(rows, matching, now_of(tx), several=buffer is None and len(buffers_of(tx)) > 1)
+    return Listing(rows, matching, look.now(), several=buffer is None and len(buffers_of(tx)) > 1)
 
 
 def show_group(tx: Transaction, uid: int, *, payload: bool) -> Shown | None:
     """Return a group of any buffer, or None when it isn't there."""
-    tx = looking_at(tx, None)
-    found = _find_groups(tx, ScalarNode("uid", "$eq", uid), (), 1)
-    if not found:
+    described = describe_group(Look.over(tx), uid)
+    if described is None:
         return None
-    chosen = select(_ROLLOUTS).where(_ROLLOUTS.c.uid == uid).order_by(_ROLLOUTS.c.position)
-    rollouts = [tidy(row) for row in tx.execute(chosen).mappings()]
-    stored = read_groups(tx, [uid], LogicNode("$and", ())) if payload else []
-    return Shown(found[0], rollouts, now_of(tx), len(buffers_of(tx)) > 1, *stored)
+    stored = read_groups(looking_at(tx, None), [uid], LogicNode("$and", ())) if payload else []
+    return Shown(described.group, described.rollouts, described.now, described.several, *stored)
 
 
-def _find_groups(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[dict[str, Any]]:
-    uids = [uid for uid, _ in find_uids(tx, query, order, limit)]
-    found: dict[int, dict[str, Any]] = {}
-    for start in range(0, len(uids), _CHUNK):
-        chosen = select(group.c.uid).where(uid_in(tx, uids[start : start + _CHUNK]))
-        for row in tx.execute(select(GROUPS).where(GROUPS.c.uid.in_(chosen))).mappings():
-            found[row["uid"]] = tidy(row)
-    return [found[uid] for uid in uids if uid in found]
+def rows_of(tx: Transaction, uids: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the metadata of the groups with these uids that are there, in the order given."""
+    return read_metadata(Look.over(tx), uids)
 
 
-def tidy(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a row of a view with the same Python types from both databases."""
-    values = dict(row)
-    for name, value in values.items():
-        if isinstance(value, Decimal):
-            values[name] = int(value) if value == value.to_integral_value() else float(value)
-    for name in ("tags", "rewards"):
-        if isinstance(values.get(name), str):
-            values[name] = json.loads(values[name])
-    for name in ("created_at", "leased_until", "archived_at", "oldest", "newest"):
-        if isinstance(values.get(name), str):
-            values[name] = datetime.fromisoformat(values[name]).replace(tzinfo=UTC)
-    return values
+def buffers_of(tx: Transaction) -> list[str]:
+    """Return the names of the buffers in the database."""
+    return buffers.buffers_of(Look.over(tx))
+
+
+def tasks_of(tx: Transaction, buffer: str | None) -> list[str]:
+    """Return the names of the tasks of one buffer or of all."""
+    return buffers.tasks_of(Look.over(tx), buffer)
 
 
 def now_of(tx: Transaction) -> datetime:
     """Return the present time by the store's clock, which decides when leases end."""
-    return datetime.fromtimestamp(store_clock(tx), UTC)
+    return Look.over(tx).now()

@@ -1,36 +1,42 @@
 """Opening a database to read it: nothing is created, written or locked for long.
 
-A reader runs one function in one read transaction, which is over before anything is printed.
+A reader runs one function in one read transaction, which is over before anything is printed. SQLAlchemy takes longer to
+import than everyday questions take to answer: on SQLite it is imported by those who read by its statements (`inspect`),
+not by those who read by texts (`look`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
+import re
 import sqlite3
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import closing
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
-
-from sqlalchemy import NullPool, create_engine, event, text
-from sqlalchemy.engine import URL
+from typing import TYPE_CHECKING, TypeVar
 
 from replaybuf.errors import AccessError, ConfigError, LockedError, NotADatabaseError, UnreachableError
 from replaybuf.redact import redact
-from replaybuf.storage.sql.engine.errors import translated
-from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.engine.urls import is_memory, public_url, quote_path, url_or_path
-from replaybuf.storage.sql.schema.create import check_schema
+from replaybuf.storage.sql.engine.sqlite_errors import translate_sqlite
+from replaybuf.storage.sql.engine.sqlite_uri import quote_path
+from replaybuf.storage.sql.inspection.look import Look, SqliteLook
+from replaybuf.storage.sql.schema.revisions import check_revision
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+
+    from replaybuf.storage.sql.engine.transaction import Transaction as Transaction
 
 T = TypeVar("T")
-
-__all__ = ["LOCK_TIMEOUT", "Reader", "Transaction", "open_reader", "url_or_path"]
 
 #: Seconds to wait for a lock; readers wait only on SQLite databases that aren't in WAL mode.
 LOCK_TIMEOUT = 10.0
 _STEPS_BETWEEN_CHECKS = 20_000
+# Paths of files, and their URLs, that need no parser.
+_PLAIN_PATH = re.compile(r"(?:sqlite:///)?[A-Za-z0-9_./+~ -]+")
 
 
 def open_reader(url: str) -> Reader:
@@ -40,17 +46,25 @@ def open_reader(url: str) -> Reader:
     """
     if url.startswith(("memory:", "pandas:")):
         raise ConfigError(f"{url.partition(':')[0]}:// lives in the process that made it; nobody else can look into it")
+    if _PLAIN_PATH.fullmatch(url):
+        return _sqlite_reader(url, url.removeprefix("sqlite:///"))
+    from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
+
     parsed = url_or_path(url)
     if parsed.get_backend_name() != "sqlite":
-        return PostgresReader(parsed)
+        return PostgresReader(url, public_url(parsed))
     if is_memory(parsed):
         raise ConfigError("a SQLite database in memory lives in the process that made it; nobody else can look into it")
-    path = Path(parsed.database or "")
+    return _sqlite_reader(url, parsed.database or "", public_url(parsed))
+
+
+def _sqlite_reader(url: str, database: str, where: str | None = None) -> Reader:
+    where, path = where or f"sqlite:///{database}", Path(database)
     if path.is_dir():
         raise UnreachableError(f"{redact(str(path))} is a folder; give the database file in it")
     if not path.exists():
-        raise UnreachableError(f"there is no database {public_url(parsed)} (file {redact(str(path.absolute()))})")
-    return SqliteReader(parsed)
+        raise UnreachableError(f"there is no database {where} (file {redact(str(path.absolute()))})")
+    return SqliteReader(url, where, path.absolute())
 
 
 class Reader(ABC):
@@ -59,22 +73,40 @@ class Reader(ABC):
     `where` is its URL without password, `path` the path of a SQLite file.
     """
 
-    def __init__(self, url: URL, path: Path | None = None) -> None:
-        self.url = url
-        self.where = public_url(url)
+    def __init__(self, url: str, where: str, path: Path | None = None) -> None:
+        self._given = url
+        self.where = where
         self.path = path
 
-    def inspect(self, function: Callable[[Transaction], T]) -> T:
+    @cached_property
+    def url(self) -> URL:
+        from replaybuf.storage.sql.engine.urls import url_or_path
+
+        return url_or_path(self._given)
+
+    def inspect(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         """Do the same as `read` on a replaybuf database. Raises NotADatabaseError and SchemaError for any other."""
 
         def checked(tx: Transaction) -> T:
-            if not check_schema(tx.connection, self.where):
-                raise NotADatabaseError(
-                    f"{self.where} has no replaybuf tables; check the name, or wait until a run has opened it"
-                )
+            self._check(Look.over(tx))
             return function(tx)
 
-        return self.read(checked)
+        return self.read(checked, timeout=timeout)
+
+    def look(self, function: Callable[[Look], T], *, timeout: float | None = None) -> T:
+        """Do the same as `inspect` by texts of SQL."""
+
+        def checked(look: Look) -> T:
+            self._check(look)
+            return function(look)
+
+        return self.look_at_any(checked, timeout=timeout)
+
+    def _check(self, look: Look) -> None:
+        if not check_revision(look.revision(), self.where):
+            raise NotADatabaseError(
+                f"{self.where} has no replaybuf tables; check the name, or wait until a run has opened it"
+            )
 
     @abstractmethod
     def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
@@ -82,6 +114,10 @@ class Reader(ABC):
 
         Raises LockedError when it took more than `timeout` seconds.
         """
+
+    @abstractmethod
+    def look_at_any(self, function: Callable[[Look], T], *, timeout: float | None = None) -> T:
+        """Do the same as `read` by texts of SQL; in any database, as that does."""
 
 
 class SqliteReader(Reader):
@@ -92,24 +128,30 @@ class SqliteReader(Reader):
     writer waits.
     """
 
-    def __init__(self, url: URL) -> None:
-        self._path = Path(url.database or "").absolute()
-        super().__init__(url, self._path)
+    def __init__(self, url: str, where: str, path: Path) -> None:
+        self._path = path
+        super().__init__(url, where, path)
 
     def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
+        return self._read_either_way(lambda clock, immutable: self._transact(function, clock, immutable), timeout)
+
+    def look_at_any(self, function: Callable[[Look], T], *, timeout: float | None = None) -> T:
+        return self._read_either_way(lambda clock, immutable: self._look(function, clock, immutable), timeout)
+
+    def _read_either_way(self, read: _Read[T], timeout: float | None) -> T:
         if not os.access(self._path, os.R_OK):
             raise AccessError(f"{self.where} can't be read: check the permissions of the file")
         try:
-            return self._read_either_way(function, timeout)
+            return self._quietly_or_not(read, timeout)
         except NotADatabaseError as error:
             # Readers create nothing.
             raise NotADatabaseError(str(error).removesuffix(", or of a file to create")) from error
 
-    def _read_either_way(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
+    def _quietly_or_not(self, read: _Read[T], timeout: float | None) -> T:
         quiet = self._quiet_state()
         if quiet is not None:
             try:
-                result = self._read(function, timeout, immutable=True)
+                result = self._read(read, timeout, immutable=True)
             except Exception:
                 if self._quiet_state() == quiet:
                     raise
@@ -117,7 +159,7 @@ class SqliteReader(Reader):
                 if self._quiet_state() == quiet:
                     return result
         try:
-            return self._read(function, timeout, immutable=False)
+            return self._read(read, timeout, immutable=False)
         except AccessError as error:
             if os.access(self._path.parent, os.W_OK):
                 raise
@@ -135,17 +177,33 @@ class SqliteReader(Reader):
         stat = self._path.stat()
         return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
-    def _read(self, function: Callable[[Transaction], T], timeout: float | None, *, immutable: bool) -> T:
+    def _read(self, read: _Read[T], timeout: float | None, *, immutable: bool) -> T:
         clock = _Clock(timeout)
-        engine = create_engine("sqlite://", creator=lambda: self._connect(clock, immutable), poolclass=NullPool)
-        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
         try:
-            with translated(self.url, LOCK_TIMEOUT), engine.connect() as connection:
-                return function(Transaction.over(connection))
+            return read(clock, immutable)
         except Exception as error:
             if "interrupted" in str(error):
                 clock.explain(error)
             raise
+
+    def _look(self, function: Callable[[Look], T], clock: _Clock, immutable: bool) -> T:
+        try:
+            with closing(self._connect(clock, immutable)) as connection:
+                connection.execute("BEGIN")
+                return function(SqliteLook(connection))
+        except sqlite3.Error as error:
+            raise translate_sqlite(error, self.where, str(self._path), LOCK_TIMEOUT) from error
+
+    def _transact(self, function: Callable[[Transaction], T], clock: _Clock, immutable: bool) -> T:
+        from sqlalchemy import NullPool, create_engine, event
+
+        from replaybuf.storage.sql.engine.errors import translated
+        from replaybuf.storage.sql.engine.transaction import Transaction
+
+        engine = create_engine("sqlite://", creator=lambda: self._connect(clock, immutable), poolclass=NullPool)
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        with translated(self.url, LOCK_TIMEOUT), engine.connect() as connection:
+            return function(Transaction.over(connection))
 
     def _connect(self, clock: _Clock, immutable: bool) -> sqlite3.Connection:
         uri = f"file:{quote_path(self._path)}?mode=ro{'&immutable=1' if immutable else ''}"
@@ -154,6 +212,10 @@ class SqliteReader(Reader):
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH and VACUUM INTO would create files
         connection.set_progress_handler(clock.is_over, _STEPS_BETWEEN_CHECKS)
         return connection
+
+
+#: Reads a SQLite file in one of two ways: immutable or not.
+_Read = Callable[["_Clock", bool], T]
 
 
 class _Clock:
@@ -179,9 +241,16 @@ class PostgresReader(Reader):
     """A PostgreSQL database, in read-only transactions."""
 
     def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
+        import asyncio
+
         return asyncio.run(self._read(function, timeout))
 
+    def look_at_any(self, function: Callable[[Look], T], *, timeout: float | None = None) -> T:
+        return self.read(lambda tx: function(Look.over(tx)), timeout=timeout)
+
     async def _read(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
+        from sqlalchemy import text
+
         from replaybuf.storage.sql.engine.postgres import PostgresEngine
 
         def limited(tx: Transaction) -> T:

@@ -12,7 +12,8 @@ from replaybuf.storage.sql.engine.filesystem import refuse_network_filesystem
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.writer import open_writer
-from replaybuf.storage.sql.schema.create import HEAD, REVISIONS, check_schema, create_schema, current_revision, upgrade
+from replaybuf.storage.sql.schema.create import check_schema, create_schema, current_revision, upgrade
+from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS
 
 
 class State(Enum):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.reader import Reader
 
 _WRITES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
@@ -19,17 +19,15 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
     Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is invalid.
     """
 
-    def run(tx: Transaction) -> tuple[list[str], list[tuple[Any, ...]]]:
-        result = tx.connection.exec_driver_sql(statement)
-        if not result.returns_rows:
-            return [], []
-        return _unique(list(result.keys())), [tuple(row) for row in result.fetchall()]
+    def run(look: Look) -> tuple[list[str], list[tuple[Any, ...]]]:
+        names, rows = look.table(statement)
+        return _unique(names), rows
 
     try:
-        return reader.read(run, timeout=timeout)
+        return reader.look_at_any(run, timeout=timeout)
     except StorageError as error:
         _explain(error, timeout)
-    except (sqlite3.Warning, sqlite3.ProgrammingError) as error:  # neither SQLAlchemy nor 3.11's sqlite3 wraps these
+    except (sqlite3.Warning, sqlite3.ProgrammingError) as error:  # the latter in 3.11
         raise QueryError(str(error)) from error
 
 

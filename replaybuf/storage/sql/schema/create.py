@@ -25,13 +25,9 @@ from sqlalchemy import (
 
 from replaybuf.errors import NotADatabaseError, SchemaError
 from replaybuf.storage.sql.schema.records import metadata
+from replaybuf.storage.sql.schema.revisions import HEAD, VERSION_TABLE, check_revision
 from replaybuf.storage.sql.schema.tables import DIGEST, IDENTITY, counter, info
 from replaybuf.storage.sql.schema.views import CREATE_VIEWS, VIEWS
-
-#: The revisions of the alembic chain, oldest first; the last one is what this version of replaybuf works with.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
-HEAD = REVISIONS[-1]
-VERSION_TABLE = "rb_version"
 
 # As alembic creates it.
 version = Table(
@@ -51,20 +47,7 @@ def current_revision(connection: Connection) -> str | None:
 
 def check_schema(connection: Connection, where: str) -> bool:
     """Return whether there is a schema. Raises SchemaError when it is older or newer than this version of replaybuf."""
-    revision = current_revision(connection)
-    if revision is None:
-        return False
-    if revision == HEAD:
-        return True
-    if revision in REVISIONS:
-        raise SchemaError(
-            f"{where} has the schema of an older replaybuf (revision {revision}, wanted {HEAD}); "
-            f"close all users of it, then run: replaybuf db upgrade {where}"
-        )
-    raise SchemaError(
-        f"{where} has a schema that this replaybuf doesn't know (revision {revision}, newest known {HEAD}): "
-        "it was made by a newer version; upgrade replaybuf here, to the version that its run has"
-    )
+    return check_revision(current_revision(connection), where)
 
 
 def create_schema(connection: Connection, where: str) -> None:

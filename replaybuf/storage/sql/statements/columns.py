@@ -8,7 +8,8 @@ from typing import Any
 from sqlalchemy import JSON, ColumnElement, Text, cast
 
 from replaybuf.query import FIELDS as QUERIED
-from replaybuf.query import SetNode, compile_sql
+from replaybuf.query import SetNode
+from replaybuf.query.sql import compile_sql
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, staleness
 

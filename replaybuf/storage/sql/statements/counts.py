@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, bindparam, delete, func, literal, select, true
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.limits import Level
 from replaybuf.rules.tallies import LaneName, Tally, levels
 from replaybuf.rules.transitions import Transition

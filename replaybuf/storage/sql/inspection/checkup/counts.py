@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import delete, exists, func, insert, select, union_all
 from sqlalchemy.exc import NoResultFound
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.limits import Limits, Rules
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction

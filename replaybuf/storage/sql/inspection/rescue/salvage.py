@@ -17,7 +17,7 @@ from typing import Any
 
 from replaybuf.errors import NotADatabaseError
 from replaybuf.storage.sql.engine.sqlite_connections import PAGE_SIZE
-from replaybuf.storage.sql.engine.urls import quote_path
+from replaybuf.storage.sql.engine.sqlite_uri import quote_path
 
 #: The errors of reading damaged pages. (OverflowError and ValueError: impossible values.)
 ERRORS = (sqlite3.Error, OverflowError, ValueError)

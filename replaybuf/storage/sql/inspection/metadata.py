@@ -1,0 +1,85 @@
+"""The metadata of groups and rollouts, from the views for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
+from replaybuf.storage.sql.inspection.look import Look
+
+_CHUNK = 1000
+
+
+@dataclass(slots=True)
+class Listing:
+    """The metadata of groups, the number that match, the time then, and whether there are other buffers."""
+
+    rows: list[dict[str, Any]]
+    matching: int
+    now: datetime
+    several: bool
+
+
+@dataclass(slots=True)
+class Described:
+    """The metadata of a group and of its rollouts, the time then, and whether there are other buffers."""
+
+    group: dict[str, Any]
+    rollouts: list[dict[str, Any]]
+    now: datetime
+    several: bool
+
+
+_GROUPS = """
+SELECT
+    uid, buffer, task_name, status, staleness, reward, priority, times_sampled, created_at, leased_until, archived_at,
+    deliveries, rollouts, prompt_tokens, response_tokens, finish_reasons, bytes, key, tags, error, prompt, response,
+    worker, put_step, leased_by, trained_step
+FROM groups WHERE uid IN ({uids})"""
+_ROLLOUTS = """
+SELECT
+    uid, position, rollout_id, status, staleness, oldest_model_step, reward, rewards, prompt_tokens, response_tokens,
+    finish_reason, response, error_msg
+FROM rollouts WHERE uid IN ({uids}) ORDER BY uid, position"""
+
+
+def read_metadata(look: Look, uids: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the metadata of these groups of any buffer, in this order, of those that are there."""
+    found: dict[int, dict[str, Any]] = {}
+    for start in range(0, len(uids), _CHUNK):
+        listed = ", ".join(str(int(uid)) for uid in uids[start : start + _CHUNK])
+        found |= {row["uid"]: row for row in look.rows(_GROUPS.format(uids=listed))}
+    return [found[uid] for uid in uids if uid in found]
+
+
+def describe_group(look: Look, uid: int) -> Described | None:
+    """Return what is known of a group of any buffer without its payload, or None when it isn't there."""
+    found = read_metadata(look, [uid])
+    if not found:
+        return None
+    rollouts = look.rows(_ROLLOUTS.format(uids=int(uid)))
+    return Described(found[0], rollouts, look.now(), len(buffers_of(look)) > 1)
+
+
+def list_oldest(
+    look: Look, buffer: str | None, task: str | None, status: str | None, limit: int | None, *, count: bool
+) -> Listing:
+    """Return the groups of a buffer, task and status (None: of all), those that were put first at the front.
+
+    With `count` the number of all of them is counted, beyond the limit.
+    """
+    check_buffer(look, buffer)
+    wanted = {"buffer": buffer, "task_name": task, "status": status}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    where = "".join(f" AND l.{name} = :{name}" for name in given)
+    of_lanes = f"FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE 1 = 1{where}"
+    at_most = "" if limit is None else f" LIMIT {int(limit)}"
+    _, uids = look.table(f"SELECT g.uid {of_lanes} ORDER BY g.uid{at_most}", **given)  # names of columns
+    rows = read_metadata(look, [uid for (uid,) in uids])
+    matching = len(rows)
+    if count and len(rows) == limit:
+        matching = look.value(f"SELECT count(*) {of_lanes}", **given)
+    return Listing(rows, matching, look.now(), several=buffer is None and len(buffers_of(look)) > 1)
