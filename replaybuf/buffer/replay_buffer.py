@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic
 
+from replaybuf.buffer import spans
 from replaybuf.buffer.cursors import Cursors
 from replaybuf.buffer.drawing import AtLeast, Wanted
 from replaybuf.buffer.lease import Lease, Leasing
@@ -37,6 +38,7 @@ from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.rules.diagnosis import Diagnosis
 from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
 from replaybuf.storage.values import UNSET, Changes, Leased, R, Refresh, StorageItem, Unset, check_database
+from replaybuf.tracing import traced
 
 
 class ReplayBuffer(BufferReader[R], Generic[R]):
@@ -64,6 +66,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
 
     # Putting
 
+    @traced("replaybuf.put", spans.of_put, spans.of_uid)
     async def put(
         self,
         items: Sequence[R],
@@ -349,6 +352,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         self._check_open()
         return await self.storage.update_priorities(check_priorities(priorities))
 
+    @traced("replaybuf.refresh_staleness", spans.of_refresh, spans.of_expired)
     async def refresh_staleness(
         self,
         *,

@@ -26,6 +26,7 @@ from replaybuf.rules.reasons import Reason
 from replaybuf.rules.tallies import LaneName, Tallies, Tally, levels
 from replaybuf.storage.contract import CheckpointStorage, GroupStorage, PresenceStorage
 from replaybuf.storage.values import Draw, NewGroup
+from replaybuf.tracing import waiting
 
 T = TypeVar("T")
 
@@ -120,7 +121,10 @@ class Waits:
         def described() -> Wait:
             return wait_of(draw, began, timeout)
 
-        with _timed(self.for_groups) as begin, closing(self.telling("waiting for groups", described)) as telling:
+        with (
+            _timed(self.for_groups, "groups") as begin,
+            closing(self.telling("waiting for groups", described)) as telling,
+        ):
             while True:
                 self.check_open()
                 seen = self.version()
@@ -212,7 +216,7 @@ class Waits:
 
         line.waiting += 1
         try:
-            with _timed(self.for_room) as begin:
+            with _timed(self.for_room, "room") as begin:
                 begin()
                 try:
                     async with asyncio.timeout_at(_loop_deadline(deadline)):
@@ -322,11 +326,17 @@ def check_possible(draw: Draw, limits: Limits) -> None:
 
 
 @contextmanager
-def _timed(waited: Waited) -> Iterator[Callable[[], None]]:
+def _timed(waited: Waited, kind: str) -> Iterator[Callable[[], None]]:
     """Time a wait, starting when the yielded function is called."""
     started: list[float] = []
+
+    def begin() -> None:
+        started.append(time.monotonic())
+        begin_span()
+
     try:
-        yield lambda: started.append(time.monotonic())
+        with waiting(kind) as begin_span:
+            yield begin
     except TimeoutError:
         waited.timeouts += 1
         raise

@@ -72,8 +72,8 @@ def import_(
     as_they_are: Annotated[
         bool, option("--as-they-are", help="Keep unknown columns as fields, for rollouts that are dicts.")
     ] = False,
-    table: Annotated[
-        str | None, option("--table", metavar="NAME", help="The table of a Trinity-RFT database with several.")
+    from_table: Annotated[
+        str | None, option("--from-table", metavar="NAME", help="The table of a Trinity-RFT database with several.")
     ] = None,
     partial: Annotated[
         bool, option("--partial", help="Import what is whole of a file that was cut short; else nothing.")
@@ -99,7 +99,7 @@ def import_(
     target, name = Target.at(url), buffer or DEFAULT
     _check_order(url, file)
     with _file(file) as path:
-        read = Source(path, mapped, table).read
+        read = Source(path, mapped, from_table).read
         there = exists(target)
 
         def work(tell: OnProgress) -> Imported:

@@ -70,6 +70,7 @@ def file_argument(help: str) -> Any:
 
 
 _FORMATS: dict[str, tuple[Format, Any]] = {
+    "as_table": ("table", Annotated[bool, option("--table", help="Print a table: so it is unless told otherwise.")]),
     "as_json": ("json", Annotated[bool, option("--json", help="Print JSON.")]),
     "as_nl": ("nl", Annotated[bool, option("--nl", help="Print one JSON object a line.")]),
     "as_csv": ("csv", Annotated[bool, option("--csv", help="Print CSV with a header.")]),
@@ -77,7 +78,7 @@ _FORMATS: dict[str, tuple[Format, Any]] = {
 
 
 def listing(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `output: Output` by the options --json, --nl and --csv."""
+    """Replace a command's parameter `output: Output` by the options --table, --json, --nl and --csv."""
     signature = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
 
@@ -88,7 +89,7 @@ def listing(command: Callable[..., None]) -> Callable[..., None]:
             # A variable is only a default: options on the command line override it.
             chosen = [name for name in chosen if _is_typed(ctx, name)] or chosen[:1]
         if len(chosen) > 1:
-            raise typer.BadParameter("choose one of --json, --nl and --csv", ctx=ctx)
+            raise typer.BadParameter("choose one of --table, --json, --nl and --csv", ctx=ctx)
         command(output=Output(_FORMATS[chosen[0]][0] if chosen else "table"), **values)
 
     keyword = inspect.Parameter.KEYWORD_ONLY

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -14,9 +14,10 @@ from replaybuf.cli.groups import age_of, archived_at, lease_text, status_style, 
 from replaybuf.cli.options import Url, listing, option, url_and
 from replaybuf.cli.output import Column, Output, console, iso, print_table, write
 from replaybuf.errors import InputError
-from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.metadata import Described, describe_group
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+
+D = TypeVar("D", bound=Described)
 
 
 @listing
@@ -67,13 +68,13 @@ def _read(reader: Reader, uid: int) -> Described:
 
 def _read_full(reader: Reader, uid: int) -> tuple[Described, list[dict[Any, Any]]]:
     """Return the group and its rollouts as they were put."""
-    from replaybuf.storage.sql.inspection.groups import read_rollouts
+    from replaybuf.storage.sql.inspection.groups import show_group
 
-    found, decoded = reader.inspect(lambda tx: (describe_group(Look.over(tx), uid), read_rollouts(tx, uid)))
-    return _there(reader, uid, found), decoded or []
+    found = _there(reader, uid, reader.inspect(lambda tx: show_group(tx, uid, payload=True)))
+    return found, found.decode()
 
 
-def _there(reader: Reader, uid: int, found: Described | None) -> Described:
+def _there(reader: Reader, uid: int, found: D | None) -> D:
     if found is None:
         raise InputError(f"there is no group {uid} in {reader.where}: it was taken or deleted, or never was")
     return found

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from replaybuf.doctor.finding import Check, Finding, Level, Look, fine, groups, number_of, repairable, some, warning
 from replaybuf.storage.sql.inspection.checkup import orphans
 from replaybuf.storage.sql.inspection.checkup.orphans import LOST, MISSING, Aside
+from replaybuf.storage.sql.inspection.overview import read_backlog
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import Transaction
@@ -95,7 +96,7 @@ def look_at_garbage(tx: Transaction, look: Look) -> Sequence[Finding]:
     if uids := orphans.wanted_garbage(tx):
         text = f"{groups(len(uids))} that are there are to be swept, too: {some(uids)}"
         found.append(repairable(_GARBAGE, text, level=Level.WARNING))
-    count, oldest = orphans.read_backlog(tx)
+    count, oldest = read_backlog(tx)
     age = 0.0 if oldest is None else time.time() - oldest
     text = f"{count:,} payloads wait to be swept" + (f", the oldest for {age:,.0f} s" if count else "")
     if count >= BACKLOG and age >= BACKLOG_SECONDS:

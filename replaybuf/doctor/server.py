@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from replaybuf import units
 from replaybuf.doctor.finding import Check, Finding, Look, fine, problem, some, warning
 from replaybuf.storage.sql.inspection.checkup import server
+from replaybuf.storage.sql.inspection.overview import database_bytes
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import Transaction
@@ -99,7 +100,7 @@ def look_at_space(tx: Transaction, look: Look) -> Sequence[Finding]:
         shown = some([f"{t.table} ({t.dead:,} dead, {t.live:,} live, vacuum {t.vacuumed or 'never'})" for t in bloated])
         return [warning(_SPACE, f"more dead rows than live ones: {shown}", f"VACUUM (ANALYZE) {bloated[0].table}")]
     dead = sum(one.dead for one in tables)
-    return [fine(_SPACE, f"{units.size(server.database_bytes(tx))}, {dead:,} dead rows wait for autovacuum")]
+    return [fine(_SPACE, f"{units.size(database_bytes(tx))}, {dead:,} dead rows wait for autovacuum")]
 
 
 def look_at_integrity(tx: Transaction, look: Look) -> Sequence[Finding]:

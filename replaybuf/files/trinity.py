@@ -88,7 +88,7 @@ def _choose(reader: Reader, name: str | None) -> str:
         if "rb_group" in there:
             raise InputError("this is a database of replaybuf: replaybuf save and resume, or export, copy its groups")
         what = (
-            f"several tables: choose one with table= (--table): {', '.join(found)}"
+            f"several tables: choose one with table= (--from-table): {', '.join(found)}"
             if found
             else "no table with experiences"
         )

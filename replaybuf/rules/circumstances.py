@@ -134,25 +134,32 @@ class Circumstances:
         """Return a tally."""
         return self.tallies.get((task, status, name), 0)
 
+    def moves(self, task: str) -> bool:
+        """Return whether anything was put since `before`: then what happened since tells more than what ever did."""
+        if self.before is None:
+            return False
+        puts = {status: n for (name, status, tally), n in self.tallies.items() if (name, tally) == (task, Tally.PUT)}
+        return any(n > self.before.put.get((task, status), 0) for status, n in puts.items())
+
     def put_lately(self, task: str, status: Status) -> int:
-        """Return the number of groups of a status that were put since `before`, or ever when nothing is known of it."""
-        earlier = 0 if self.before is None else self.before.put.get((task, status), 0)
+        """Return the number of groups of a status that were put since `before`; ever, where nothing was put since."""
+        earlier = self.before.put.get((task, status), 0) if self.before is not None and self.moves(task) else 0
         return max(0, self.count(task, status, Tally.PUT) - earlier)
 
     def rate(self, task: str, status: Status) -> float:
         """Return how many groups of a status were put in a second, since `before`; 0 where nothing is known of it."""
-        if self.before is None:
+        if self.before is None or not self.moves(task):
             return 0.0
         return self.put_lately(task, status) / max(1.0, self.now - self.before.time)
 
     def expired_lately(self, task: str) -> int:
-        """Return the number of groups that expired since `before`, or ever."""
-        earlier = 0 if self.before is None else self.before.expired.get(task, 0)
+        """Return the number of groups that expired since `before`; ever, where nothing was put since."""
+        earlier = self.before.expired.get(task, 0) if self.before is not None and self.moves(task) else 0
         return max(0, max(self._total(task, Tally.EXPIRED), self._total(task, Tally.DROPPED)) - earlier)
 
     def set_aside_lately(self, task: str) -> int:
-        """Return the number of groups that became FAILED since `before`, or ever."""
-        earlier = 0 if self.before is None else self.before.set_aside.get(task, 0)
+        """Return the number of groups that became FAILED since `before`; ever, where nothing was put since."""
+        earlier = self.before.set_aside.get(task, 0) if self.before is not None and self.moves(task) else 0
         return max(0, self._total(task, Tally.SET_ASIDE) - earlier)
 
     def _total(self, task: str, name: Tally) -> int:

@@ -42,13 +42,14 @@ C = TypeVar("C")
 class GroupStorage(ABC):
     """Where groups are kept. Every coroutine is safe to cancel: it has either its whole effect or none.
 
-    `durable` says whether groups outlive the process, `codec` reads and writes the payloads, `rules` say what is drawn
-    and evicted, and how much the buffer holds.
+    `name` is that of the buffer, `durable` says whether groups outlive the process, `codec` reads and writes the
+    payloads, `rules` say what is drawn and evicted, and how much the buffer holds.
     """
 
     codec: Codec
     rules: Rules
 
+    name: str = "default"
     durable: bool = False
 
     def __repr__(self) -> str:

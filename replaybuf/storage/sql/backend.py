@@ -85,6 +85,7 @@ class SQLStorage(StorageBackend, PresenceStorage):
         self.durable = not is_memory(self.url)
         self.codec = codec
         self.rules = rules or Rules()
+        self.name = name
         self.scope = Scope(name, self.rules)
         self._options = Options(
             url=self.url,

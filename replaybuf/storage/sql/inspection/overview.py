@@ -13,6 +13,7 @@ from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.look import Look
 
 if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.transaction import Transaction
     from replaybuf.storage.values import Cursor
 
 _STATUSES = [*map(str, Status)]
@@ -138,3 +139,14 @@ def _database(look: Look) -> dict[str, Any]:
         "database_bytes": look.database_bytes(),
         "unswept_payloads": look.value("SELECT count(*) FROM rb_garbage"),
     }
+
+
+def database_bytes(tx: Transaction) -> int:
+    """Return the size of the database on disk, in bytes."""
+    return tx.dialect.database_bytes(tx.connection)
+
+
+def read_backlog(tx: Transaction) -> tuple[int, float | None]:
+    """Return the number of payloads that wait to be swept, and since when the oldest has waited."""
+    _, [(count, oldest)] = Look.over(tx).table("SELECT count(*), min(removed_at) FROM rb_garbage")
+    return int(count), oldest

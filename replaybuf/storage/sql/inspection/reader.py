@@ -84,23 +84,23 @@ class Reader(ABC):
 
         return url_or_path(self._given)
 
-    def inspect(self, function: Callable[[Transaction], T]) -> T:
+    def inspect(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         """Do the same as `read` on a replaybuf database. Raises NotADatabaseError and SchemaError for any other."""
 
         def checked(tx: Transaction) -> T:
             self._check(Look.over(tx))
             return function(tx)
 
-        return self.read(checked)
+        return self.read(checked, timeout=timeout)
 
-    def look(self, function: Callable[[Look], T]) -> T:
+    def look(self, function: Callable[[Look], T], *, timeout: float | None = None) -> T:
         """Do the same as `inspect` by texts of SQL."""
 
         def checked(look: Look) -> T:
             self._check(look)
             return function(look)
 
-        return self.look_at_any(checked)
+        return self.look_at_any(checked, timeout=timeout)
 
     def _check(self, look: Look) -> None:
         if not check_revision(look.revision(), self.where):

@@ -9,12 +9,11 @@ from typing import Any
 from sqlalchemy import delete, exists, func, insert, select, union_all
 from sqlalchemy.exc import NoResultFound
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.limits import Limits, Rules
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.inspection.buffers import buffers_of
-from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.groups import buffers_of
 from replaybuf.storage.sql.schema.tables import checkpoint_group, counter, garbage, group, lane, payload, tally
 from replaybuf.storage.sql.statements.counts import add_counts
 from replaybuf.storage.sql.statements.leases import end_leases, store_clock
@@ -144,7 +143,7 @@ def read_leases(tx: Transaction, grace: float) -> Leases:
 def end_overdue(tx: Transaction) -> dict[str, int]:
     """End expired leases; return the number of groups by buffer."""
     rules = Rules(limits=Limits(max_deliveries=0))  # only the run's config knows the limit
-    ended = {buffer: end_leases(tx.of(Scope(buffer, rules))) for buffer in buffers_of(Look.over(tx))}
+    ended = {buffer: end_leases(tx.of(Scope(buffer, rules))) for buffer in buffers_of(tx)}
     return {buffer: count for buffer, count in ended.items() if count}
 
 

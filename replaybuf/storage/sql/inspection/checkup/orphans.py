@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, delete, exists, false, func, insert, or_, select, true, update
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, group, lane, payload
@@ -184,9 +184,3 @@ def mend_garbage(tx: Transaction) -> tuple[int, int]:
     if wanted := wanted_garbage(tx):
         tx.execute(delete(garbage).where(_wanted))
     return len(wanted), sweep(tx, time.time() - GRACE_SECONDS, _SWEPT_AT_ONCE)
-
-
-def read_backlog(tx: Transaction) -> tuple[int, float | None]:
-    """Return the number of payloads that wait to be swept, and since when the oldest has waited."""
-    count, oldest = tx.execute(select(func.count(), func.min(garbage.c.removed_at))).one()
-    return int(count), oldest

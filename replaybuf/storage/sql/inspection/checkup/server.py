@@ -150,8 +150,3 @@ SELECT c.oid, c.relname FROM pg_index i
   JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_class t ON t.oid = i.indrelid JOIN pg_am a ON a.oid = c.relam
  WHERE a.amname = 'btree' AND i.indisvalid AND t.relname = ANY(:names) ORDER BY c.relname
 """
-
-
-def database_bytes(tx: Transaction) -> int:
-    """Return the size of the database on disk."""
-    return tx.dialect.database_bytes(tx.connection)

@@ -15,7 +15,7 @@ from replaybuf.codec.texts import Texts
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.checkup.orphans import Aside, put_aside
 from replaybuf.storage.sql.inspection.groups import AS_DICTS

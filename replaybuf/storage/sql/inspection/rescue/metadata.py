@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.inspection.checkup.orphans import LOST, WHY_LOST
 from replaybuf.storage.sql.inspection.rescue.rows import Row, mended_group, mended_lane

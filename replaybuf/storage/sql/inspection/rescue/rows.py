@@ -9,7 +9,7 @@ from typing import Any
 
 from replaybuf.errors import ReplayBufError
 from replaybuf.rollouts.marks import Marks
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.storage.sql.inspection.checkup.texts import marks_anew
 from replaybuf.storage.sql.inspection.groups import AS_DICTS
 from replaybuf.storage.sql.inspection.rescue.salvage import ERRORS, Salvage

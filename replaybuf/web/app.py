@@ -1,0 +1,177 @@
+"""The pages as an ASGI application."""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from replaybuf import __version__, units
+from replaybuf.errors import InputError, QueryError, ReplayBufError, StorageError
+from replaybuf.redact import redact_words
+from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.web import texts
+from replaybuf.web.ask import Ask
+from replaybuf.web.pages import PAGES, Page
+from replaybuf.web.reading import READ_SECONDS, Readings
+from replaybuf.web.security import Guard
+from replaybuf.web.wrong import NotThereError
+
+_HERE = Path(__file__).parent
+_STATIC = ("page.css", "page.js", "icon.svg")
+_REASONS = {401: "This page needs a token", 404: "Not found", 405: "Not allowed", 421: "Another name"}
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(
+    reader: Reader, *, buffer: str | None = None, token: str | None = None, seconds: float = READ_SECONDS
+) -> ASGIApp:
+    """Return the pages of a database, or of one buffer in it.
+
+    With a token they are shown to those who have it; without, to requests for names of this machine (`localhost`).
+    A page whose read takes longer than `seconds` says so instead.
+    """
+    site = _Site(Readings(reader, seconds=seconds), buffer)
+    pages = Starlette(
+        routes=[*site.static(), *site.pages()],
+        exception_handlers={HTTPException: site.http_error, ReplayBufError: site.error, Exception: site.defect},
+    )
+    return Guard(pages, token, site.refusal)
+
+
+class _Site:
+    """Renders pages and errors."""
+
+    def __init__(self, readings: Readings, buffer: str | None) -> None:
+        self._readings = readings
+        self._buffer = buffer
+        self._files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
+        self._templates = Environment(
+            loader=FileSystemLoader(_HERE / "templates"),
+            autoescape=True,
+            finalize=texts.shown,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.globals |= {
+            "database": readings.reader.where,
+            "version": __version__,
+            "files": {name: self._href(name) for name in _STATIC},
+            "figure": texts.figure,
+            "short": units.short,
+            "size": units.size,
+            "ago": texts.ago,
+            "moment": texts.moment,
+        }
+
+    def _href(self, name: str) -> str:
+        return f"/static/{name}?v={hashlib.sha256(self._files[name]).hexdigest()[:12]}"
+
+    def static(self) -> list[Route]:
+        return [Route(f"/static/{name}", self._file(name), name=name) for name in _STATIC]
+
+    def _file(self, name: str) -> Answer:
+        kind = mimetypes.guess_type(name)[0]
+        headers = {"Cache-Control": "private, max-age=31536000, immutable"}  # its URL has its digest
+
+        async def answer(request: Request) -> Response:
+            return Response(self._files[name], media_type=kind, headers=headers)
+
+        return answer
+
+    def pages(self) -> list[Route]:
+        found = []
+        for name, page in PAGES.items():
+            path = f"/{name}" if page.path == "/" else page.path
+            found.append(Route(page.path, self._html(name, page), name=name))
+            found.append(Route(f"/api{path}.json", self._json(page), name=f"{name}.json"))
+        return found
+
+    def _html(self, name: str, page: Page) -> Answer:
+        async def answer(request: Request) -> Response:
+            ask = self._ask(request)
+
+            def work(tx: Any) -> Response:
+                data = page.read(tx, ask)
+                values = {**data, **page.draw(data, ask)}
+                return HTMLResponse(
+                    self._render(f"{name}.html", ask, name=name, title=page.title, **values), _status(data)
+                )
+
+            return await self._readings.read(work)
+
+        return answer
+
+    def _json(self, page: Page) -> Answer:
+        async def answer(request: Request) -> Response:
+            ask = self._ask(request)
+
+            def work(tx: Any) -> Response:
+                data = page.read(tx, ask)
+                return Response(texts.as_json(data), _status(data), media_type="application/json")
+
+            return await self._readings.read(work)
+
+        return answer
+
+    def _ask(self, request: Request) -> Ask:
+        parameters = dict(request.query_params)
+        if self._buffer is not None:
+            parameters["buffer"] = self._buffer
+        return Ask(parameters, {name: str(value) for name, value in request.path_params.items()})
+
+    def _render(self, template: str, ask: Ask, **values: Any) -> str:
+        buffer = ask.text("buffer")
+        menu = [
+            (name, page.title, Ask({}).link(page.path, buffer=buffer)) for name, page in PAGES.items() if page.in_menu
+        ]
+        return self._templates.get_template(template).render(ask=ask, buffer=buffer, menu=menu, **values)
+
+    # Errors
+
+    def refusal(self, request: Request, status: int, reason: str) -> Response:
+        """Return the page that says why something isn't answered."""
+        title = _REASONS.get(status, "That didn't work")
+        if request.url.path.startswith("/api/"):
+            return Response(texts.as_json({"error": reason}), status, media_type="application/json")
+        text = self._render(
+            "error.html", Ask({}), name="", title=title, reason=reason, status=status, path=request.url.path
+        )
+        return HTMLResponse(text, status)
+
+    async def http_error(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        return self.refusal(request, status, "There is no such page." if status == 404 else str(error))
+
+    async def error(self, request: Request, error: Exception) -> Response:
+        if isinstance(error, NotThereError):
+            status = 404
+        elif isinstance(error, InputError | QueryError):
+            status = 400
+        else:
+            status = 503 if isinstance(error, StorageError) else 500
+        return self.refusal(request, status, redact_words(str(error)))
+
+    async def defect(self, request: Request, error: Exception) -> Response:
+        """Answer what nobody foresaw without a traceback, which may quote rollouts; it goes to stderr."""
+        print("".join(traceback.format_exception(error)), file=sys.stderr)
+        return self.refusal(request, 500, f"An unexpected {type(error).__name__}; the server's terminal shows where.")
+
+
+def _status(data: Mapping[str, Any]) -> int:
+    """Return the status of an answer: a page that says what is wrong with a query isn't the answer to it."""
+    return 400 if data.get("error") else 200

@@ -1,0 +1,47 @@
+"""What a request asks for: parameters of its URL, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlencode
+
+from replaybuf.errors import InputError
+
+LARGEST = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The parameters of a URL's query, and the numbers in its path. Every reading raises InputError for a bad value."""
+
+    parameters: Mapping[str, str]
+    path: Mapping[str, str] = field(default_factory=dict)
+
+    def text(self, name: str) -> str | None:
+        """Return a text, or None when it isn't given or empty."""
+        return self.parameters.get(name) or None
+
+    def number(self, name: str, default: int | None = None, *, least: int = 0, most: int = LARGEST) -> int | None:
+        """Return a whole number between `least` and `most`, or the default when it isn't given."""
+        given = self.path.get(name) or self.parameters.get(name)
+        if not given:
+            return default
+        if not given.removeprefix("-").isdecimal() or not given.isascii() or len(given) > len(str(LARGEST)) + 1:
+            raise InputError(f"{name} must be a whole number, not {given!r:.100}")
+        if not least <= (value := int(given)) <= most:
+            raise InputError(f"{name} must be from {least:,} to {most:,}, not {value:,}")
+        return value
+
+    def choice(self, name: str, among: tuple[str, ...]) -> str:
+        """Return one of these, the first when it isn't given."""
+        given = self.text(name) or among[0]
+        if given not in among:
+            raise InputError(f"{name} must be one of {', '.join(among)}, not {given!r:.100}")
+        return given
+
+    def link(self, path: str = "", **changes: object) -> str:
+        """Return a URL with these parameters changed; those that become None are left out."""
+        parameters = {**self.parameters, **changes}
+        query = urlencode({name: one for name, one in parameters.items() if one not in (None, "")}, errors="replace")
+        return f"{path}?{query}" if query else path or "?"

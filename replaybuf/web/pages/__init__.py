@@ -1,0 +1,52 @@
+"""The pages. Each is a function that reads what it shows, in one transaction; `/api/NAME.json` gives the same as JSON.
+
+`draw` adds what only people look at, such as plots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from replaybuf.web.ask import Ask
+from replaybuf.web.pages.checkpoints import read_checkpoints
+from replaybuf.web.pages.events import read_events
+from replaybuf.web.pages.group import draw_group, read_group
+from replaybuf.web.pages.groups import read_groups
+from replaybuf.web.pages.overview import draw_overview, read_overview
+from replaybuf.web.pages.steps import draw_steps, read_batch, read_step, read_steps
+from replaybuf.web.pages.workers import read_workers
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
+
+Data = dict[str, Any]
+
+
+def _nothing(data: Data, ask: Ask) -> Data:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page: its path and title, what it reads, and what it draws of that. The name is that of its template."""
+
+    path: str
+    title: str
+    read: Callable[[Transaction, Ask], Data]
+    draw: Callable[[Data, Ask], Mapping[str, Any]] = _nothing
+    in_menu: bool = True
+
+
+PAGES = {
+    "overview": Page("/", "Overview", read_overview, draw_overview),
+    "groups": Page("/groups", "Groups", read_groups),
+    "group": Page("/groups/{uid}", "Group", read_group, draw_group, in_menu=False),
+    "steps": Page("/steps", "Steps", read_steps, draw_steps),
+    "step": Page("/steps/{step}", "Step", read_step, in_menu=False),
+    "batch": Page("/batches/{batch}", "Draw", read_batch, in_menu=False),
+    "checkpoints": Page("/checkpoints", "Checkpoints", read_checkpoints),
+    "workers": Page("/workers", "Workers", read_workers),
+    "events": Page("/events", "Events", read_events),
+}

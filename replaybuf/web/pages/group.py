@@ -1,0 +1,257 @@
+"""A group as people read it: the conversation, the responses side by side, their tokens, who made it, its life."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from replaybuf import units
+from replaybuf.errors import DecodeError, InputError
+from replaybuf.files.foreign import SYNONYMS
+from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.sql.inspection.groups import show_group
+from replaybuf.storage.sql.inspection.lives import Life, life_of
+from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.web.ask import Ask
+from replaybuf.web.texts import ago, as_text, figure, moment
+from replaybuf.web.tokens import SHADES, strip
+from replaybuf.web.wrong import NotThereError
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
+
+#: Characters of a text, tokens and messages that are shown at once, and, with `all`, at most.
+CUT, CUT_TOKENS, CUT_MESSAGES = 20_000, 2_000, 100
+_ALL, _ALL_TOKENS, _ALL_MESSAGES = 20_000_000, 100_000, 10_000
+#: Payloads above this many bytes are read only when all is asked for.
+_LARGE = 50_000_000
+_SORTS = ("position", "best", "worst")
+#: Fields that the page shows elsewhere, or that say nothing to people.
+_TOLD = {
+    *("status", "uid", "seq_staleness", "rollout_id", "message", "response", "reward", "error_msg", "finish_reason"),
+    *("task_name", "tool_calls"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text, or its beginning, and the number of its characters."""
+
+    text: str
+    length: int
+
+    @property
+    def is_cut(self) -> bool:
+        return len(self.text) < self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of a conversation; `rest` is what it has besides role and content."""
+
+    role: str
+    content: Text
+    rest: Text | None
+
+
+def read_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
+    """Return a group with its rollouts and its life; of one that has left the life. Raises NotThereError."""
+    uid = ask.number("uid", 0)
+    assert uid is not None
+    by, sort = ask.text("by"), ask.choice("sort", _SORTS)
+    if by not in (None, *SHADES):
+        raise InputError(f"by must be one of {', '.join(SHADES)}, not {by!r:.100}")
+    life = life_of(Look.over(tx), uid)
+    if life is None:
+        raise NotThereError(f"there is no group {uid}, and none is on record")
+    everything = ask.text("all") is not None
+    limits = _Limits(_ALL, _ALL_TOKENS, _ALL_MESSAGES) if everything else _Limits(CUT, CUT_TOKENS, CUT_MESSAGES)
+    group, rows, decoded, problem = _read(tx, uid, everything=everything)
+    rollouts = [_rollout(row, decoded[place] if decoded else {}, by, limits) for place, row in enumerate(rows)]
+    prompts = [one.pop("messages") for one in rollouts]
+    shared = bool(prompts) and all(one == prompts[0] for one in prompts)
+    if not shared:
+        for one, messages in zip(rollouts, prompts, strict=True):
+            one["messages"] = messages
+    return {
+        "now": life.now,
+        "uid": uid,
+        "group": group,
+        "life": life,
+        "problem": problem,
+        "prompt": prompts[0] if shared else [],
+        "rollouts": _sorted(rollouts, sort),
+        "everything": everything,
+    }
+
+
+def _read(
+    tx: Transaction, uid: int, *, everything: bool
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]], list[dict[str, Any]], str | None]:
+    """Return the metadata of a group and of its rollouts, the rollouts, and why they can't be shown in full.
+
+    All of them are empty when the group has left.
+    """
+    shown = show_group(tx, uid, payload=False)
+    if shown is None:
+        return None, [], [], None
+    group, rows = shown.group, shown.rollouts
+    if group["bytes"] > _LARGE and not everything:
+        return group, rows, [], f"This is a group of {units.size(group['bytes'])}: its texts are cut."
+    try:
+        full = show_group(tx, uid, payload=True)
+        return group, rows, [] if full is None or full.stored is None else full.decode(), None
+    except DecodeError as error:
+        return group, rows, [], str(error).removesuffix(" (without --full its metadata can be shown)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """How much is shown: characters of a text, tokens, messages."""
+
+    characters: int
+    tokens: int
+    messages: int
+
+    def text(self, value: Any) -> Text:
+        text = as_text(value)
+        return Text(text[: self.characters], len(text))
+
+
+def _rollout(row: Mapping[str, Any], rollout: Mapping[str, Any], by: str | None, limits: _Limits) -> dict[str, Any]:
+    """Return what is shown of a rollout: its row in the view, and what its payload has."""
+    response = _field(rollout, "response")
+    tokens = strip(rollout, response, by, limits.tokens)
+    fields = {
+        name: limits.text(_brief(value)) for name, value in rollout.items() if name not in _TOLD and _is_there(value)
+    }
+    others = {name for field in ("message", "response") for name in SYNONYMS[field]}
+    return {
+        **row,
+        "messages": _messages(_field(rollout, "message"), limits),
+        "text": limits.text(row["response"] or "" if response is None else response),
+        "tool_calls": limits.text(rollout["tool_calls"]) if _is_there(rollout.get("tool_calls")) else None,
+        "error": limits.text(row["error_msg"]) if row["error_msg"] else None,
+        "tokens": tokens,
+        "fields": {name: text for name, text in fields.items() if name not in others},
+    }
+
+
+def _field(rollout: Mapping[str, Any], name: str) -> Any:
+    """Return a field of a rollout, by our name or that of another framework."""
+    return next((rollout[one] for one in (name, *SYNONYMS[name]) if _is_there(rollout.get(one))), None)
+
+
+def _messages(value: Any, limits: _Limits) -> list[Message]:
+    if value is None:
+        return []
+    messages = value if isinstance(value, list) else [{"role": "prompt", "content": value}]
+    return [_message(one, limits) for one in messages[: limits.messages]]
+
+
+def _message(message: Any, limits: _Limits) -> Message:
+    if not isinstance(message, dict):
+        return Message("message", limits.text(message), None)
+    content = message.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
+        content = "\n".join(as_text(part["text"]) for part in content)
+    rest = {name: value for name, value in message.items() if name not in ("role", "content") and _is_there(value)}
+    text = limits.text("" if content is None else content)
+    return Message(as_text(message.get("role", "message"))[:100], text, limits.text(rest) if rest else None)
+
+
+def _brief(value: Any) -> Any:
+    """Return a value without the numbers of long lists and arrays, which are the tokens' and shown as such."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"array of {' × '.join(map(str, shape)) or 'one'}, {getattr(value, 'dtype', '')}"
+    if isinstance(value, list) and len(value) > 32 and isinstance(value[0], int | float):
+        return f"{len(value):,} numbers"
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    return value
+
+
+def _is_there(value: Any) -> bool:
+    """Return whether there is something to show: arrays have no truth."""
+    return value is not None and not (isinstance(value, str | list | tuple | dict | set) and not value)
+
+
+def _known(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _sorted(rollouts: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
+    if sort == "position":
+        return rollouts
+    sign = -1 if sort == "best" else 1
+    return sorted(rollouts, key=lambda one: (one["reward"] is None, sign * (one["reward"] or 0), one["position"]))
+
+
+def draw_group(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    """Return what tokens can be coloured by, the colours' legend, and the best and worst rewards."""
+    strips = [one["tokens"] for one in data["rollouts"] if one["tokens"]]
+    shades = [name for name in SHADES if any(name in one.shades for one in strips)]
+    rewards = [one["reward"] for one in data["rollouts"] if one["reward"] is not None]
+    return {
+        "facts": [(label, value) for label, value in _facts(data["group"], data["now"]) if value],
+        "happenings": _happenings(data["life"]),
+        "shades": shades,
+        "by": next((one.by for one in strips if one.by), ""),
+        "legend": dict(pair for one in strips for pair in one.legend),
+        "spread": (min(rewards), max(rewards)) if rewards and min(rewards) < max(rewards) else None,
+        "sorts": _SORTS,
+        "sort": ask.choice("sort", _SORTS),
+    }
+
+
+def _facts(group: Mapping[str, Any] | None, now: datetime) -> list[tuple[str, str]]:
+    """Return what is known of a group besides its rollouts; empty texts for what isn't."""
+    if group is None:
+        return []
+
+    def when(name: str) -> str:
+        return "" if group[name] is None else f"{moment(group[name])} ({ago(group[name], now)})"
+
+    holder = group["leased_by"]
+    return [
+        ("task", group["task_name"]),
+        ("buffer", group["buffer"]),
+        ("reward", figure(group["reward"])),
+        ("staleness", figure(group["staleness"])),
+        ("put", when("created_at")),
+        ("by", group["worker"] or ""),
+        ("put at step", _known(group["put_step"])),
+        ("leased", when("leased_until") and f"until {when('leased_until')}{f' by {holder}' if holder else ''}"),
+        ("trained on at step", _known(group["trained_step"])),
+        ("archived", when("archived_at") if group["status"] == Status.ARCHIVED else ""),
+        ("deliveries", str(group["deliveries"] or "")),
+        ("times drawn", str(group["times_sampled"] or "")),
+        ("priority", f"{group['priority']:g}"),
+        ("tokens", f"{units.number(group['prompt_tokens'])} prompt, {units.number(group['response_tokens'])} response"),
+        ("payload", units.size(group["bytes"])),
+        ("key", group["key"] or ""),
+        ("tags", "  ".join(f"{name}={as_text(value)}" for name, value in (group["tags"] or {}).items())),
+    ]
+
+
+def _happenings(life: Life) -> list[tuple[datetime | None, str, str]]:
+    """Return what befell a group, in order: when, what, and the page that has more of it."""
+    origin = life.origin
+    made = f" with weights of step {origin.oldest_model_step}" if origin.oldest_model_step is not None else ""
+    put = f"put by {origin.worker or 'somebody'}{made}"
+    if origin.train_step is not None:
+        put += f", at step {origin.train_step}"
+    found = [(origin.created_at, put, "")]
+    for one in life.draws:
+        what = f"{'drawn' if one.lease is None else 'leased'} by {one.worker or 'somebody'}"
+        step = "" if one.step is None else f" for step {one.step}"
+        found.append((one.taken_at, what + step, f"/batches/{one.id}" if one.step is None else f"/steps/{one.step}"))
+    for event in life.happenings:
+        found.append((event.at, ", ".join(filter(None, (event.kind, event.worker, event.detail))), "/events"))
+    found.sort(key=lambda one: one[0].timestamp() if one[0] else 0.0)
+    if life.there is None:
+        found.append((None, "it has left the buffer", ""))
+    return found

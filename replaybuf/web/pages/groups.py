@@ -1,0 +1,116 @@
+"""Groups: a query, a task, a status and an order, page by page."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from replaybuf.buffer.metrics import of_tasks
+from replaybuf.errors import InputError, QueryError
+from replaybuf.query import FIELDS, LogicNode, Node, parse, span_of
+from replaybuf.query.operands import read_value
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.policies import OrderTerm, parse_order
+from replaybuf.storage.sql.inspection.group_pages import Chosen, Key, page_of_groups
+from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.recent import tallies_of
+from replaybuf.web.ask import Ask
+from replaybuf.web.marked import Marked
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
+
+_SIZE, _MOST = 50, 500
+STATUSES = tuple(map(str, Status))
+
+
+def read_groups(tx: Transaction, ask: Ask) -> dict[str, Any]:
+    """Return a page of groups; for a query that isn't one, no groups but what is wrong with it, and where."""
+    task, status = ask.text("task"), ask.text("status")
+    if status is not None and status not in STATUSES:
+        raise InputError(f"status must be one of {', '.join(STATUSES)}, not {status!r:.100}")
+    size = ask.number("size", _SIZE, least=1, most=_MOST) or _SIZE
+    where = ask.text("where") or ""
+    tasks = _counted(tx, ask.text("buffer"))
+    data: dict[str, Any] = {
+        "now": Look.over(tx).now(),
+        "where": where,
+        "error": None,
+        "rows": [],
+        "next": None,
+        "tasks": sorted({one["task"] for one in tasks}),
+        "statuses": STATUSES,
+        "fields": (*FIELDS, "tags.NAME"),
+        "total": None if where else _total(tasks, task, status),
+    }
+    query = _query(where)
+    if isinstance(query, Marked):
+        return {**data, "error": query}
+    order = _order(ask)
+    found = page_of_groups(tx, Chosen(query, order, ask.text("buffer"), task, status), _after(ask, order), size)
+    last = None if found.last is None else json.dumps([found.last.value, found.last.uid])
+    return {**data, "rows": found.rows, "next": last}
+
+
+def _query(where: str) -> Node | Marked:
+    """Return the query, or what is wrong with it, marked in its text."""
+    if not where.strip():
+        return LogicNode("$and", ())
+    try:
+        query = json.loads(where)
+    except ValueError as error:
+        place = min(getattr(error, "pos", 0), len(where))
+        return Marked.at(where, (place, place + 1), f"this isn't JSON: {error}")
+    except RecursionError:
+        return Marked.at(where, (0, 1), "this is nested too deeply")
+    if not isinstance(query, dict):
+        return Marked.at(where, (0, len(where)), 'a query is a JSON object, such as {"reward": {"$gte": 0.9}}')
+    try:
+        return parse(query)
+    except QueryError as error:
+        return Marked.at(where, span_of(where, error.place) or (0, len(where)), str(error))
+
+
+def _order(ask: Ask) -> OrderTerm:
+    try:
+        terms = parse_order([ask.text("order") or "-uid"])
+    except QueryError as error:
+        raise InputError(f"order: {error}") from error
+    return terms[0]
+
+
+def _after(ask: Ask, order: OrderTerm) -> Key | None:
+    """Return the key of the group behind which the page begins."""
+    if (given := ask.text("after")) is None:
+        return None
+    kind = FIELDS[order.field]
+    try:
+        value, uid = json.loads(given)
+        if value is not None:
+            value = read_value(value, kind, "after")
+        uid = read_value(uid, FIELDS["uid"], "after")
+        if not isinstance(uid, int) or (kind.kind == "int" and not isinstance(value, int)):
+            raise ValueError("a uid is a whole number")
+        return Key(value, uid)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError("after must be as the link to the next page has it") from error
+
+
+def _counted(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
+    return [
+        {"task": task, **numbers}
+        for tallies in tallies_of(tx, buffer).values()
+        for task, numbers in of_tasks(tallies).items()
+    ]
+
+
+def _total(tasks: list[dict[str, Any]], task: str | None, status: str | None) -> int | None:
+    """Return the number of groups of a task and status, from tallies; None where leased ones may be of any status."""
+    chosen = [one for one in tasks if task in (None, one["task"])]
+    if status is not None:
+        return None if any(one["leased"] for one in chosen) else sum(_of_status(one, status) for one in chosen)
+    return sum(sum(_of_status(one, status) for status in STATUSES) + int(one["leased"]) for one in chosen)
+
+
+def _of_status(numbers: dict[str, Any], status: str) -> int:
+    return int(numbers["archived"] if status == Status.ARCHIVED else numbers["buffered"].get(status, 0))

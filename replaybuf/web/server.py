@@ -1,0 +1,80 @@
+"""The server of the pages: it binds the port, says where it is, and serves until it is told to stop."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from replaybuf.errors import ConfigError
+
+#: Requests that are answered at the same time; others are refused (503).
+CONNECTIONS = 64
+_SECONDS_TO_END = 2
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address. Raises ConfigError when it can't: the port is taken, ..."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"there is no address {host!r:.100} on this machine: {error.strerror or error}") from error
+    try:
+        if os.name == "posix":
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(CONNECTIONS)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(_why(host, port, error)) from error
+    listening.set_inheritable(True)
+    return listening
+
+
+def _why(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is taken: give another one with --port, or --port 0 for any that is free"
+    if error.errno == errno.EACCES:
+        return f"port {port} is the system's: give one above 1023 with --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"this machine doesn't have the address {host!r:.100}"
+    return f"can't listen at port {port} of {host}: {error.strerror}"
+
+
+def address_of(listening: socket.socket, host: str) -> str:
+    """Return the URL of a socket. One that listens at all addresses is named by this host's name."""
+    port = listening.getsockname()[1]
+    if host in ("", "0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def serve(app: ASGIApp, listening: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `ready` is called when it answers. Raises KeyboardInterrupt after SIGINT."""
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            ready()
+
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=_SECONDS_TO_END,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    try:
+        Server(config).run(sockets=[listening])
+    finally:
+        listening.close()

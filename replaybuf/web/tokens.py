@@ -1,0 +1,135 @@
+"""The tokens of a response, coloured by log-probability, mask or model step, as far as the rollout has them.
+
+Without its tokenizer, a response can be cut into tokens only where the data says how: texts of tokens in one of its
+fields, or ids that are bytes or characters. Else the tokens are shown by their ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from replaybuf.files.foreign import SYNONYMS
+
+#: What tokens can be coloured by, in order of preference.
+SHADES = ("logprob", "mask", "step")
+_FIELDS = {
+    "ids": ("response_ids", *SYNONYMS["response_ids"]),
+    "logprob": ("logprobs", *SYNONYMS["logprobs"]),
+    "mask": ("response_mask", *SYNONYMS["response_mask"]),
+    "step": ("response_model_steps",),
+}
+#: Bounds between the shades of log-probabilities: probabilities of some 90, 60, 37, 14, 2 and 0.1 %.
+_BOUNDS = (-0.1, -0.5, -1.0, -2.0, -4.0, -7.0)
+_STEP_CLASSES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token as it is shown: its text or its id, the class of its colour, and all that is known of it."""
+
+    text: str
+    shade: str
+    facts: str
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The tokens of a response, or the first of them.
+
+    `texts` is true where they are the response's text. `shades` are those that there are data for, `by` the one
+    chosen, and `legend` what its colours mean.
+    """
+
+    tokens: list[Token]
+    count: int
+    texts: bool
+    shades: tuple[str, ...]
+    by: str
+    legend: tuple[tuple[str, str], ...]
+
+
+def strip(rollout: Mapping[str, Any], response: Any, by: str | None, limit: int) -> Strip | None:
+    """Return the tokens of a rollout's response, coloured by one of its shades; None when it has no ids."""
+    values = {name: _listed(rollout, fields) for name, fields in _FIELDS.items()}
+    ids = values.pop("ids")
+    if not ids:
+        return None
+    # A value for each token; some have them for the prompt, too, before those of the response.
+    values = {name: found[-len(ids) :] for name, found in values.items() if found and len(found) >= len(ids)}
+    shades = tuple(name for name in SHADES if name in values)
+    chosen = by if by in shades else next(iter(shades), "")
+    texts = _texts(ids, response, rollout)
+    steps = {step: f"step{place % _STEP_CLASSES}" for place, step in enumerate(sorted(set(values.get("step", ()))))}
+    tokens = [
+        Token(
+            str(ids[place]) if texts is None else texts[place],
+            _shade(chosen, values[chosen][place], steps) if chosen else "",
+            "  ".join([f"token {place}", f"id {ids[place]}", *(f"{n} {values[n][place]:.4g}" for n in shades)]),
+        )
+        for place in range(min(limit, len(ids)))
+    ]
+    return Strip(tokens, len(ids), texts is not None, shades, chosen, _legend(chosen, steps))
+
+
+def _shade(by: str, value: float, steps: Mapping[Any, str]) -> str:
+    if by == "step":
+        return steps[value]
+    if by == "mask":
+        return "mask1" if value else "mask0"
+    return f"lp{sum(value < bound for bound in _BOUNDS)}"
+
+
+def _legend(by: str, steps: Mapping[Any, str]) -> tuple[tuple[str, str], ...]:
+    if by == "step":
+        return tuple((name, f"model step {step:g}") for step, name in steps.items())
+    if by == "mask":
+        return (("mask1", "trained on"), ("mask0", "masked out"))
+    if by == "logprob":
+        names = [f"above {_BOUNDS[0]:g}", *(f"to {bound:g}" for bound in _BOUNDS[1:]), f"below {_BOUNDS[-1]:g}"]
+        return tuple((f"lp{place}", name) for place, name in enumerate(names))
+    return ()
+
+
+def _listed(rollout: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    """Return the numbers in the first of these fields that has a list or an array of numbers; [] where none has."""
+    for name in names:
+        value = rollout.get(name)
+        if value is not None and hasattr(value, "tolist"):
+            value = value.tolist()
+        if isinstance(value, list | tuple) and value and all(type(one) in (int, float, bool) for one in value):
+            return list(value)
+    return []
+
+
+def _texts(ids: Sequence[Any], response: Any, rollout: Mapping[str, Any]) -> list[str] | None:
+    """Return the text of each token, together the response; None where it isn't known."""
+    if not isinstance(response, str) or not response:
+        return None
+    extra = rollout.get("extra_fields")
+    for value in (*rollout.values(), *(extra.values() if isinstance(extra, dict) else ())):
+        if (
+            isinstance(value, list)
+            and len(value) == len(ids)
+            and all(isinstance(one, str) for one in value)
+            and "".join(value) == response
+        ):
+            return value
+    if response.isascii() and list(response.encode()) == list(ids):
+        return list(response)
+    return _characters(ids, response)
+
+
+def _characters(ids: Sequence[Any], response: str) -> list[str] | None:
+    """Return the characters where each token is one: each id stands for one character, and each for one id.
+
+    A last token without a character is the end of the response.
+    """
+    end = [""] if len(ids) == len(response) + 1 else []
+    if len(ids) - len(end) != len(response):
+        return None
+    pairs = set(zip(ids, response, strict=False))
+    if len(pairs) != len({one for one, _ in pairs}) or len(pairs) != len({one for _, one in pairs}):
+        return None
+    return [*response, *end]
