@@ -21,7 +21,7 @@ def read_figures(source: str | Reader, *, buffer: str | None = None, scanned: in
     take a look at every group. Raises what the command raises: UnreachableError, InputError, LockedError, ...
     """
     reader = open_reader(source) if isinstance(source, str) else source
-    found = reader.inspect(lambda tx: measure(tx, buffer, scanned))
+    found = reader.look(lambda look: measure(look, buffer, scanned))
     return {
         "database": found.database,
         "buffers": {name: _figures(measures) for name, measures in found.buffers.items()},
