@@ -66,10 +66,11 @@ def _measure(look: Look, name: str, now: float, scanned: int) -> BufferMeasures:
     return found
 
 
-# By index: groups of leases that are over, which come back with the next draw.
+# Groups of leases that are over, which come back with the next draw. Leased groups have lanes of their own: without
+# that, SQLite would look at all groups.
 _OVERDUE = """
 SELECT l.task_name, count(*) FROM rb_group g JOIN rb_lane l ON l.id = g.lane
-WHERE g.leased_until <= :now AND l.buffer = :buffer GROUP BY l.task_name"""
+WHERE l.buffer = :buffer AND l.leased AND g.leased_until <= :now GROUP BY l.task_name"""
 
 _CHECKPOINTS = """
 SELECT count(*) OVER () AS count, step, created_at FROM rb_checkpoint
