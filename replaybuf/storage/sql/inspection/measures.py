@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.rollouts.status import Status
+from replaybuf.rules.circumstances import SILENT_SECONDS
 from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
+from replaybuf.storage.sql.inspection.circumstances import LIVE_SECONDS
 from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.overview import read_cursors, read_tallies
 
 if TYPE_CHECKING:
     from replaybuf.storage.values import Cursor
 
-# Seconds without a sign of life: workers give one every 30, and waits that go on are written every 5.
-_SILENT_SECONDS = 60.0
-_LIVE_SECONDS = 15.0
 _HOUR = 3600.0
-_ACTIVITY_SECONDS = 300.0
 
 
 @dataclass(slots=True)
@@ -78,35 +76,35 @@ WHERE buffer = :buffer AND copied_to IS NULL ORDER BY id DESC LIMIT 1"""
 
 _LAST_BATCH = """
 SELECT step, groups, reward, min_reward, max_reward, staleness, max_staleness, taken_at FROM rb_batch
-WHERE buffer = :buffer AND status = 'completed' ORDER BY taken_at DESC, id DESC LIMIT 1"""
+WHERE buffer = :buffer AND status = 'completed' ORDER BY id DESC LIMIT 1"""
 
 _WAITERS = """
 SELECT a.kind, count(*), min(a.since) FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
 WHERE w.buffer = :buffer AND a.seen_at > :live GROUP BY a.kind"""
 
 _WORKERS = """
-SELECT CASE WHEN ended_at IS NOT NULL THEN 'ended' WHEN seen_at > :live THEN 'active' ELSE 'silent' END, count(*)
+SELECT CASE WHEN ended_at IS NOT NULL THEN 'ended' WHEN seen_at > :live THEN 'working' ELSE 'silent' END, count(*)
 FROM rb_worker WHERE buffer = :buffer GROUP BY 1"""
 
-_LAST_ACTIVITY = """
-SELECT sum(a.groups) AS groups, sum(a.rollouts) AS rollouts, sum(a.tokens) AS tokens, sum(a.failures) AS failures,
-    sum(a.taken) AS taken
-FROM rb_activity a JOIN rb_worker w ON w.id = a.worker_id WHERE w.buffer = :buffer AND a.since > :since"""
+_LAST_HOUR = """
+SELECT sum(groups_last_hour) AS groups, sum(rollouts_last_hour) AS rollouts, sum(tokens_last_hour) AS tokens,
+    sum(failures_last_hour) AS failures, sum(taken_last_hour) AS taken
+FROM workers WHERE buffer = :buffer"""
 
 _EVENTS = "SELECT kind, count(*) FROM rb_event WHERE buffer = :buffer AND happened_at > :since GROUP BY kind"
 
 
 def _records(look: Look, name: str, now: float) -> dict[str, Any]:
     epoch = look.value("SELECT epoch FROM rb_buffer WHERE name = :buffer", buffer=name)
-    hour = look.rows(_LAST_ACTIVITY, buffer=name, since=now - _HOUR - _ACTIVITY_SECONDS)[0]
-    waiters = look.table(_WAITERS, buffer=name, live=now - _LIVE_SECONDS)[1]
+    hour = look.rows(_LAST_HOUR, buffer=name)[0]
+    waiters = look.table(_WAITERS, buffer=name, live=now - LIVE_SECONDS)[1]
     return {
         "restores": epoch or 0,
         "checkpoints": _first(look, _CHECKPOINTS, name) or {"count": 0},
         "last_batch": _first(look, _LAST_BATCH, name),
         "waiters": {kind: {"count": n, "longest_seconds": max(0.0, now - since)} for kind, n, since in waiters},
-        "workers": {"active": 0, "silent": 0, "ended": 0}
-        | _counts(look, _WORKERS, buffer=name, live=now - _SILENT_SECONDS),
+        "workers": {"working": 0, "silent": 0, "ended": 0}
+        | _counts(look, _WORKERS, buffer=name, live=now - SILENT_SECONDS),
         "last_hour": {column: n or 0 for column, n in hour.items()},
         "events_last_hour": _counts(look, _EVENTS, buffer=name, since=now - _HOUR),
     }

@@ -123,6 +123,7 @@ def read_histogram(look: Look, buffer: str, field: str) -> dict[LaneName, dict[i
 
 
 def read_cursors(look: Look, buffer: str) -> list[Cursor]:
+    """Return the buffer's present cursors."""
     _, rows = look.table(
         "SELECT name, version, position, value FROM rb_cursor WHERE buffer = :buffer AND checkpoint = 0", buffer=buffer
     )
