@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.errors import InputError
 from replaybuf.rules.comparison import by_worker
 from replaybuf.storage.sql.inspection.batches import Member, recorded
 from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
@@ -83,6 +82,4 @@ def _one_buffer(look: Look, ask: Ask) -> tuple[str, list[str]]:
     """Return the buffer that is asked for, or the first, and all that there are. Raises InputError."""
     buffer, buffers = ask.text("buffer"), buffers_of(look)
     check_buffer(look, buffer)
-    if buffer is None and not buffers:
-        raise InputError("there is no buffer in this database yet")
-    return buffer or buffers[0], buffers
+    return buffer or next(iter(buffers), "default"), buffers
