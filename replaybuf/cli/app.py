@@ -32,7 +32,11 @@ COMMANDS = {
     "stats": ("replaybuf.cli.stats:stats", "Show how many groups there are of each task and status."),
     "ls": ("replaybuf.cli.ls:ls", "List groups without reading their payloads."),
     "why": ("replaybuf.cli.why:why", "Say why a trainer or a producer waits."),
-    "show": ("replaybuf.cli.show:show", "Show one group: its metadata, the prompt and its rollouts."),
+    "show": (
+        "replaybuf.cli.show:show",
+        "Show a group with its responses, or the worst and the best ones.",
+    ),
+    "diff": ("replaybuf.cli.diff:diff", "Show what is different in two groups, word by word."),
     "watch": ("replaybuf.cli.watch:watch", "Watch a database, full screen: who waits and why, rates, workers, events."),
     "sql": ("replaybuf.cli.sql:sql", "Run one SQL statement that only reads."),
     "save": ("replaybuf.cli.snapshots:save", "Write a snapshot of a buffer, while the run goes on."),
