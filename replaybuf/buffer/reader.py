@@ -66,7 +66,7 @@ class BufferReader(Generic[R]):
         self.rollout_type = rollout_type
         self._keep_checkpoints = check_keep(keep_checkpoints)
         self._worker = None if worker is None else check_worker(worker)
-        self.waits = Waits(storage, self._check_open)
+        self.waits = Waits(storage, self._check_open, lambda: self.worker)
         self._meter = Meter()
         self._closed = False
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "why": ("replaybuf.cli.why:why", "Say why a trainer or a producer waits."),
     "show": ("replaybuf.cli.show:show", "Show one group: its metadata, the prompt and its rollouts."),
     "trace": ("replaybuf.cli.trace:trace", "Show what a train step was trained on, and the life of a group."),
+    "watch": ("replaybuf.cli.watch:watch", "Watch a database, full screen: who waits and why, rates, workers, events."),
     "sql": ("replaybuf.cli.sql:sql", "Run one SQL statement that only reads."),
     "save": ("replaybuf.cli.snapshots:save", "Write a snapshot of a buffer, while the run goes on."),
     "resume": ("replaybuf.cli.snapshots:resume", "Load a snapshot into a buffer that is empty."),

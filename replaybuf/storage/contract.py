@@ -20,6 +20,7 @@ from replaybuf.errors import UnsupportedError
 from replaybuf.progress import OnProgress
 from replaybuf.query import Node
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import Tally
@@ -311,8 +312,8 @@ class CopyStorage(ABC):
         """
 
 
-class PresenceStorage(ABC):
-    """Lets others see who waits for what."""
+class PresenceStorage(GroupStorage):
+    """Lets others see who waits for what, and tells why."""
 
     @abstractmethod
     def announce(self, waiting: Waiting) -> None:
@@ -324,6 +325,10 @@ class PresenceStorage(ABC):
     @abstractmethod
     def withdraw(self, waiting: Waiting) -> None:
         """Note that a call no longer waits."""
+
+    @abstractmethod
+    async def circumstances(self, wait: Wait) -> Circumstances:
+        """Return what is known of the store, for whoever wants to know why this wait isn't over."""
 
 
 class StorageBackend(GroupStorage, CursorStorage, CheckpointStorage, CopyStorage):

@@ -25,10 +25,9 @@ from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.web import texts
 from replaybuf.web.ask import Ask
 from replaybuf.web.pages import PAGES, Page
-from replaybuf.web.pages.group import NoSuchGroupError
-from replaybuf.web.pages.steps import NoSuchBatchError
 from replaybuf.web.reading import READ_SECONDS, Readings
 from replaybuf.web.security import Guard
+from replaybuf.web.wrong import NotThereError
 
 _HERE = Path(__file__).parent
 _STATIC = ("page.css", "page.js", "icon.svg")
@@ -159,7 +158,7 @@ class _Site:
         return self.refusal(request, status, "There is no such page." if status == 404 else str(error))
 
     async def error(self, request: Request, error: Exception) -> Response:
-        if isinstance(error, NoSuchGroupError | NoSuchBatchError):
+        if isinstance(error, NotThereError):
             status = 404
         elif isinstance(error, InputError | QueryError):
             status = 400

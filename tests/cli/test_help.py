@@ -77,9 +77,15 @@ def test_errors_name_options_without_their_variables(filled: str) -> None:
     assert "REPLAYBUF" not in run("ls", filled, "--limit", "many", code=2).stderr
 
 
-@pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path != ("demo",)])
+# They go on until they are stopped.
+LIVE = [("demo",), ("serve",), ("watch",)]
+
+
+@pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path not in LIVE])
 def test_every_command_has_every_format(path: tuple[str, ...], command: Any) -> None:
-    assert {"--json", "--nl", "--csv"} <= {option for parameter in command.params for option in parameter.opts}
+    assert {"--table", "--json", "--nl", "--csv"} <= {
+        option for parameter in command.params for option in parameter.opts
+    }
 
 
 def test_the_url_may_come_from_the_variable(filled: str) -> None:

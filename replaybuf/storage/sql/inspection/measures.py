@@ -93,7 +93,7 @@ def _last_batch(tx: Transaction, name: str) -> dict[str, Any]:
     last = (
         select(*(batch.c[column] for column in _LAST_BATCH))
         .where(batch.c.buffer == name, batch.c.status == str(Status.COMPLETED))
-        .order_by(batch.c.taken_at.desc(), batch.c.id.desc())
+        .order_by(batch.c.id.desc())
         .limit(1)
     )
     return {column: value for row in tx.execute(last).mappings() for column, value in row.items()}
