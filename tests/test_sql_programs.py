@@ -151,7 +151,7 @@ def test_datasette_filters_and_counts(datasette: str) -> None:
     bad = _fetch(f"{datasette}/rollouts.json?_shape=array&reward=0&worker=gpu-3&response_tokens__gt=400")
     assert len(bad) == 19
     assert {row["full_response"] for row in bad} == {ANSWER}
-    facets = _fetch(f"{datasette}/batch_groups.json?step=413&_facet=worker")["facet_results"]["results"]["worker"]
+    facets = _fetch(f"{datasette}/batch_groups.json?step=413&_facet=worker")["facet_results"]["worker"]
     assert {one["value"]: one["count"] for one in facets["results"]} == {"gpu-3": 2, "gpu-2": 2, "gpu-1": 1}
     assert len(_fetch(f"{datasette}/groups.json?_shape=array&tags__contains=level")) == ROWS["groups"]
     assert len(_fetch(f"{datasette}/leases.json?_shape=array&groups=2&step=414")) == 1
