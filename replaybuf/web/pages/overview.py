@@ -122,7 +122,7 @@ def draw_overview(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
 
 
 def _over_time(rows: Iterable[Mapping[str, Any]], name: str, time: str = "time") -> list[tuple[float, float]]:
-    return [(row[time].timestamp(), float(row[name])) for row in rows if row[name] is not None]
+    return sorted((row[time].timestamp(), float(row[name])) for row in rows if row[name] is not None)
 
 
 def _of_batches(batches: list[dict[str, Any]], *names: str) -> dict[str, list[tuple[float, float]]]:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 _SIZE = 50
 _MOST_GROUPS = 100_000
-_PLOTTED = {"Reward": ("min_reward", "reward", "max_reward"), "Staleness": ("staleness", "max_staleness")}
+_PLOTTED = {
+    "Reward": {"mean": "reward", "min": "min_reward", "max": "max_reward"},
+    "Staleness": {"mean": "staleness", "max": "max_staleness"},
+}
 
 
 def read_steps(tx: Transaction, ask: Ask) -> dict[str, Any]:
@@ -49,7 +52,9 @@ def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     steps: list[StepSummary] = sorted(data["steps"], key=lambda one: one.last_at)
     plots: list[Plot | None] = []
     for title, names in _PLOTTED.items():
-        values = {name: [(one.last_at.timestamp(), getattr(one, name)) for one in steps] for name in names}
+        values = {
+            name: [(one.last_at.timestamp(), getattr(one, field)) for one in steps] for name, field in names.items()
+        }
         series = {name: [(at, float(one)) for at, one in points if one is not None] for name, points in values.items()}
         plots.append(lines(title, series))
     return {"plots": [one for one in plots if one]}
