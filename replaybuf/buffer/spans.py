@@ -45,8 +45,8 @@ def of_draw(self: Wanted, storage: GroupStorage, waits: object, seconds: float |
         "sizes": list(draw.sizes.values()),
         "status": str(draw.status),
         "queried": draw.where is not None,
-        "train_step": getattr(draw, "train_step", None),
-        "worker": getattr(draw, "worker", None),
+        "train_step": draw.train_step,
+        "worker": draw.worker,
     }
 
 

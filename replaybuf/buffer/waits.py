@@ -187,6 +187,12 @@ class Waits:
         self._read_at = -math.inf
         return await self.why(wait_of(draw, time.time(), 0), tallies, matches)
 
+    def for_trainer(self, timeout: float) -> Telling:
+        """Return what tells others of a producer's wait for what the trainer does. It has to be closed."""
+        since = time.time()
+        wait = Wait({}, "trainer", since=since, deadline=_end(since, timeout), worker=self._worker())
+        return self.telling("waiting for the trainer", lambda: wait)
+
     def telling(self, what: str, wait: Callable[[], Wait]) -> Telling:
         """Return what tells others of a wait; `what` begins its reports in the log. It has to be closed."""
         return Telling(self._storage, what, self._worker(), wait)

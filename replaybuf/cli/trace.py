@@ -18,9 +18,9 @@ from replaybuf.cli.trace_uid import life_value, print_life, timeline
 from replaybuf.cli.trace_worker import print_worker, worker_rows, worker_value
 from replaybuf.errors import InputError
 from replaybuf.redact import redact
-from replaybuf.storage.sql.inspection.batches import Recorded, recorded
-from replaybuf.storage.sql.inspection.buffers import choose
-from replaybuf.storage.sql.inspection.lives import last_uid, life_of
+from replaybuf.storage.sql.inspection.batches import Recorded, batch_of_lease, recorded
+from replaybuf.storage.sql.inspection.buffers import buffers_of, choose
+from replaybuf.storage.sql.inspection.lives import Life, last_uid, life_of
 from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.steps import StepSummary, summarise_steps, trace_step, trace_worker, workers_of
@@ -107,9 +107,12 @@ def _number(text: str | None, what: str) -> int:
     if text is None:
         raise typer.BadParameter(f"it is missing; replaybuf trace URL {what} N", param_hint="WHICH")
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
         raise typer.BadParameter(f"{redact(text)!r:.100} is not a whole number.", param_hint="WHICH") from None
+    if abs(number) >= 2**63:
+        raise typer.BadParameter(f"{number:.3g} is too large.", param_hint="WHICH")
+    return number
 
 
 def _or(limit: int | None, default: int) -> int | None:
@@ -205,9 +208,13 @@ def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: 
 
 
 def _uid(reader: Reader, output: Output, uid: int) -> None:
-    life, last = reader.look(lambda look: (life_of(look, uid), last_uid(look)))
+    def read(look: Look) -> tuple[Life | None, str]:
+        life = life_of(look, uid)
+        return life, "" if life else _no_life(look, uid)
+
+    life, why = reader.look(read)
     if life is None:
-        raise InputError(_no_life(uid, last))
+        raise InputError(why)
     if output.format == "json":
         output.value(life_value(life))
     elif not output.for_people:
@@ -238,7 +245,7 @@ def _worker(reader: Reader, output: Output, buffer: str | None, worker: str, lim
 def _nothing(known: Recorded, step: int | None) -> str:
     """Return why there are no steps, or not this one."""
     if known.last is not None:
-        return f"no draw for step {step} is recorded; those are that are for steps {known.first} to {known.last}"
+        return f"no draw for step {step} is recorded; those that are are for steps {known.first} to {known.last}"
     if known.batches:
         return (
             f"the {units.number(known.batches)} draws that are recorded name no train step: pass current_train_step= "
@@ -247,9 +254,15 @@ def _nothing(known: Recorded, step: int | None) -> str:
     return "no draw is recorded: nothing was taken yet, or by a version before 0007, or with history=0"
 
 
-def _no_life(uid: int, last: int) -> str:
+def _no_life(look: Look, uid: int) -> str:
+    """Return why nothing is known of a group."""
+    last = last_uid(look)
     if not 1 <= uid <= last:
         return f"there never was a group {uid}: uids go from 1 to {last} here" if last else "there never was a group"
+    for buffer in buffers_of(look):
+        if (drawn := batch_of_lease(look, buffer, uid)) is not None:
+            step = "" if drawn.step is None else f" for step {drawn.step}"
+            return f"{uid} is a lease, by {drawn.worker or 'somebody'}{step}: they have numbers of the same series"
     return (
         f"nothing is recorded of group {uid}: it left other than by a draw (expired, evicted, deleted, replaced), or "
         "its draw is no longer recorded"

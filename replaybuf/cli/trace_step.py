@@ -83,7 +83,7 @@ def group_rows(run: StepTrace) -> list[dict[str, Any]]:
 
 
 def print_step(run: StepTrace, now: datetime, limit: int | None) -> None:
-    """Print a step: what stands out, then the workers, the tasks, the groups of lowest reward and the draws."""
+    """Print a step: what stands out, then the workers, the groups of lowest reward, the tasks and the draws."""
     from rich.text import Text
 
     out = console()
@@ -93,9 +93,9 @@ def print_step(run: StepTrace, now: datetime, limit: int | None) -> None:
             style = "red" if name == "" and any(part.stands_out for part in (*run.workers, *run.tasks)) else ""
             out.print(Text(f"  {name:<{_LABEL}}" if name else "  ").append(escape(value), style=style), soft_wrap=True)
     _print_some([part_row(part, "worker") for part in run.workers], part_columns("worker"), limit, "workers")
+    _print_some(group_rows(run), group_columns(run), limit, "groups, the lowest reward first")
     if len(run.tasks) > 1:
         _print_some([part_row(part, "task_name") for part in run.tasks], part_columns("task_name"), limit, "tasks")
-    _print_some(group_rows(run), group_columns(run), limit, "groups, the lowest reward first")
     if len(run.batches) > 1:
         _print_some([batch_row(one) for one in run.batches], batch_columns(now), limit, "batches")
     write(["\n"])

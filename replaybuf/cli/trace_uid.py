@@ -8,7 +8,7 @@ from typing import Any
 
 from replaybuf import units
 from replaybuf.cli.escape import escape
-from replaybuf.cli.groups import age_of, lease_text
+from replaybuf.cli.groups import age_of, archived_at, lease_text
 from replaybuf.cli.output import Column, console, iso, print_table, write
 from replaybuf.cli.trace_step import batch_row
 from replaybuf.storage.sql.inspection.batches import Batch
@@ -50,6 +50,9 @@ def timeline(life: Life) -> list[dict[str, Any]]:
         )
     for event in life.happenings:
         rows.append(_row(event.at, _KINDS.get(event.kind, event.kind), event.worker, event.step, event.detail))
+    if life.there is not None and (archived := archived_at(life.there)) is not None:
+        at = max([archived, *(one.taken_at for one in life.draws)])  # a draw is recorded after what it does
+        rows.append(_row(at, "consumed", None, life.there["trained_step"], "archived"))
     rows.sort(key=lambda row: row["at"].timestamp() if row["at"] else 0.0)
     return rows
 
@@ -62,10 +65,14 @@ def _drawn(one: Batch) -> str:
     mine = one.members[0]
     facts = [f"batch {one.id} of {one.groups} groups"]
     if mine.staleness is not None:
-        facts.append(f"{mine.staleness} steps stale")
+        facts.append(_stale(mine.staleness))
     if one.lease is not None and one.settled < one.groups:
         facts.append(f"{one.settled} of them consumed")
     return ", ".join(facts)
+
+
+def _stale(staleness: int) -> str:
+    return f"{staleness} step{'' if staleness == 1 else 's'} stale"
 
 
 def print_life(life: Life) -> None:
@@ -109,7 +116,7 @@ def _now(life: Life) -> str:
         if there["leased_until"] is not None:
             return f"leased by {there['leased_by'] or 'somebody'}, {lease_text(there['leased_until'], life.now)}"
         trained = "" if there["trained_step"] is None else f", trained on at step {there['trained_step']}"
-        return f"{there['status']}{trained}, {there['staleness']} steps stale"
+        return f"{there['status']}{trained}, {_stale(there['staleness'])}"
     if life.replaced_by:
         return f"gone: replaced by {_uids(life.replaced_by)}"
     for one in reversed(life.draws):

@@ -166,7 +166,7 @@ def _values(one: _Rollout, step: int | None, characters: int, get: _Get) -> list
         _text(item.task_name, characters),
         item.uid,
         one.position,
-        _text(getattr(item, "worker", None), characters),
+        _text(item.worker, characters),
         item.times_sampled > 1,
         item.staleness,
         _text(_prompt(rollout, get), characters),

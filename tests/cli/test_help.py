@@ -77,9 +77,15 @@ def test_errors_name_options_without_their_variables(filled: str) -> None:
     assert "REPLAYBUF" not in run("ls", filled, "--limit", "many", code=2).stderr
 
 
-@pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path != ("demo",)])
+# They go on until they are stopped.
+LIVE = [("demo",), ("serve",), ("watch",)]
+
+
+@pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path not in LIVE])
 def test_every_command_has_every_format(path: tuple[str, ...], command: Any) -> None:
-    assert {"--json", "--nl", "--csv"} <= {option for parameter in command.params for option in parameter.opts}
+    assert {"--table", "--json", "--nl", "--csv"} <= {
+        option for parameter in command.params for option in parameter.opts
+    }
 
 
 def test_the_url_may_come_from_the_variable(filled: str) -> None:
@@ -102,7 +108,7 @@ def test_two_formats_are_a_usage_error(filled: str) -> None:
     assert "choose one of" in run("ls", filled, "--json", "--csv", code=2).stderr
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("stat", "stats"), ("exprot", "export"), ("checkpoint", "checkpoints")])
+@pytest.mark.parametrize(("typed", "meant"), [("stat", "stats"), ("exprot", "export"), ("chekpoints", "checkpoints")])
 def test_a_misspelt_command_is_told_the_nearest(typed: str, meant: str) -> None:
     assert f"No such command {typed!r}. Did you mean {meant!r}?" in run(typed, "run.db", code=2).stderr
 

@@ -11,7 +11,7 @@ from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.worker_name import working_as
 
 #: The first and last train step, and the one from which BAD makes bad groups.
-FIRST, LAST, FELL = 400, 414, 413
+FIRST, LAST, FELL = 405, 414, 413
 BAD, TRAINER = "gpu-node-7", "trainer-0"
 WORKERS = ("gpu-node-4", "gpu-node-5", "gpu-node-6", BAD)
 GROUPS = 16
@@ -32,7 +32,7 @@ async def train(url: str) -> None:
 
 async def put(buffer: ReplayBuffer, step: int, worker: str, task_name: str, rng: random.Random) -> int:
     """Put a group of one worker for a step, made from the weights of the step before."""
-    right = 0.0 if worker == BAD and step >= FELL else {"math": 0.7, "code": 0.4}[task_name]
+    right = 0.0 if worker == BAD and step >= FELL else {"math": 0.9, "code": 0.7}[task_name]
     with working_as(worker):
         uid = await buffer.put(
             [_rollout(float(rng.random() < right)) for _ in range(4)],

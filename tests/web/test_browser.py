@@ -14,7 +14,16 @@ from tests.web.example import HOSTILE_UID, LONG, LONG_UID, SCRIPT
 pytestmark = pytest.mark.web
 
 PATHS = (
-    *("/", "/groups", "/groups/1", f"/groups/{HOSTILE_UID}", f"/groups/{LONG_UID}", "/steps", "/batches/1"),
+    *(
+        "/",
+        "/groups",
+        "/groups/1",
+        f"/groups/{HOSTILE_UID}",
+        f"/groups/{LONG_UID}",
+        "/steps",
+        "/steps/413",
+        "/batches/1",
+    ),
     *("/checkpoints", "/workers", "/events", "/nix"),
 )
 
@@ -71,9 +80,9 @@ def test_the_menu_leads_to_every_page_and_groups_to_their_rollouts(driver: Any, 
 
 
 def test_from_a_step_to_the_worker_that_made_its_groups(driver: Any, address: str) -> None:
-    driver.get(f"{address}/steps?step=413")
-    find(driver, "[data-row]").click()
-    assert "Step 413 was trained on this" in text_of(driver)
+    driver.get(f"{address}/steps")
+    driver.find_element("link text", "413").click()
+    assert "What step 413 was trained on" in text_of(driver)
     assert "node1:811" in find(driver, "table tbody").text
 
 

@@ -6,6 +6,7 @@ import asyncio
 import html
 import json
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -15,7 +16,7 @@ from replaybuf import ReplayBufferConfig, RolloutState, Status
 from tests.web.conftest import Client, client_of
 from tests.web.example import FAILED_EVERY, GROUPS, HOSTILE_UID, LONG, LONG_UID, SCRIPT
 
-PATHS = ("/", "/groups", "/groups/1", "/steps", "/steps?step=401", "/checkpoints", "/workers", "/events")
+PATHS = ("/", "/groups", "/groups/1", "/steps", "/steps/401", "/checkpoints", "/workers", "/events")
 
 
 def read(page: Client, path: str, status: int = 200, **parameters: object) -> str:
@@ -31,10 +32,16 @@ def test_every_page_is_there_as_html_and_as_json(page: Client, path: str) -> Non
     assert page.get(f"/api{'/overview' if name == '/' else name}.json?{query}").json()
 
 
+def test_prometheus_gets_metrics(page: Client) -> None:
+    answer = page.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert re.search(r'^replaybuf_\w+\{.*task="math".*\} \d', answer.text, re.M)
+
+
 def test_overview_says_who_waits_and_why(page: Client) -> None:
     text = read(page, "/")
-    assert "trainer:1" in text
-    assert "65 of 640 completed groups of math are there" in text
+    assert "<strong>trainer:1</strong> waits for groups (640 of math)" in text
+    assert re.search(r"\b65 of 640 completed", text)
 
 
 def test_overview_counts_groups_by_task_and_status(page: Client) -> None:
@@ -148,12 +155,24 @@ def test_hostile_texts_are_shown_and_are_never_markup(page: Client) -> None:
         assert escaped in text
 
 
-def test_no_text_becomes_an_address_or_a_style(page: Client) -> None:
-    for path in PATHS:
-        text = page.get(path).text
-        links = re.findall(r'(?:href|src|action)="([^"]*)"', text)
-        assert all(one.startswith(("/", "?")) or one in ("", "#main") for one in links), links
-        assert not re.search(r"<[^>]+\s(style|on\w+)=", text)
+class Attributes(HTMLParser):
+    """The attributes of all elements of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str | None]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += attrs
+
+
+def test_no_text_becomes_an_address_a_style_or_a_script(page: Client) -> None:
+    for path in (*PATHS, f"/groups/{HOSTILE_UID}"):
+        for name, value in Attributes(page.get(path).text).found:
+            assert not name.startswith(("on", "style"))
+            if name in ("href", "src", "action"):
+                assert (value or "").startswith(("/", "?")) or value in ("", "#main")
 
 
 def test_long_texts_are_cut_until_all_is_asked_for(page: Client) -> None:
@@ -163,15 +182,14 @@ def test_long_texts_are_cut_until_all_is_asked_for(page: Client) -> None:
 
 
 def test_a_step_leads_to_its_groups_and_their_workers(page: Client) -> None:
-    link = re.search(r'href="(/batches/\d+)"', read(page, "/steps", step=413))
-    assert link is not None
-    text = read(page, link[1])
-    assert "Step 413 was trained on this" in text
-    assert re.search(r"node1:811</th><td[^>]*>2</td>", text)
+    assert 'href="/steps/413"' in read(page, "/steps")
+    text = read(page, "/steps/413")
+    assert "What step 413 was trained on" in text
+    assert re.search(r"node1:811</a></th><td[^>]*>2</td>", text)
 
 
 def test_what_isnt_there_is_said(page: Client) -> None:
-    for path in ("/nix", "/groups/999999", "/batches/999999", "/static/../app.py", "/groups/abc"):
+    for path in ("/nix", "/groups/999999", "/batches/999999", "/steps/5", "/static/../app.py", "/groups/abc"):
         answer = page.get(path)
         assert answer.status_code in (400, 404)
         assert 'role="alert"' in answer.text

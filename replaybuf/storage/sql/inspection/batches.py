@@ -150,6 +150,12 @@ def batches_with(look: Look, buffer: str, uid: int) -> list[Batch]:
     ]
 
 
+def batch_of_lease(look: Look, buffer: str, token: int) -> Batch | None:
+    """Return the draw of a lease."""
+    found = _read(look, "lease = :token", {"buffer": buffer, "token": token}, members=False)
+    return found[0] if found else None
+
+
 def batches_by(look: Look, buffer: str, worker: str, limit: int) -> list[Batch]:
     """Return the last draws by a worker, newest first."""
     values = {"buffer": buffer, "worker": worker, "most": limit}

@@ -1,0 +1,210 @@
+"""A frame of `watch`: how it stands with a database, as panels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from replaybuf import units
+from replaybuf.cli.groups import status_style
+from replaybuf.cli.panels import Panel, line, one_line
+from replaybuf.rollouts.status import Status
+from replaybuf.rules.tallies import Tally
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from replaybuf.rules.circumstances import Circumstances, Worker
+    from replaybuf.storage.sql.inspection.glance import Glance, Reading
+
+#: Rates are those of the last minute.
+RATE_SECONDS = 60.0
+_BINS = 8
+_BAR = 24
+_NAME = 20
+
+
+def panels_of(found: Sequence[Glance]) -> list[Panel]:
+    """Return the panels of each buffer; those to be seen first come first, and neighbours stand side by side."""
+    panels = []
+    for one in found:
+        of = f" of {one.buffer}" if len(found) > 1 else ""
+        panels += [
+            Panel(f"waiting{of}", _waits(one), least=4),
+            Panel(f"workers{of}", _workers(one.about), least=3),
+            Panel(f"groups{of}, rates of the last minute", _tasks(one), least=4),
+            Panel(f"last draws{of}", _batches(one), least=2),
+            Panel(f"staleness, reward{of} of the {one.sample.groups:,} put last", _distributions(one), least=4),
+            Panel(f"events{of}", _events(one), least=2),
+        ]
+    return panels
+
+
+def _waits(found: Glance) -> list[Text]:
+    if not found.waits:
+        return [line(("nobody waits", "green"))]
+    lines = []
+    for one in found.waits:
+        since = "" if one.wait.since is None else f" {units.age(found.about.now - one.wait.since)}"
+        what = "" if one.wait.kind == "groups" else f" for {'room' if one.wait.kind == 'room' else 'the trainer'}"
+        who = f"{one.wait.worker or 'somebody'} waits{what}{since}: "
+        lines.append(line((who, "bold yellow"), one.diagnosis.sentence))
+    return lines
+
+
+def _tasks(found: Glance) -> list[Text]:
+    from rich.cells import cell_len
+
+    about = found.about
+    tasks = sorted({task for task, _, _ in about.tallies})
+    if not tasks:
+        return [line("nothing was put yet")]
+    used = [s for s in Status if s == Status.COMPLETED or any(about.count(task, s) for task in tasks)]
+    width = min(_NAME, max(4, *map(cell_len, map(one_line, tasks))))
+    heads = [*(f"{status!s:>10}" for status in used), f"{'leased':>8}{'in/min':>9}{'out/min':>9}"]
+    lines = [line((f"{'task':<{width}}" + "".join(heads), "bold"))]
+    for task in tasks:
+        leased = sum(about.count(task, status, Tally.LEASED) for status in Status)
+        counts = [(f"{about.count(task, status):>10,}", status_style({"status": str(status)})) for status in used]
+        came = rate(found.readings, task, ("put",))
+        went = rate(found.readings, task, ("sampled_new", "sampled_again"))
+        lines.append(line(_cell(task, width), *counts, f"{leased:>8,}{_per_minute(came):>9}{_per_minute(went):>9}"))
+    if about.trainer is not None:
+        state = "has finished" if about.trainer.finished else f"is at step {about.trainer.train_step}"
+        lines.append(line(f"the trainer {state}, its newest weights are of step {about.trainer.model_step}"))
+    return lines
+
+
+def rate(readings: Sequence[Reading], task: str, names: Sequence[str]) -> float | None:
+    """Return how many went through in a second: since a minute ago, or since the oldest reading; None without any."""
+    now, last = readings[-1]
+    earlier = [one for one in readings if one[0] < now]
+    if not earlier:
+        return None
+    time, before = next((one for one in reversed(earlier) if now - one[0] >= RATE_SECONDS), earlier[0])
+    done = sum(last.get(task, {}).get(name, 0) - before.get(task, {}).get(name, 0) for name in names)
+    return max(0, done) / (now - time)
+
+
+def _per_minute(per_second: float | None) -> str:
+    if per_second is None:
+        return "-"
+    minute = 60 * per_second
+    return f"{minute:,.0f}" if minute >= 100 or minute == int(minute) else f"{minute:.1f}"
+
+
+# Distributions
+
+
+def _distributions(found: Glance) -> list[Text]:
+    staleness = _bars([(str(value), n) for value, n in binned(found.sample.staleness).items()])
+    rewards = _bars(histogram(found.sample.rewards))
+    if not staleness:
+        return [line("no completed groups")]
+    lines = []
+    for i in range(max(len(staleness), len(rewards))):
+        left = staleness[i] if i < len(staleness) else ("", "", "")
+        right = rewards[i] if i < len(rewards) else ("", "", "")
+        lines.append(
+            line(
+                (f"{left[0]:>5} ", "dim"),
+                (f"{left[1]:<{_BAR}}", "magenta"),
+                f"{left[2]:<7} ",
+                (f"{right[0]:>12} ", "dim"),
+                (f"{right[1]:<{_BAR}}", "green"),
+                right[2],
+            )
+        )
+    return lines
+
+
+def binned(counts: Mapping[int, int]) -> dict[str, int]:
+    """Return counts by value, the highest values together where there are too many."""
+    values = sorted(counts)
+    kept = values if len(values) <= _BINS else values[: _BINS - 1]
+    shown = {str(value): counts[value] for value in kept}
+    if rest := values[len(kept) :]:
+        shown[f"{rest[0]}+"] = sum(counts[value] for value in rest)
+    return shown
+
+
+def histogram(values: Sequence[float]) -> list[tuple[str, int]]:
+    """Return the numbers of values in bins of one width, or at each value where there are few."""
+    finite = [value for value in values if abs(value) < float("inf")]
+    if not finite:
+        return []
+    distinct = sorted(set(finite))
+    if len(distinct) <= _BINS:
+        return [(f"{value:.3g}", finite.count(value)) for value in distinct]
+    low, high = distinct[0], distinct[-1]
+    width = (high - low) / _BINS
+    counts = [0] * _BINS
+    for value in finite:
+        counts[min(_BINS - 1, int((value - low) / width))] += 1
+    return [(f"{low + i * width:.2g}..{low + (i + 1) * width:.2g}", n) for i, n in enumerate(counts)]
+
+
+def _bars(counts: Sequence[tuple[str, int]]) -> list[tuple[str, str, str]]:
+    most = max((n for _, n in counts), default=0)
+    return [(name, "█" * max(1 if n else 0, round(_BAR * n / most)), f" {n:,}") for name, n in counts]
+
+
+# Who and what
+
+
+def _workers(about: Circumstances) -> list[Text]:
+    order = sorted(about.workers, key=lambda one: (one.ended_at is not None, -one.seen_at))
+    return [_worker(one, about.now) for one in order] or [line("no worker is known")]
+
+
+def _worker(one: Worker, now: float) -> Text:
+    if one.ended_at is not None:
+        state, style = f"ended {units.age(now - one.ended_at)} ago", "dim"
+    elif one.is_silent(now):
+        state, style = f"SILENT for {units.age(now - one.seen_at)}", "bold red"
+    else:
+        state, style = "alive", "green"
+    failed = f", {one.failures:,} failed" if one.failures else ""
+    return line(f"{_cell(one.name)} ", (f"{state:<16}", style), f" put {one.groups:,}{failed}, drew {one.taken:,}")
+
+
+def _batches(found: Glance) -> list[Text]:
+    return [_batch(one, found.about.now) for one in found.batches] or [line("nothing was drawn yet")]
+
+
+def _batch(row: Mapping[str, Any], now: float) -> Text:
+    step = "" if row["step"] is None else f"step {row['step']}: "
+    reward = "" if row["reward"] is None else f", reward {row['reward']:.3f}"
+    stale = "" if row["staleness"] is None else f", staleness {row['staleness']:.1f} (max {row['max_staleness']})"
+    ago = units.age(now - row["taken_at"].timestamp())
+    return line((f"{ago:>4} ago ", "dim"), f"{step}{row['groups']:,} groups{reward}{stale}")
+
+
+def _events(found: Glance) -> list[Text]:
+    return [_event(one) for one in found.events] or [line("none")]
+
+
+def _event(row: Mapping[str, Any]) -> Text:
+    at = row["happened_at"].astimezone(UTC).strftime("%H:%M:%S")
+    facts = [
+        f"{row['groups']:,} groups" if row["groups"] else "",
+        f"of {row['task_name']}" if row["task_name"] else "",
+        f"step {row['step']}" if row["step"] is not None else "",
+        f"by {row['worker']}" if row["worker"] else "",
+    ]
+    detail = f": {row['detail']}" if row["detail"] else ""
+    return line((f"{at} ", "dim"), (row["kind"].replace("_", " "), "bold"), f" {' '.join(filter(None, facts))}{detail}")
+
+
+def _cell(name: str, width: int = _NAME) -> str:
+    """Return a name that takes exactly so much of a line."""
+    from rich.cells import cell_len, set_cell_size
+
+    shown = one_line(name)
+    return set_cell_size(shown, width) if cell_len(shown) <= width else f"{set_cell_size(shown, width - 1)}…"
+
+
+def clock(seconds: float) -> str:
+    """Return a time of day in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")
