@@ -64,9 +64,15 @@ class NotPicklableError(ReplayBufError, TypeError):
 class NotReadyError(ReplayBufError, TimeoutError):
     """The time to wait is over and the groups asked for are not there; nothing was taken."""
 
+    #: The Diagnosis of why they aren't, where one was made; its `reason` is for programs.
+    diagnosis: Any = None
+
 
 class FullError(ReplayBufError, TimeoutError):
     """There is no room for the group, or the rate limit holds it back; it was not stored."""
+
+    #: The Diagnosis of why there isn't, where one was made.
+    diagnosis: Any = None
 
 
 class ConflictError(ReplayBufError, RuntimeError):

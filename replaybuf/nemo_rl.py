@@ -58,7 +58,7 @@ class TrajectoryBuffer:
         where = _usable(current_weight_version, max_age_steps)
         if not self._buffer.is_ready(wanted, where=where):
             return None
-        items = self._buffer.sample(wanted, where=where)[_TASK]
+        items = self._buffer.sample(wanted, where=where, current_train_step=current_weight_version)[_TASK]
         self._last = max(self._last, current_weight_version)
         versions = [_tags(item)["version"] for item in items]
         return {

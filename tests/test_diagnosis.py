@@ -138,6 +138,16 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
         Reason.SLOW,
         "1,000 groups an hour arrive, so the missing 64 take about 3.8m. Wait",
     ),
+    "failures before anybody counted by the minute": (
+        why(
+            wait(),
+            tallies(failed=64, failed_put=64),
+            workers=[KILLED],
+            before=Before(NOW - 60, {("math", Status.FAILED): 64}),
+        ),
+        Reason.FAILED,
+        "64 of the 64 groups put failed. Look at the errors",
+    ),
     "aborted": (
         why(wait(), tallies(aborted=64, aborted_put=64), workers=[KILLED]),
         Reason.ABORTED,

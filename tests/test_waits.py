@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from replaybuf import ChunkBufferConfig, FullError, NotReadyError, ReplayBuffer
-from replaybuf.buffer import waits
+from replaybuf.buffer import telling
 from tests.stores import TASK, build, group
 
 WAITS: dict[str, Callable[[ReplayBuffer], Awaitable[object]]] = {
@@ -32,7 +32,7 @@ async def test_a_waiting_trainer_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wait: str
 ) -> None:
     """Every so often, with what there is at that moment."""
-    monkeypatch.setattr(waits, "REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(telling, "REPORT_SECONDS", 0.1)
     async with build("memory://") as buffer:
         await buffer.put(group(1), TASK)
         waiting = asyncio.ensure_future(WAITS[wait](buffer))
@@ -41,7 +41,8 @@ async def test_a_waiting_trainer_says_what_is_missing(
         with pytest.raises(NotReadyError):
             await waiting
     first, *others = told(caplog)
-    assert re.fullmatch(rf"waiting for groups for \d s: task {TASK}: 1 of 3 completed groups", first)
+    assert re.match(rf"waiting for groups for \d s: Too little is ready for {TASK} \(1 of 3\): ", first)
+    assert f"; task {TASK}: 1 of 3 completed groups" in first
     assert others
     assert all("2 of 3 completed groups" in line for line in others)
 
@@ -50,7 +51,7 @@ async def test_a_put_that_waits_for_room_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of many that wait in line, only the first does."""
-    monkeypatch.setattr(waits, "REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(telling, "REPORT_SECONDS", 0.1)
     async with build("memory://", capacity=1, on_full="block") as buffer:
         await buffer.put(group(1), TASK)
         puts = [buffer.put(group(number), TASK, timeout=0.35) for number in range(5)]
@@ -58,14 +59,14 @@ async def test_a_put_that_waits_for_room_says_why(
     lines = told(caplog)
     assert 1 <= len(lines) <= 4
     assert all(
-        "1 completed groups are buffered, and the capacity is 1 (is the consumer running?)" in one for one in lines
+        "1 completed groups are buffered, and the capacity is 1; nobody has drawn any yet" in one for one in lines
     )
 
 
 async def test_a_rank_that_waits_for_a_selection_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(waits, "REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(telling, "REPORT_SECONDS", 0.1)
     async with ChunkBufferConfig(url="memory://", fragments_per_chunk=1).build() as chunks:
         with pytest.raises(NotReadyError):
             await chunks.prepared(timeout=0.3)
@@ -73,7 +74,7 @@ async def test_a_rank_that_waits_for_a_selection_says_so(
 
 
 async def test_a_short_wait_is_silent(caplog: pytest.LogCaptureFixture) -> None:
-    assert waits.REPORT_SECONDS == 30
+    assert telling.REPORT_SECONDS == 30
     async with build("memory://") as buffer:
         with pytest.raises(NotReadyError):
             await buffer.take_batch({TASK: 1}, timeout=0.2)

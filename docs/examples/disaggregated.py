@@ -88,7 +88,7 @@ async def trainer() -> None:
             step = weights["step"] + 1
             await publish(buffer, TrainState(train_step=step, model_step=step - 1, weights=str(WEIGHTS)))
             await STRATEGY.refresh(buffer, "math", step)
-            batch, _ = await buffer.take_batch({"math": BATCH_SIZE}, timeout=600)
+            batch, _ = await buffer.take_batch({"math": BATCH_SIZE}, timeout=600, current_train_step=step)
             weights["trained"] += [group[0].group_id for group in batch["math"]]  # the train step
             weights["step"] = step
             await buffer.checkpoint(step)  # first the buffer, then the weights:

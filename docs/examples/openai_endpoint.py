@@ -283,7 +283,7 @@ async def run(options: argparse.Namespace) -> None:
             summary = await strategy.produce_batch(
                 engine, sampler, options.batch_size, train_step=step, model_step=step - 1, timeout=options.batch_timeout
             )
-            batch, _ = await buffer.take_batch({TASK: options.batch_size})
+            batch, _ = await buffer.take_batch({TASK: options.batch_size}, current_train_step=step)
             with summary.training():
                 trained = train(batch[TASK])
             await buffer.checkpoint(step)  # then save the weights

@@ -69,7 +69,7 @@ async def main() -> None:
         while len(weights["trained"]) < len(PROMPTS):
             step = weights["step"] + 1
             summary = await STRATEGY.produce_batch(engine, sampler, BATCH_SIZE, train_step=step, model_step=step - 1)
-            batch, _ = await buffer.take_batch({"math": BATCH_SIZE})
+            batch, _ = await buffer.take_batch({"math": BATCH_SIZE}, current_train_step=step)
             with summary.training():
                 weights["trained"] += [group[0].group_id for group in batch["math"]]  # the train step
             weights["step"] = step

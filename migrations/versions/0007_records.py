@@ -55,9 +55,7 @@ def _create_batches() -> None:
         sa.Column("first_uid", sa.BigInteger, nullable=False),
         sa.Column("last_uid", sa.BigInteger, nullable=False),
         sa.Column("members", JSON, nullable=False),
-        sqlite_autoincrement=True,
     )
-    op.create_index("rb_batch_by_time", "rb_batch", ["buffer", "taken_at"])
     op.create_index("rb_batch_by_step", "rb_batch", ["step", "buffer"])
     leased = sa.text("lease IS NOT NULL")
     op.create_index("rb_batch_by_lease", "rb_batch", ["lease"], sqlite_where=leased, postgresql_where=leased)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from replaybuf.buffer import spans
 from replaybuf.buffer.waits import Waits
 from replaybuf.checks import check_at_least, check_exponent, check_sizes, check_step, check_timeout
 from replaybuf.errors import InputError
@@ -14,6 +15,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import Statuses, StatusLike
 from replaybuf.storage.contract import GroupStorage, LeaseStorage
 from replaybuf.storage.values import Draw, Leased, StorageItem
+from replaybuf.tracing import traced
 
 #: The least number of groups of a draw: of every task, or by task.
 AtLeast = int | Mapping[str, int]
@@ -58,12 +60,14 @@ class Wanted:
         draw = Draw(wanted, status, node, needed, exponent is not None, worker, step)
         return cls(draw, patience, exponent)
 
+    @traced("replaybuf.take", spans.of_draw, spans.of_drawn)
     async def take(self, storage: GroupStorage, waits: Waits) -> dict[str, list[StorageItem]]:
         """Return the groups by task; they have left the buffer. Raises NotReadyError."""
         taken = await waits.draw(self.draw, self.patience, storage.take)
         self._weigh(taken)
         return taken
 
+    @traced("replaybuf.lease", spans.of_draw, spans.of_leased)
     async def lease(self, storage: LeaseStorage, waits: Waits, seconds: float) -> Leased:
         """Return the groups, leased. Raises NotReadyError."""
         leased = await waits.draw(self.draw, self.patience, lambda draw: storage.lease(draw, seconds))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Unpack
 
+from replaybuf.buffer import spans
 from replaybuf.buffer.heartbeat import heart_of
 from replaybuf.buffer.putting import PutOptions, Putting
 from replaybuf.buffer.waits import to_its_end
@@ -17,6 +18,7 @@ from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostErro
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.storage.contract import LeaseStorage
 from replaybuf.storage.values import UNSET, Leased, R, StorageItem, Unset
+from replaybuf.tracing import traced
 
 _logger = logging.getLogger("replaybuf.lease")
 
@@ -93,6 +95,7 @@ class Lease(Generic[R]):
         """
         return self._lost
 
+    @traced("replaybuf.acknowledge", spans.of_settling)
     async def acknowledge(self, uids: Iterable[int] | None = None) -> None:
         """Report these groups, or all open ones, as consumed: they leave the buffer, or wait for their next draw.
 
@@ -109,6 +112,7 @@ class Lease(Generic[R]):
         await self._storage.acknowledge(self._leased, chosen)
         self._settle(chosen)
 
+    @traced("replaybuf.finish", spans.of_result, spans.of_uid)
     async def finish(
         self,
         items: Sequence[R],
@@ -131,6 +135,7 @@ class Lease(Generic[R]):
             self._settle(chosen)
         return uid
 
+    @traced("replaybuf.save", spans.of_result, spans.of_uid)
     async def save(
         self, items: Sequence[R], task_name: str, *, replaces: Iterable[int], **options: Unpack[PutOptions]
     ) -> int | None:
@@ -154,6 +159,7 @@ class Lease(Generic[R]):
             self._settle(chosen)
         return uid
 
+    @traced("replaybuf.give_back", spans.of_settling)
     async def give_back(self, uids: Iterable[int] | None = None, *, failed: str | None = None) -> int:
         """Let these groups, or all open ones, be drawn again, in their old place. Return the number still held.
 

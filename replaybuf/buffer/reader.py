@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self
 
+from replaybuf.buffer import spans
 from replaybuf.buffer.metrics import Meter
 from replaybuf.buffer.waits import Waits, sizes_of
 from replaybuf.checks import (
@@ -42,6 +43,7 @@ from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
 from replaybuf.rules.tallies import Tally, levels
 from replaybuf.storage.contract import CheckpointStorage, CopyStorage, GroupStorage, require
 from replaybuf.storage.values import Checkpoint, R, StorageItem
+from replaybuf.tracing import traced
 from replaybuf.worker_name import check_worker, worker_name
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
@@ -64,7 +66,7 @@ class BufferReader(Generic[R]):
         self.rollout_type = rollout_type
         self._keep_checkpoints = check_keep(keep_checkpoints)
         self._worker = None if worker is None else check_worker(worker)
-        self.waits = Waits(storage, self._check_open)
+        self.waits = Waits(storage, self._check_open, lambda: self.worker)
         self._meter = Meter()
         self._closed = False
 
@@ -268,6 +270,7 @@ class BufferReader(Generic[R]):
         self._check_open()
         await self.waits.check_fence()
 
+    @traced("replaybuf.checkpoint", spans.of_step, spans.of_checkpoint)
     async def checkpoint(self, step: int) -> Checkpoint:
         """Keep the buffer as it is now, for a `restore` to this train step; call this when the weights are saved.
 
@@ -279,6 +282,7 @@ class BufferReader(Generic[R]):
         self._check_open()
         return await self._checkpoints("checkpoint()").checkpoint(check_step(step, "step"), self._keep_checkpoints)
 
+    @traced("replaybuf.restore", spans.of_restore, spans.of_checkpoint)
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
         """Make the buffer exactly what it was at the checkpoint of this train step, in one transaction.
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic
 
+from replaybuf.buffer import spans
 from replaybuf.buffer.cursors import Cursors
 from replaybuf.buffer.drawing import AtLeast, Wanted
 from replaybuf.buffer.lease import Lease, Leasing
@@ -34,8 +35,10 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
+from replaybuf.rules.diagnosis import Diagnosis
 from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
 from replaybuf.storage.values import UNSET, Changes, Leased, R, Refresh, StorageItem, Unset, check_database
+from replaybuf.tracing import traced
 
 
 class ReplayBuffer(BufferReader[R], Generic[R]):
@@ -63,6 +66,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
 
     # Putting
 
+    @traced("replaybuf.put", spans.of_put, spans.of_uid)
     async def put(
         self,
         items: Sequence[R],
@@ -279,6 +283,20 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         wanted = self._wanted(sizes, group_status, where, timeout, at_least=sizes)
         await self.waits.until_ready(wanted.draw, time.monotonic() + wanted.patience, wanted.patience)
 
+    async def why(
+        self,
+        sizes: Mapping[str, int],
+        group_status: StatusLike = Status.COMPLETED,
+        *,
+        where: Query | None = None,
+    ) -> Diagnosis:
+        """Return why a draw of `sizes[task]` groups of each task would wait now, or that it wouldn't (Reason.READY).
+
+        Nothing is taken. The sentence says what is missing and what to do about it, the facts have the numbers: what is
+        there, who holds it, which limit holds it back, which workers are silent. Raises FencedError.
+        """
+        return await self.waits.why_not(self._wanted(sizes, group_status, where, at_least=sizes).draw)
+
     def _wanted(
         self,
         sizes: Mapping[str, int],
@@ -334,6 +352,7 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         self._check_open()
         return await self.storage.update_priorities(check_priorities(priorities))
 
+    @traced("replaybuf.refresh_staleness", spans.of_refresh, spans.of_expired)
     async def refresh_staleness(
         self,
         *,

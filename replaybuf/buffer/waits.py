@@ -1,39 +1,39 @@
 """Waiting for groups and for room. Every wait ends: with success, an error, or the timeout.
 
-A wait that takes long says in the log what it is for: as a warning of the logger `replaybuf.waits`, every
-`REPORT_SECONDS`.
+A wait that takes long says what it is for, and why it isn't over (`telling`): as a warning of the logger
+`replaybuf.waits` every half minute, and to other processes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import math
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from replaybuf.errors import FullError, InputError, NotReadyError
-from replaybuf.query import LogicNode, ScalarNode
+from replaybuf.buffer.telling import Telling
+from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
+from replaybuf.query import LogicNode, ScalarNode, to_text
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.circumstances import Circumstances, Wait
+from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
+from replaybuf.rules.reasons import Reason
 from replaybuf.rules.tallies import LaneName, Tallies, Tally, levels
-from replaybuf.storage.contract import CheckpointStorage, GroupStorage
+from replaybuf.storage.contract import CheckpointStorage, GroupStorage, PresenceStorage
 from replaybuf.storage.values import Draw, NewGroup
+from replaybuf.tracing import waiting
 
 T = TypeVar("T")
 
-#: Seconds after which a wait is reported in the log, and between reports.
-REPORT_SECONDS = 30.0
-
 _LONGEST_WAIT = 60.0
 _RETRY_SECONDS = 0.02
-_TASKS_NAMED = 5
+_READ_AGAIN_SECONDS = 1.0
 _NOTHING_STORED = "nothing was stored (is the consumer running?)"
-
-_logger = logging.getLogger("replaybuf.waits")
 
 
 @dataclass(slots=True)
@@ -54,11 +54,13 @@ class _Line:
 
 
 class Waits:
-    """The waits of one buffer."""
+    """The waits of one buffer. `worker()` is the name of who waits."""
 
-    def __init__(self, storage: GroupStorage, check_open: Callable[[], None]) -> None:
+    def __init__(self, storage: GroupStorage, check_open: Callable[[], None], worker: Callable[[], str]) -> None:
         self._storage = storage
         self.check_open = check_open
+        self._worker = worker
+        self._read_at = -math.inf
         # Puts that wait for room queue up: one line for each event loop, task and status.
         self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _Line]]
         self._lines = weakref.WeakKeyDictionary()
@@ -114,67 +116,86 @@ class Waits:
     async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> None:
         """Wait until all groups that the draw needs are there. Raises NotReadyError, saying what is missing."""
         check_possible(draw, self._storage.rules.limits)
-        reports = Reports("waiting for groups")
-        with _timed(self.for_groups) as begin:
+        began = time.time()
+
+        def described() -> Wait:
+            return wait_of(draw, began, timeout)
+
+        with (
+            _timed(self.for_groups, "groups") as begin,
+            closing(self.telling("waiting for groups", described)) as telling,
+        ):
             while True:
                 self.check_open()
                 seen = self.version()
                 tallies = await self._tallies()
-                available = await self._available(draw, tallies)
-                missing = [task for task, least in draw.at_least.items() if available[task] < least]
-                if not missing:
+                there = await self._there(draw, tallies)
+                if draw.is_met_by(self._available(draw, tallies, there)):
                     return
                 remaining = deadline - time.monotonic()
-                if remaining <= 0 or reports.due:
-                    lines = "; ".join(self._describe(task, draw, available[task], tallies) for task in missing)
+                if remaining <= 0 or telling.due:
+                    why = await self.why(telling.wait, tallies, None if draw.where is None else there)
                     if remaining <= 0:
-                        raise NotReadyError(f"after {timeout:g} s: {lines}; nothing was taken")
-                    reports.tell(lines)
+                        error = NotReadyError(f"after {timeout:g} s: {why}; nothing was taken")
+                        error.diagnosis = why
+                        raise error
+                    telling.tell(why.sentence, str(why))
                 begin()
-                await self._changed(seen, min(remaining, reports.pause))
+                await self._changed(seen, min(remaining, telling.pause))
 
     async def ready(self, draw: Draw) -> bool:
         """Return whether all groups that the draw needs are there."""
-        return draw.is_met_by(await self._available(draw, await self._storage.tallies()))
+        tallies = await self._storage.tallies()
+        return draw.is_met_by(self._available(draw, tallies, await self._there(draw, tallies)))
 
-    async def _available(self, draw: Draw, tallies: Tallies) -> dict[str, int]:
-        """Return how many groups of each task that the draw needs could be drawn now, counted as far as it matters."""
+    async def _there(self, draw: Draw, tallies: Tallies) -> dict[str, int]:
+        """Return how many groups of each task that the draw needs are there and match, counted as far as it matters."""
         there = {task: tallies.get((task, draw.status, Tally.SIZE), 0) for task in draw.at_least}
         if draw.where is not None:
             for task, least in draw.at_least.items():
                 lane = (ScalarNode("task_name", "$eq", task), ScalarNode("status", "$eq", draw.status.value))
                 query = LogicNode("$and", (*lane, draw.where))
                 there[task] = await self._storage.count(query, at_most=least) if least and there[task] else 0
+        return there
+
+    def _available(self, draw: Draw, tallies: Tallies, there: dict[str, int]) -> dict[str, int]:
+        """Return how many of the groups that are there could be drawn now."""
         limits = self._storage.rules.limits
         if draw.status != Status.COMPLETED or not limits.slows_draws:
             return there
         return {task: min(there[task], limits.drawable(level)) for task, level in levels(tallies, there).items()}
 
-    def _describe(self, task: str, draw: Draw, available: int, tallies: Tallies) -> str:
-        """Return `task math: 12 of 64 completed groups (3 expired, 1 failed)`, and what holds them back."""
-        limits, status = self._storage.rules.limits, draw.status
-        there = tallies.get((task, status, Tally.SIZE), 0)
-        others = [
-            f"{n} {other}"
-            for (name, other, tally), n in tallies.items()
-            if name == task and tally == Tally.SIZE and n and other not in (status, Status.ARCHIVED)
-        ]
-        leased = sum(n for (name, _, tally), n in tallies.items() if name == task and tally == Tally.LEASED)
-        others = sorted(others) + ([f"{leased} leased"] if leased else [])
-        if draw.where is not None:
-            others.insert(0, f"{there} {status} before the where")
-            there = available
-        rest = f" ({', '.join(others)})" if others else ""
-        tasks = sorted({name for name, _, _ in tallies})
-        if tasks and task not in tasks:
-            shown = ", ".join(tasks[:_TASKS_NAMED]) + (", ..." if len(tasks) > _TASKS_NAMED else "")
-            rest = f" (nothing was ever put there; there are the tasks {shown})"
-        least = draw.at_least[task]
-        wanted = f"{least}" if least == draw.sizes[task] else f"at least {least}"
-        line = f"task {task}: {there} of {wanted} {status} groups{rest}"
-        if status == Status.COMPLETED and limits.slows_draws and available < there:
-            line += f", but {limits.why_slow(levels(tallies, [task])[task])}"
-        return line
+    # Why
+
+    async def why(self, wait: Wait, tallies: Tallies, matches: Mapping[str, int] | None = None) -> Diagnosis:
+        """Return why a wait isn't over, given the tallies, and the numbers that match its query.
+
+        What else the store knows is read at most once a second; it isn't worth an error.
+        """
+        about = Circumstances(time.time(), tallies)
+        if isinstance(self._storage, PresenceStorage) and time.monotonic() - self._read_at >= _READ_AGAIN_SECONDS:
+            self._read_at = time.monotonic()
+            with suppress(StorageError):
+                about = await self._storage.circumstances(wait)
+        limits = self._storage.rules.limits
+        return diagnose(wait, replace(about, tallies=tallies, limits=limits, matches=matches))
+
+    async def why_not(self, draw: Draw) -> Diagnosis:
+        """Return why a draw could not be met now, or that it could."""
+        tallies = await self._tallies()
+        matches = None if draw.where is None else await self._there(draw, tallies)
+        self._read_at = -math.inf
+        return await self.why(wait_of(draw, time.time(), 0), tallies, matches)
+
+    def for_trainer(self, timeout: float) -> Telling:
+        """Return what tells others of a producer's wait for what the trainer does. It has to be closed."""
+        since = time.time()
+        wait = Wait({}, "trainer", since=since, deadline=_end(since, timeout), worker=self._worker())
+        return self.telling("waiting for the trainer", lambda: wait)
+
+    def telling(self, what: str, wait: Callable[[], Wait]) -> Telling:
+        """Return what tells others of a wait; `what` begins its reports in the log. It has to be closed."""
+        return Telling(self._storage, what, self._worker(), wait)
 
     # For room
 
@@ -188,10 +209,14 @@ class Waits:
             except FullError as error:
                 if limits.on_full == "reject" or timeout <= 0:
                     await self._refuse(new, f"{error}; nothing was stored", error)
-        deadline = time.monotonic() + timeout
+        deadline, began = time.monotonic() + timeout, time.time()
+
+        def described() -> Wait:
+            return wait_for_room(new, line.waiting, began, timeout)
+
         line.waiting += 1
         try:
-            with _timed(self.for_room) as begin:
+            with _timed(self.for_room, "room") as begin:
                 begin()
                 try:
                     async with asyncio.timeout_at(_loop_deadline(deadline)):
@@ -200,7 +225,8 @@ class Waits:
                     why = f"task {new.task_name}: others wait for room, too"
                     await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error)
                 try:
-                    return await self._put_in_turn(new, deadline, timeout)
+                    with closing(self.telling("waiting for room", described)) as telling:
+                        return await self._put_in_turn(new, deadline, timeout, telling)
                 finally:
                     line.turn.release()
         finally:
@@ -214,13 +240,13 @@ class Waits:
         storing = self._storage.put(new)
         return storing if new.dropped is None else to_its_end(storing)
 
-    async def _put_in_turn(self, new: NewGroup, deadline: float, timeout: float) -> int:
+    async def _put_in_turn(self, new: NewGroup, deadline: float, timeout: float, telling: Telling) -> int:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
-        reports = Reports("waiting for room")
         while True:
             self.check_open()
             seen = self.version()
-            level = levels(await self._tallies(), [new.task_name])[new.task_name]
+            tallies = await self._tallies()
+            level = levels(tallies, [new.task_name])[new.task_name]
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
                     return await self.store(new)
@@ -229,15 +255,22 @@ class Waits:
             else:
                 why = f"task {new.task_name}: {limits.why_full(level, new.status)}"
             remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}")
-            if reports.due:
-                reports.tell(f"{why} (is the consumer running?)")
-            await self._changed(seen, min(remaining, reports.pause))
+            if remaining <= 0 or telling.due:
+                found = await self.why(telling.wait, tallies)
+                full = found.reason == Reason.PRODUCERS_HELD_BACK  # the group may need more room than the others
+                sentence, all_of_it = (found.sentence, str(found)) if full else (why, why)
+                if remaining <= 0:
+                    await self._refuse(new, f"after {timeout:g} s: {all_of_it}; nothing was stored", found=found)
+                telling.tell(sentence, all_of_it)
+            await self._changed(seen, min(remaining, telling.pause))
 
-    async def _refuse(self, new: NewGroup, why: str, cause: BaseException | None = None) -> None:
+    async def _refuse(
+        self, new: NewGroup, why: str, cause: BaseException | None = None, found: Diagnosis | None = None
+    ) -> None:
         await self._storage.refuse(new)
-        raise FullError(why) from cause
+        error = FullError(why)
+        error.diagnosis = found
+        raise error from cause
 
     def _line(self, lane: LaneName) -> _Line:
         return self._lines.setdefault(asyncio.get_running_loop(), {}).setdefault(lane, _Line())
@@ -258,6 +291,24 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
+def wait_of(draw: Draw, since: float, timeout: float) -> Wait:
+    """Return the wait of a draw."""
+    wants = {task: least for task, least in draw.at_least.items() if least}
+    query = None if draw.where is None else to_text(draw.where)
+    more = any(draw.sizes[task] > least for task, least in wants.items())
+    return Wait(wants, "groups", draw.status, query, draw.worker, since, _end(since, timeout), at_least=more)
+
+
+def wait_for_room(new: NewGroup, count: int, since: float, timeout: float) -> Wait:
+    """Return the wait of so many puts of a task and status."""
+    wants = {new.task_name: count}
+    return Wait(wants, "room", new.status, worker=new.worker, since=since, deadline=_end(since, timeout))
+
+
+def _end(since: float, timeout: float) -> float | None:
+    return None if math.isinf(timeout) else since + timeout
+
+
 def check_possible(draw: Draw, limits: Limits) -> None:
     """Raise InputError for a draw that needs more groups than the limits can ever deliver at once."""
     if draw.status != Status.COMPLETED:
@@ -274,37 +325,18 @@ def check_possible(draw: Draw, limits: Limits) -> None:
         raise InputError(f"a batch of {size} groups of task {task} would wait for ever: {why}")
 
 
-class Reports:
-    """The reports of one wait in the log: after so many seconds, and then as often. `what` it waits for begins them."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._began = time.monotonic()
-        self._next = self._began + REPORT_SECONDS
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time for one."""
-        return time.monotonic() >= self._next
-
-    @property
-    def pause(self) -> float:
-        """The seconds until the next report."""
-        return max(0.0, self._next - time.monotonic())
-
-    def tell(self, missing: str) -> None:
-        """Report what is missing."""
-        now = time.monotonic()
-        self._next = now + REPORT_SECONDS
-        _logger.warning("%s for %.0f s: %s", self._what, now - self._began, missing)
-
-
 @contextmanager
-def _timed(waited: Waited) -> Iterator[Callable[[], None]]:
+def _timed(waited: Waited, kind: str) -> Iterator[Callable[[], None]]:
     """Time a wait, starting when the yielded function is called."""
     started: list[float] = []
+
+    def begin() -> None:
+        started.append(time.monotonic())
+        begin_span()
+
     try:
-        yield lambda: started.append(time.monotonic())
+        with waiting(kind) as begin_span:
+            yield begin
     except TimeoutError:
         waited.timeouts += 1
         raise

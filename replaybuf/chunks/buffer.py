@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.waits import Reports
+from replaybuf.buffer.telling import Reports
 from replaybuf.checks import check_seconds, check_task_name, check_timeout
 from replaybuf.chunks.data import (
     Chunk,

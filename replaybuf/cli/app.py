@@ -30,13 +30,12 @@ _INTERRUPTED = 128 + 2
 # of it; `db` has subcommands.
 COMMANDS = {
     "stats": ("replaybuf.cli.stats:stats", "Show how many groups there are of each task and status."),
+    "metrics": ("replaybuf.cli.metrics:metrics", "Print the figures of a database for Prometheus."),
     "ls": ("replaybuf.cli.ls:ls", "List groups without reading their payloads."),
     "why": ("replaybuf.cli.why:why", "Say why a trainer or a producer waits."),
-    "show": (
-        "replaybuf.cli.show:show",
-        "Show a group with its responses, or the worst and the best ones.",
-    ),
+    "show": ("replaybuf.cli.show:show", "Show a group with its responses, or the worst and the best ones."),
     "diff": ("replaybuf.cli.diff:diff", "Show what is different in two groups, word by word."),
+    "trace": ("replaybuf.cli.trace:trace", "Show what a train step was trained on, and the life of a group."),
     "watch": ("replaybuf.cli.watch:watch", "Watch a database, full screen: who waits and why, rates, workers, events."),
     "sql": ("replaybuf.cli.sql:sql", "Run one SQL statement that only reads."),
     "save": ("replaybuf.cli.snapshots:save", "Write a snapshot of a buffer, while the run goes on."),
@@ -44,6 +43,9 @@ COMMANDS = {
     "export": ("replaybuf.cli.exports:export", "Write groups with their full texts and tokens to a file."),
     "import": ("replaybuf.cli.imports:import_", "Put the groups of a file into a buffer, each exactly once."),
     "checkpoints": ("replaybuf.cli.snapshots:checkpoints", "List the step checkpoints in a database."),
+    "checkpoint": ("replaybuf.cli.checkpoint:app", "List, restore or drop step checkpoints."),
+    "rm": ("replaybuf.cli.rm:rm", "Delete groups, by a query."),
+    "explain": ("replaybuf.cli.explain:explain", "Show a query as SQL, with its plan and the index that it uses."),
     "serve": ("replaybuf.cli.serve:serve", "Show a database in the browser."),
     "doctor": ("replaybuf.cli.doctor:doctor", "Check a database, and mend what can be mended."),
     "db": ("replaybuf.cli.db:app", "Show or upgrade the schema of a database."),
@@ -126,8 +128,9 @@ def replaybuf(
     """Look into a replay buffer while a run goes on.
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
-    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "resume", "import",
-    "db upgrade" and "doctor --repair" only read; they don't create a database and don't wait for the run.
+    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "resume", "import", "rm",
+    "checkpoint restore", "checkpoint drop", "db upgrade" and "doctor --repair" only read; they don't create a database
+    and don't wait for the run.
 
     \b
     Examples:

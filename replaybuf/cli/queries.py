@@ -7,17 +7,20 @@ from typing import Any
 
 import typer
 
-from replaybuf.query import LogicNode, Node, parse
-from replaybuf.redact import redact
+from replaybuf.cli.escape import escape
+from replaybuf.errors import QueryError
+from replaybuf.query import LogicNode, Node, parse, span_of
+from replaybuf.redact import may_hold_password, redact
 from replaybuf.storage.sql.inspection.buffers import tasks_of
 from replaybuf.storage.sql.inspection.reader import Reader
 
 _TASKS_NAMED = 10
+_CONTEXT = 100
 
 
-def query_of(where: str | None, task: str | None, status: str | None) -> Node:
+def query_of(where: str | None, task: str | None, status: str | None, *, given_as: str = "--where") -> Node:
     """Return the query that the options ask for. Raises QueryError and usage errors."""
-    nodes = [parse(_read_json(where))] if where else []
+    nodes = [_parse(where, given_as)] if where else []
     if task is not None:
         nodes.append(parse({"task_name": task}))
     if status is not None:
@@ -36,13 +39,52 @@ def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
     return f"no such groups; there are the tasks {', '.join(tasks[:_TASKS_NAMED])}{more}"
 
 
-def _read_json(where: str) -> dict[str, Any]:
+def _parse(where: str, given_as: str) -> Node:
+    """Return the nodes of a query; if there is a mistake in it, point at that on stderr first."""
+    query = _read_json(where, given_as)
+    try:
+        return parse(query)
+    except QueryError as error:
+        if error.place and (span := span_of(where, error.place)) is not None:
+            point_at(where, *span)
+        raise
+
+
+def point_at(text: str, start: int, end: int) -> None:
+    """Print a part of a text on stderr, in its line, with a line below that marks it.
+
+    A text that may be a URL with a password, in the wrong place, isn't shown.
+    """
+    if may_hold_password(text):
+        return
+    before = text.rfind("\n", 0, start) + 1
+    after = text.find("\n", start)
+    end = min(end, len(text) if after < 0 else after)
+    shown = [escape(part) for part in (text[before:start], text[start:end], text[end : after if after >= 0 else None])]
+    head, tail = shown[0][-_CONTEXT:], shown[2][:_CONTEXT]
+    marked = shown[1] if len(shown[1]) <= _CONTEXT else shown[1][:_CONTEXT] + "..."
+    typer.echo(f"  {head}{marked}{tail}", err=True)
+    typer.echo(f"  {' ' * cell_width(head)}{'^' * max(1, cell_width(marked))}", err=True)
+
+
+def cell_width(text: str) -> int:
+    """Return the columns of a terminal that a text takes."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _read_json(where: str, given_as: str) -> dict[str, Any]:
     try:
         query = json.loads(where)
     except ValueError as error:
+        if isinstance(error, json.JSONDecodeError):
+            point_at(where, error.pos, error.pos + 1)
         raise typer.BadParameter(
-            f'{error}; a query is JSON in single quotes: --where \'{{"task_name": "math"}}\'', param_hint="--where"
+            f'{error}; a query is JSON in single quotes, such as \'{{"task_name": "math"}}\'', param_hint=given_as
         ) from None
+    except RecursionError:
+        raise typer.BadParameter("it nests too deep", param_hint=given_as) from None
     if not isinstance(query, dict):
-        raise typer.BadParameter("a query is a JSON object, such as {}", param_hint="--where")
+        raise typer.BadParameter("a query is a JSON object, such as {}", param_hint=given_as)
     return query

@@ -163,7 +163,8 @@ def checkpoints(url: Url, output: Output, buffer: Buffer = None) -> None:
     their space once.
 
     \b
-    Example:
+    Examples:
+      replaybuf checkpoint ls run.db
       replaybuf checkpoints run.db
     """
     made = open_reader(url).inspect(lambda tx: list_checkpoints(tx, buffer))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replaybuf import units
 from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
@@ -13,12 +10,9 @@ from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import age_of, status_style
 from replaybuf.cli.options import Buffer, Url, listing
 from replaybuf.cli.output import Column, Output, Row, print_table, write
-from replaybuf.errors import InputError
+from replaybuf.observe.standing import standing
 from replaybuf.storage.sql.inspection.overview import BufferFigures, Overview, overview
 from replaybuf.storage.sql.inspection.reader import open_reader
-
-if TYPE_CHECKING:
-    from replaybuf.storage.values import Cursor
 
 _TOTAL = "total"
 _ALWAYS = ("put", "sampled_new", "taken")
@@ -63,23 +57,7 @@ def _metrics(figures: BufferFigures) -> dict[str, Any]:
     tasks = of_tasks(figures.tallies)
     for field, histogram in figures.histograms.items():
         add_distributions(tasks, field, histogram)
-    return {"tasks": tasks, "checkpoints": figures.checkpoints, **_cursors(figures.cursors)}
-
-
-def _cursors(cursors: Sequence[Cursor]) -> dict[str, Any]:
-    """Return how many prompts were drawn from each dataset, and the state that the trainer has published."""
-    if not cursors:  # saves the import
-        return {"prompts": {}, "trainer": None}
-    from replaybuf.files.importing import IMPORT
-    from replaybuf.rules.train_state import TRAINER, TrainState
-
-    by_name = {one.name: one for one in cursors if not one.name.startswith(IMPORT)}
-    published = by_name.pop(TRAINER, None)
-    trainer = None
-    if published is not None:
-        with suppress(InputError):  # of another version: show the rest without it
-            trainer = asdict(TrainState.decode(published.value))
-    return {"prompts": {name: one.position for name, one in sorted(by_name.items())}, "trainer": trainer}
+    return {"tasks": tasks, "checkpoints": figures.checkpoints, **standing(figures.cursors)}
 
 
 # Printing

@@ -20,12 +20,13 @@ from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.cli.queries import query_of
 from replaybuf.errors import QueryError
 from replaybuf.redact import redact
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.circumstances import Circumstances
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.tallies import Tally
+from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.waits import Explained, Explanation, Question, explain
+from replaybuf.storage.sql.inspection.waits import Explained, Explanation, Question, explain, needs_transaction
 
 _MOST_WAITS = 20
 _MOST_worker_columns = 20
@@ -68,7 +69,11 @@ def why(
     query_of(where, None, None)  # what is wrong with it is said before the database is opened
     question = Question(task, size or 1, _status(status), where)
     asked = not (size is None and status is None and where is None)
-    found = open_reader(url).inspect(lambda tx: explain(tx, buffer, question, asked=asked))
+    reader = open_reader(url)
+    if where is None and not reader.look(needs_transaction):
+        found = reader.look(lambda look: explain(look, buffer, question, asked=asked))
+    else:
+        found = reader.inspect(lambda tx: explain(Look.over(tx), buffer, question, asked=asked, tx=tx))
     if output.format == "json":
         output.value([_as_json(one) for one in found])
     elif not output.for_people:

@@ -37,9 +37,9 @@ class Texts:
             wanted = text.encode()
         except UnicodeEncodeError:
             return None
-        start, end = self._parts[rollout]
         head = _head(len(wanted))
         beginning = head + wanted[:_BEGINNING]
+        start, end = self._parts[rollout]
         at = max(start, since)
         for _ in range(_ATTEMPTS):
             at = self._payload.find(beginning, at, end)

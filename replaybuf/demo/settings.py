@@ -38,9 +38,9 @@ LAGS = (1, 2)
 CONCURRENCY = 24
 
 
-def buffer_config(url: str) -> ReplayBufferConfig:
-    """Return the buffer's config. Deliveries aren't limited: in this run, people kill the workers."""
-    return ReplayBufferConfig(url=url, policy="staleness", max_deliveries=0, archive=ARCHIVED_GROUPS)
+def buffer_config(url: str, worker: str | None = None) -> ReplayBufferConfig:
+    """Return the config of who uses the buffer. Deliveries aren't limited: in this run, people kill the workers."""
+    return ReplayBufferConfig(url=url, policy="staleness", max_deliveries=0, archive=ARCHIVED_GROUPS, worker=worker)
 
 
 def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> Sampler:

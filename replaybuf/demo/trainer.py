@@ -76,7 +76,7 @@ class Production(AbstractContextManager["Production"], Protocol):
 
 async def run(options: Options, folder: RunFolder, display: Display) -> Training:
     """Train until the steps are done, or the time is up. Raises ReplayBufError."""
-    async with buffer_config(options.url).build() as buffer:
+    async with buffer_config(options.url, "trainer").build() as buffer:
         if options.fresh:
             folder.clear()
             await clear(buffer)
@@ -156,7 +156,8 @@ class Training:
 
     async def _step(self, production: Production) -> None:
         summary = await production.produce()
-        batch, _ = await self.buffer.take_batch({TASK: BATCH_GROUPS}, timeout=_TAKE_SECONDS)
+        step = self.saved.step + 1
+        batch, _ = await self.buffer.take_batch({TASK: BATCH_GROUPS}, timeout=_TAKE_SECONDS, current_train_step=step)
         with summary.training():
             groups = sorted(batch[TASK], key=_number)  # so that the sums don't depend on the order of arrival
             reward = await self._train(groups)

@@ -50,6 +50,7 @@ async def work(settings: WorkerSettings, stop: asyncio.Event, engine: Engine | N
                         load_weights=load_weights,
                         max_lag=settings.max_lag,
                         stop=stop,
+                        worker=f"worker-{settings.worker}",
                     )
                     return
             except FencedError as error:

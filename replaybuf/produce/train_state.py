@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import msgpack  # type: ignore[import-untyped]
@@ -48,13 +49,17 @@ async def wait_published(
     """
     patience = check_timeout(timeout)
     deadline = time.monotonic() + patience
-    while True:
-        await buffer.check_fence()
-        state = await published(buffer, name=name)
-        if state is not None and state != after:
-            return state
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            news = "nothing" if after is None else f"nothing since step {after.train_step}"
-            raise NotReadyError(f"after {patience:g} s: the trainer has published {news}; is it running?")
-        await asyncio.sleep(min(_LOOK_SECONDS, remaining))
+    news = "nothing" if after is None else f"nothing since step {after.train_step}"
+    with closing(buffer.waits.for_trainer(patience)) as telling:
+        while True:
+            await buffer.check_fence()
+            state = await published(buffer, name=name)
+            if state is not None and state != after:
+                return state
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise NotReadyError(f"after {patience:g} s: the trainer has published {news}; is it running?")
+            if telling.due:
+                why = await buffer.waits.why(telling.wait, await buffer.tallies())
+                telling.tell(why.sentence, str(why))
+            await asyncio.sleep(min(_LOOK_SECONDS, remaining))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+from replaybuf.buffer.telling import Telling
 from replaybuf.checks import check_step, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
@@ -107,6 +108,7 @@ class _Work:
     running: Generations = field(init=False)
     loaded: int | None = None  # the published step of the weights at the last load
     busy: float = field(default_factory=time.monotonic)  # when there was last something to do
+    idle: Telling | None = None  # since there was nothing to do
     began: float = field(default_factory=time.monotonic)
     reported: float = field(default_factory=time.monotonic)
     produced: int = 0  # groups
@@ -123,17 +125,23 @@ class _Work:
             model_step=state.model_step,
         )
         async with self.running.ending(self.strategy.pause_timeout):
-            while not state.finished and not stop.is_set():
-                self.running.train_step = state.train_step
-                self.running.check()
-                if await self._weights_are_new(state) and await self._start():
-                    self.busy = time.monotonic()
-                else:
-                    await self._wait(state)
-                self._check_waste()
-                self._report(state)
-                state = await published(self.sampler.buffer) or state
+            try:
+                await self._until_finished(state, stop)
+            finally:
+                self._go_on()
             await self.running.pause(self.strategy.pause_timeout)
+
+    async def _until_finished(self, state: TrainState, stop: asyncio.Event) -> None:
+        while not state.finished and not stop.is_set():
+            self.running.train_step = state.train_step
+            self.running.check()
+            if await self._weights_are_new(state) and await self._start():
+                self._go_on()
+            else:
+                await self._wait(state)
+            self._check_waste()
+            self._report(state)
+            state = await published(self.sampler.buffer) or state
 
     async def _weights_are_new(self, state: TrainState) -> bool:
         """Return whether generation may go on. Loads newer weights if there are any and nothing is being generated."""
@@ -181,11 +189,21 @@ class _Work:
         await self.sampler.buffer.check_fence()
         if self.running:
             await self.running.wait(_LOOK_SECONDS)
-            self.busy = time.monotonic()
+            self._go_on()
             return
+        self.idle = self.idle or self.sampler.buffer.waits.for_trainer(self.patience)
         await asyncio.sleep(_LOOK_SECONDS)
         if time.monotonic() - self.busy > self.patience:
             raise NotReadyError(f"after {self.patience:g} s: {await self._why_idle(state)}")
+        if self.idle.due:
+            self.idle.tell(await self._why_idle(state))
+
+    def _go_on(self) -> None:
+        """Note that there is something to do."""
+        self.busy = time.monotonic()
+        if self.idle is not None:
+            self.idle.close()
+            self.idle = None
 
     def _report(self, state: TrainState) -> None:
         """Log the work so far from time to time."""

@@ -19,6 +19,7 @@ from replaybuf.query.nodes import (
     Value,
 )
 from replaybuf.query.parse import parse
+from replaybuf.query.places import span_of
 from replaybuf.query.python import predicate
 from replaybuf.query.text import to_text
 
@@ -35,5 +36,6 @@ __all__ = [
     "Value",
     "parse",
     "predicate",
+    "span_of",
     "to_text",
 ]

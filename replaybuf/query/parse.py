@@ -26,6 +26,7 @@ from replaybuf.query.nodes import (
     tag_name,
 )
 from replaybuf.query.operands import MAX_VALUES, check_storable, read_bounds, read_value, read_values
+from replaybuf.query.places import inside, short
 from replaybuf.rollouts.statuses import OUR_STATUSES, Statuses
 
 MAX_DEPTH = 64
@@ -85,10 +86,10 @@ class _Reader:
         name = _text(key, place)
         if name.startswith("$"):
             return self._logic(name, operand, place, depth)
-        return self._field(name, operand, _inside(place, name), depth)
+        return self._field(name, operand, inside(place, name), depth)
 
     def _logic(self, relation: str, operand: object, place: str, depth: int) -> Node:
-        place = _inside(place, relation)
+        place = inside(place, relation)
         self._count(place, depth)
         if relation == "$not":
             return NotNode(self.query(operand, place, depth + 1))
@@ -114,7 +115,7 @@ class _Reader:
 
     def _operator(self, name: str, kind: FieldType, op: str, operand: object, place: str, depth: int) -> Node:
         self._count(place, depth)
-        place = _inside(place, op)
+        place = inside(place, op)
         if op == "$not":
             return NotNode(self._field(name, operand, place, depth + 1))
         return _compared(name, kind, op, self._own_status(kind, operand), place)
@@ -123,9 +124,9 @@ class _Reader:
         """Return the checked form of a node that the user built."""
         self._count(place, depth)
         name = _text(field, place)
-        kind = _known_field(name, _inside(place, name))
-        operator = _text(op, _inside(place, name))
-        place = _inside(_inside(place, name), operator)
+        kind = _known_field(name, inside(place, name))
+        operator = _text(op, inside(place, name))
+        place = inside(inside(place, name), operator)
         if operator not in valid:
             raise _unknown("operator for this node", operator, valid, place)
         return _compared(name, kind, operator, self._own_status(kind, operand), place)
@@ -186,14 +187,4 @@ def _known_field(name: str, place: str) -> FieldType:
 def _unknown(what: str, name: str, valid: Iterable[str], place: str) -> QueryError:
     near = get_close_matches(name[:100], list(valid), n=1)
     suggestion = f"did you mean {near[0]}? " if near else ""
-    return QueryError(f"there is no {what} {_short(name)}; {suggestion}valid: {', '.join(valid)}", place)
-
-
-def _inside(place: str, name: str) -> str:
-    step = name if name.isprintable() and len(name) <= 100 else _short(name)
-    return f"{place}.{step}" if place else step
-
-
-def _short(name: str) -> str:
-    """Return the name as a message can show it, even a long or unprintable one."""
-    return ascii(name) if len(name) <= 100 else ascii(name[:100]) + "..."
+    return QueryError(f"there is no {what} {short(name)}; {suggestion}valid: {', '.join(valid)}", place)

@@ -11,7 +11,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 
 PREVIEW_CHARS = 200
-#: Conversations of more messages have no `messages` in their outline.
+#: Longer conversations have no `messages` in their outline.
 MOST_MESSAGES = 100
 
 #: Where a text of a rollout stands in the payload, from an offset on: offset and length in bytes, None for nowhere.
@@ -23,7 +23,7 @@ def outline(rollouts: Sequence[Any], kind: RolloutType, find: FindText | None = 
 
     `rewards` and `error_msg` are in it where there are any; and, where `find` finds them, the places of texts in the
     payload: `response_at` if the response is longer than its preview, and of the first rollout `prompt_at`, as that,
-    and `messages`: of each message the role and the place of its text.
+    and `messages` if there are several: of each the role and the place of its text.
     """
     read = kind.reader(_FIELDS)
     records = [_record(rollout, kind, *read(rollout)) for rollout in rollouts]
@@ -33,22 +33,16 @@ def outline(rollouts: Sequence[Any], kind: RolloutType, find: FindText | None = 
 
 
 def _add_places(records: list[dict[str, Any]], rollouts: Sequence[Any], kind: RolloutType, find: FindText) -> None:
-    message, prompt = kind.reader(_PROMPT)(rollouts[0])
-    if isinstance(message, (list, tuple)) and 0 < len(message) <= MOST_MESSAGES:
+    message = kind.get(rollouts[0], "message")
+    if isinstance(message, (list, tuple)) and 1 < len(message) <= MOST_MESSAGES:
         records[0]["messages"] = _messages(message, find)
-    if place := _place(_prompt_text(message, prompt), 0, find):
+    prompt = _prompt_text(message, rollouts[0], kind)
+    if isinstance(prompt, str) and len(prompt) > PREVIEW_CHARS and (place := find(0, prompt, 0)):
         records[0]["prompt_at"] = place
     for number, record in enumerate(records):
-        # Most responses are short, or have their beginning in the preview: the others are looked for.
-        if len(record["response"] or "") > PREVIEW_CHARS:
-            response = kind.get(rollouts[number], "response")
-            if place := _place(response, number, find):
-                record["response_at"] = place
-
-
-def _place(text: Any, number: int, find: FindText) -> list[int] | None:
-    """Return the place of a text that is longer than its preview."""
-    return find(number, text, 0) if isinstance(text, str) and len(text) > PREVIEW_CHARS else None
+        shown = record["response"]
+        if shown and len(shown) > PREVIEW_CHARS and (place := find(number, kind.get(rollouts[number], "response"), 0)):
+            record["response_at"] = place
 
 
 def _messages(messages: Sequence[Any], find: FindText) -> list[list[Any]]:
@@ -57,10 +51,11 @@ def _messages(messages: Sequence[Any], find: FindText) -> list[list[Any]]:
     since = 0
     for message in messages:
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, message)
-        place = find(0, content, since) if isinstance(content, str) else None
-        if place is not None:
+        if isinstance(content, str) and (place := find(0, content, since)):
             since = place[0] + place[1]
-        described.append([preview(role), *(place or ())])
+            described.append([preview(role), *place])
+        else:
+            described.append([preview(role)])
     return described
 
 
@@ -68,7 +63,6 @@ _FIELDS: Final = (
     *("status", "rollout_id", "seq_staleness", "prompt_ids", "response_ids"),
     *("finish_reason", "response", "reward", "error_msg"),
 )
-_PROMPT: Final = ("message", "prompt")
 
 
 def _record(
@@ -112,13 +106,13 @@ def reward_parts(reward: Any) -> dict[str, float | str]:
 
 def prompt_preview(rollouts: Sequence[Any], kind: RolloutType) -> str | None:
     """Return the beginning of the last message of the prompt, or None."""
-    return preview(_prompt_text(*kind.reader(_PROMPT)(rollouts[0])))
+    return preview(_prompt_text(kind.get(rollouts[0], "message"), rollouts[0], kind))
 
 
-def _prompt_text(message: Any, prompt: Any) -> Any:
-    """Return the text of the last message, of a message that is a text itself, or of the prompt."""
+def _prompt_text(message: Any, rollout: Any, kind: RolloutType) -> Any:
+    """Return the text of the last message, of a message that is a text itself, or of the rollout's prompt."""
     if not isinstance(message, (list, tuple)) or not message:
-        return message if isinstance(message, str) else prompt
+        return message if isinstance(message, str) else kind.get(rollout, "prompt")
     last = message[-1]
     content = last.get("content") if isinstance(last, dict) else last
     if isinstance(content, list):

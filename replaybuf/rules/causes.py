@@ -188,7 +188,7 @@ def _expired(need: Need, about: Circumstances) -> tuple[int, Cause] | None:
         have, wait = ("has", "waits") if there == 1 else ("have", "wait")
         text = f"{groups(there)} {have} expired{at}, and {wait} to be generated again"
     else:
-        span = _span(about)
+        span = _span(about, need.task)
         text = f"{lately:,} of the {groups(put)} put{span} expired{at}: they grow stale faster than they are drawn"
     advice = "Raise the stale threshold or sync the producers' weights sooner; see that a producer generates them again"
     return max(there, lately), Cause(Reason.EXPIRED, text, advice)
@@ -209,9 +209,10 @@ def _unfit(need: Need, about: Circumstances, status: Status) -> tuple[int, Cause
     put = about.put_lately(need.task, Status.COMPLETED)
     if bad < need.missing or bad < put:
         return None
-    text = f"{bad:,} of the {groups(bad + put)} put{_span(about)} {'was filtered' if bad == 1 else 'were filtered'}"
+    put_in_all = f"{bad:,} of the {groups(bad + put)} put{_span(about, need.task)}"
+    text = f"{put_in_all} {'was filtered' if bad == 1 else 'were filtered'}"
     if status == Status.FAILED:
-        text = f"{bad:,} of the {groups(bad + put)} put{_span(about)} failed"
+        text = f"{put_in_all} failed"
         makers = sorted((one for one in about.workers if one.failures), key=lambda one: -one.failures)
         if makers:
             text += f", made by {listed([f'{brief(one.name)} ({one.failures:,})' for one in makers])}"
@@ -228,8 +229,12 @@ def _aborted(need: Need, about: Circumstances) -> tuple[int, Cause] | None:
     return there, Cause(Reason.ABORTED, text, "See that a producer continues them (produce_loop takes them first)")
 
 
-def _span(about: Circumstances) -> str:
-    return "" if about.before is None else f" in the last {units.age(about.now - about.before.time)}"
+def _span(about: Circumstances, task: str) -> str:
+    return (
+        ""
+        if about.before is None or not about.moves(task)
+        else f" in the last {units.age(about.now - about.before.time)}"
+    )
 
 
 def _is(count: int) -> str:

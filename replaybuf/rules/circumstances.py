@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.errors import ConfigError
 from replaybuf.rollouts.status import Status
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.tallies import LaneName, Tallies, Tally
-from replaybuf.rules.train_state import TrainState
+
+if TYPE_CHECKING:
+    from replaybuf.rules.train_state import TrainState
 
 #: A worker that gave no sign of life for this long, and didn't end, is silent: it was killed, or its host is lost.
 SILENT_SECONDS = 60.0
@@ -26,7 +28,7 @@ class Wait:
     """A wait: for at least `wants[task]` groups of each task, of one status and, with a `query` (as JSON), of these.
 
     `kind` is "groups"; or "room", where the numbers are those of groups to put; or "trainer": a producer that waits for
-    what the trainer publishes. `worker` is the name of who waits.
+    what the trainer publishes. `worker` is the name of who waits. `at_least`: it would take more if there were more.
     """
 
     wants: Mapping[str, int]
@@ -36,6 +38,7 @@ class Wait:
     worker: str | None = None
     since: float | None = None
     deadline: float | None = None
+    at_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,25 +134,32 @@ class Circumstances:
         """Return a tally."""
         return self.tallies.get((task, status, name), 0)
 
+    def moves(self, task: str) -> bool:
+        """Return whether anything was put since `before`: then what happened since tells more than what ever did."""
+        if self.before is None:
+            return False
+        puts = {status: n for (name, status, tally), n in self.tallies.items() if (name, tally) == (task, Tally.PUT)}
+        return any(n > self.before.put.get((task, status), 0) for status, n in puts.items())
+
     def put_lately(self, task: str, status: Status) -> int:
-        """Return the number of groups of a status that were put since `before`, or ever when nothing is known of it."""
-        earlier = 0 if self.before is None else self.before.put.get((task, status), 0)
+        """Return the number of groups of a status that were put since `before`; ever, where nothing was put since."""
+        earlier = self.before.put.get((task, status), 0) if self.before is not None and self.moves(task) else 0
         return max(0, self.count(task, status, Tally.PUT) - earlier)
 
     def rate(self, task: str, status: Status) -> float:
         """Return how many groups of a status were put in a second, since `before`; 0 where nothing is known of it."""
-        if self.before is None:
+        if self.before is None or not self.moves(task):
             return 0.0
         return self.put_lately(task, status) / max(1.0, self.now - self.before.time)
 
     def expired_lately(self, task: str) -> int:
-        """Return the number of groups that expired since `before`, or ever."""
-        earlier = 0 if self.before is None else self.before.expired.get(task, 0)
+        """Return the number of groups that expired since `before`; ever, where nothing was put since."""
+        earlier = self.before.expired.get(task, 0) if self.before is not None and self.moves(task) else 0
         return max(0, max(self._total(task, Tally.EXPIRED), self._total(task, Tally.DROPPED)) - earlier)
 
     def set_aside_lately(self, task: str) -> int:
-        """Return the number of groups that became FAILED since `before`, or ever."""
-        earlier = 0 if self.before is None else self.before.set_aside.get(task, 0)
+        """Return the number of groups that became FAILED since `before`; ever, where nothing was put since."""
+        earlier = self.before.set_aside.get(task, 0) if self.before is not None and self.moves(task) else 0
         return max(0, self._total(task, Tally.SET_ASIDE) - earlier)
 
     def _total(self, task: str, name: Tally) -> int:

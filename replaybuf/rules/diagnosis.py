@@ -100,7 +100,8 @@ def line_of(need: Need, about: Circumstances) -> str:
     if tasks and task not in tasks:
         rest = f" (nothing was ever put there; there are the tasks {listed(tasks, _TASKS_NAMED)})"
     there = need.there if need.wait.query is None else need.matching
-    line = f"task {task}: {there} of {need.least} {status} groups{rest}"
+    least = f"at least {need.least}" if need.wait.at_least else f"{need.least}"
+    line = f"task {task}: {there} of {least} {status} groups{rest}"
     if about.limits is not None and need.available < there:
         line += f", but {about.limits.why_slow(levels(about.tallies, [task])[task])}"
     return line

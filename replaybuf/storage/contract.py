@@ -20,6 +20,7 @@ from replaybuf.errors import UnsupportedError
 from replaybuf.progress import OnProgress
 from replaybuf.query import Node
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import Tally
@@ -41,13 +42,14 @@ C = TypeVar("C")
 class GroupStorage(ABC):
     """Where groups are kept. Every coroutine is safe to cancel: it has either its whole effect or none.
 
-    `durable` says whether groups outlive the process, `codec` reads and writes the payloads, `rules` say what is drawn
-    and evicted, and how much the buffer holds.
+    `name` is that of the buffer, `durable` says whether groups outlive the process, `codec` reads and writes the
+    payloads, `rules` say what is drawn and evicted, and how much the buffer holds.
     """
 
     codec: Codec
     rules: Rules
 
+    name: str = "default"
     durable: bool = False
 
     def __repr__(self) -> str:
@@ -310,8 +312,8 @@ class CopyStorage(ABC):
         """
 
 
-class PresenceStorage(ABC):
-    """Lets others see who waits for what."""
+class PresenceStorage(GroupStorage):
+    """Lets others see who waits for what, and tells why."""
 
     @abstractmethod
     def announce(self, waiting: Waiting) -> None:
@@ -323,6 +325,10 @@ class PresenceStorage(ABC):
     @abstractmethod
     def withdraw(self, waiting: Waiting) -> None:
         """Note that a call no longer waits."""
+
+    @abstractmethod
+    async def circumstances(self, wait: Wait) -> Circumstances:
+        """Return what is known of the store, for whoever wants to know why this wait isn't over."""
 
 
 class StorageBackend(GroupStorage, CursorStorage, CheckpointStorage, CopyStorage):

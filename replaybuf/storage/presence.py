@@ -1,45 +1,31 @@
-"""Who works with a store and who waits for it, and what seldom happens there: for people who look into a run."""
+"""Who waits for a store, and what seldom happens there: for people who look into a run."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+
+from replaybuf.rules.circumstances import Wait
+from replaybuf.rules.limits import Limits
 
 # Beginning with the time, so that a process never repeats the numbers of an earlier one with its name and pid.
 _numbers = itertools.count(time.time_ns() // 1000)
 
 
-class WaitKind(StrEnum):
-    """What a call waits for."""
-
-    GROUPS = "groups"  # a draw: for groups
-    ROOM = "room"  # a put: for room
-    TRAINER = "trainer"  # a producer: for what the trainer publishes
-
-
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A call that waits, while it does.
+    """A wait that others are shown while it lasts, with the limits that it goes by.
 
-    `wants` is the number of groups by task, of one `status`, narrowed by a `query` (as JSON). `since` and `deadline`
-    are in seconds since the epoch; without a deadline it waits for ever. `limits` are those in force that may hold it
-    back (fields of `Limits`). `reason` says why what it waits for isn't there; the caller brings it up to date.
-    `number` is unique among all that a process ever waits for.
+    `reason` says why it isn't over; who waits brings it up to date. `worker` is who that is, and `number` unique among
+    all waits that a process ever has.
     """
 
+    wait: Wait
     worker: str
-    kind: WaitKind
-    wants: Mapping[str, int]
-    since: float
-    status: str | None = None
-    query: str | None = None
-    deadline: float | None = None
-    limits: Mapping[str, Any] = field(default_factory=dict)
-    reason: str = ""
+    limits: Limits
+    reason: str
     number: int = field(default_factory=lambda: next(_numbers))
 
 

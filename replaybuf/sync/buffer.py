@@ -81,6 +81,7 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     adopt = mirrored(ReplayBuffer[R].adopt, SyncLease[R], returns="SyncLease[R]")
     is_ready = mirrored(ReplayBuffer[R].is_ready, run)
     wait_ready = mirrored(ReplayBuffer[R].wait_ready, run)
+    why = mirrored(ReplayBuffer[R].why, run)
 
     delete = mirrored(ReplayBuffer[R].delete, run)
     update = mirrored(ReplayBuffer[R].update, run)

@@ -6,7 +6,7 @@ import hashlib
 import mimetypes
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,9 @@ from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.web import texts
 from replaybuf.web.ask import Ask
 from replaybuf.web.pages import PAGES, Page
-from replaybuf.web.pages.group import NoSuchGroupError
-from replaybuf.web.pages.steps import NoSuchBatchError
 from replaybuf.web.reading import READ_SECONDS, Readings
 from replaybuf.web.security import Guard
+from replaybuf.web.wrong import NotThereError
 
 _HERE = Path(__file__).parent
 _STATIC = ("page.css", "page.js", "icon.svg")
@@ -69,7 +68,7 @@ class _Site:
             lstrip_blocks=True,
         )
         self._templates.globals |= {
-            "where": readings.reader.where,
+            "database": readings.reader.where,
             "version": __version__,
             "files": {name: self._href(name) for name in _STATIC},
             "figure": texts.figure,
@@ -106,19 +105,26 @@ class _Site:
         async def answer(request: Request) -> Response:
             ask = self._ask(request)
 
-            def work(tx: Any) -> str:
+            def work(tx: Any) -> Response:
                 data = page.read(tx, ask)
-                return self._render(f"{name}.html", ask, name=name, title=page.title, **data, **page.draw(data, ask))
+                values = {**data, **page.draw(data, ask)}
+                return HTMLResponse(
+                    self._render(f"{name}.html", ask, name=name, title=page.title, **values), _status(data)
+                )
 
-            return HTMLResponse(await self._readings.read(work))
+            return await self._readings.read(work)
 
         return answer
 
     def _json(self, page: Page) -> Answer:
         async def answer(request: Request) -> Response:
             ask = self._ask(request)
-            encoded = await self._readings.read(lambda tx: texts.as_json(page.read(tx, ask)))
-            return Response(encoded, media_type="application/json")
+
+            def work(tx: Any) -> Response:
+                data = page.read(tx, ask)
+                return Response(texts.as_json(data), _status(data), media_type="application/json")
+
+            return await self._readings.read(work)
 
         return answer
 
@@ -152,7 +158,7 @@ class _Site:
         return self.refusal(request, status, "There is no such page." if status == 404 else str(error))
 
     async def error(self, request: Request, error: Exception) -> Response:
-        if isinstance(error, NoSuchGroupError | NoSuchBatchError):
+        if isinstance(error, NotThereError):
             status = 404
         elif isinstance(error, InputError | QueryError):
             status = 400
@@ -164,3 +170,8 @@ class _Site:
         """Answer what nobody foresaw without a traceback, which may quote rollouts; it goes to stderr."""
         print("".join(traceback.format_exception(error)), file=sys.stderr)
         return self.refusal(request, 500, f"An unexpected {type(error).__name__}; the server's terminal shows where.")
+
+
+def _status(data: Mapping[str, Any]) -> int:
+    """Return the status of an answer: a page that says what is wrong with a query isn't the answer to it."""
+    return 400 if data.get("error") else 200

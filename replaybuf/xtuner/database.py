@@ -74,9 +74,11 @@ class DatabaseMoves:
     def __init__(self, buffer: ReplayBuffer[Any]) -> None:
         self.buffer = buffer
         self._used = False  # by this run
+        self._step: int | None = None  # the train step that was named last
 
     async def put(self, new: Put, dropped: list[list[Any]]) -> None:
         self._used = True
+        self._step = self._step if new.train_step is None else new.train_step
         # Asking for what leaves has its price: puts are then committed one by one.
         evicts = self.buffer.limits.capacity is not None
         left: list[OurItem] = []
@@ -99,7 +101,7 @@ class DatabaseMoves:
 
     async def take(self, sizes: Mapping[str, int], status: Status) -> dict[str, list[list[Any]]]:
         self._used = True
-        taken, _ = await self.buffer.take_batch(sizes, group_status=status)
+        taken, _ = await self.buffer.take_batch(sizes, group_status=status, current_train_step=self._step)
         return taken
 
     async def count(self, tasks: Sequence[str], statuses: Sequence[Status]) -> dict[str, dict[Status, int]]:
@@ -112,7 +114,7 @@ class DatabaseMoves:
         self, rules: Mapping[str, ExpiryRule], step: int, statuses: Sequence[Status], dropped: list[list[Any]]
     ) -> dict[str, int]:
         """Return the number of groups that are EXPIRED afterwards, or were dropped as such."""
-        self._used = True
+        self._used, self._step = True, step
         left: list[OurItem] = []
         try:
             counts = await self.buffer.refresh_staleness(

@@ -35,7 +35,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def _new_url(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+def new_url(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
     if backend == "sqlite":
         yield f"sqlite:///{folder}/run.db"
     else:
@@ -46,7 +46,7 @@ def _new_url(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iter
 @pytest.fixture(scope="session", params=BACKENDS)
 def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the example buffer, which tests only read."""
-    for url in _new_url(request.param, request, tmp_path_factory.mktemp("filled")):
+    for url in new_url(request.param, request, tmp_path_factory.mktemp("filled")):
         asyncio.run(fill(url))
         yield url
 
@@ -54,7 +54,7 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="session", params=BACKENDS)
 def busy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a database with two buffers, leased groups and an archive, which tests only read."""
-    for url in _new_url(request.param, request, tmp_path_factory.mktemp("busy")):
+    for url in new_url(request.param, request, tmp_path_factory.mktemp("busy")):
         asyncio.run(fill_busy(url))
         yield url
 
@@ -62,7 +62,7 @@ def busy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="session", params=BACKENDS)
 def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a buffer whose texts try to drive the terminal."""
-    for url in _new_url(request.param, request, tmp_path_factory.mktemp("hostile")):
+    for url in new_url(request.param, request, tmp_path_factory.mktemp("hostile")):
         asyncio.run(fill_hostile(url))
         yield url
 
@@ -70,7 +70,7 @@ def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(params=BACKENDS)
 def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a database without replaybuf's tables."""
-    for url in _new_url(request.param, request, tmp_path):
+    for url in new_url(request.param, request, tmp_path):
         if request.param == "sqlite":
             (tmp_path / "run.db").touch()
         yield url

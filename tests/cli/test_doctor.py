@@ -18,7 +18,7 @@ from replaybuf.doctor import counts, groups
 from replaybuf.storage.sql.inspection.checkup.orphans import LOST
 from replaybuf.storage.sql.schema.revisions import REVISIONS
 from replaybuf.testing.harness import group
-from tests.cli.conftest import BACKENDS, _new_url, run
+from tests.cli.conftest import BACKENDS, new_url, run
 from tests.cli.example import fill_busy
 from tests.cli.test_db import _write, execute
 from tests.postgres import new_database
@@ -31,7 +31,7 @@ LATER = "UPDATE rb_group SET leased_until = leased_until + 3600 WHERE lease IS N
 @pytest.fixture(scope="session", params=BACKENDS)
 def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a sound database with two buffers, leased groups and an archive."""
-    for url in _new_url(request.param, request, tmp_path_factory.mktemp("sound")):
+    for url in new_url(request.param, request, tmp_path_factory.mktemp("sound")):
         asyncio.run(fill_busy(url))
         execute(url, LATER)
         yield url

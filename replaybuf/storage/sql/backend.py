@@ -15,6 +15,7 @@ from replaybuf.errors import ClosedError, StorageError
 from replaybuf.progress import OnProgress
 from replaybuf.query import Node
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import LaneName, Tally
@@ -24,6 +25,7 @@ from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.copies.state_dict import load_state, read_state
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, parse_url, public_url
+from replaybuf.storage.sql.inspection.circumstances import circumstances_of
 from replaybuf.storage.sql.statements import leases as leasing
 from replaybuf.storage.sql.statements import matching as selecting
 from replaybuf.storage.sql.statements import put, refresh
@@ -79,6 +81,7 @@ class SQLStorage(StorageBackend, PresenceStorage):
         self.durable = not is_memory(self.url)
         self.codec = codec
         self.rules = rules or Rules()
+        self.name = name
         self.scope = Scope(name, self.rules)
         self._options = Options(
             url=self.url,
@@ -328,6 +331,9 @@ class SQLStorage(StorageBackend, PresenceStorage):
         store = self._open
         if store is not None:
             store.presence.withdraw(waiting)
+
+    async def circumstances(self, wait: Wait) -> Circumstances:
+        return await self._read(lambda tx: circumstances_of(tx, wait))
 
     # Snapshots
 

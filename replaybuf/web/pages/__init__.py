@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.web.ask import Ask
 from replaybuf.web.pages.checkpoints import read_checkpoints
 from replaybuf.web.pages.events import read_events
 from replaybuf.web.pages.group import draw_group, read_group
 from replaybuf.web.pages.groups import read_groups
 from replaybuf.web.pages.overview import draw_overview, read_overview
-from replaybuf.web.pages.steps import draw_steps, read_batch, read_steps
+from replaybuf.web.pages.steps import draw_steps, read_batch, read_step, read_steps
 from replaybuf.web.pages.workers import read_workers
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 Data = dict[str, Any]
 
@@ -42,7 +44,8 @@ PAGES = {
     "groups": Page("/groups", "Groups", read_groups),
     "group": Page("/groups/{uid}", "Group", read_group, draw_group, in_menu=False),
     "steps": Page("/steps", "Steps", read_steps, draw_steps),
-    "batch": Page("/batches/{batch}", "Batch", read_batch, in_menu=False),
+    "step": Page("/steps/{step}", "Step", read_step, in_menu=False),
+    "batch": Page("/batches/{batch}", "Draw", read_batch, in_menu=False),
     "checkpoints": Page("/checkpoints", "Checkpoints", read_checkpoints),
     "workers": Page("/workers", "Workers", read_workers),
     "events": Page("/events", "Events", read_events),

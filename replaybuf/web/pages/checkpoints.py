@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replaybuf.storage.sql.inspection.groups import now_of
-from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.record_pages import CHECKPOINTS, newest
 from replaybuf.web.ask import Ask
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _MOST = 500
 
 
 def read_checkpoints(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the checkpoints, newest first."""
-    return {"now": now_of(tx), "rows": newest(tx, CHECKPOINTS, ask.text("buffer"), _MOST)}
+    look = Look.over(tx)
+    return {"now": look.now(), "rows": newest(look, CHECKPOINTS, ask.text("buffer"), _MOST)}

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf import units
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.files.foreign import SYNONYMS
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.inspection.groups import show_group
-from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.storage.sql.inspection.lives import Life, life_of
+from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.web.ask import Ask
 from replaybuf.web.texts import ago, as_text, figure, moment
 from replaybuf.web.tokens import SHADES, strip
+from replaybuf.web.wrong import NotThereError
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 #: Characters of a text, tokens and messages that are shown at once, and, with `all`, at most.
 CUT, CUT_TOKENS, CUT_MESSAGES = 20_000, 2_000, 100
@@ -28,10 +33,6 @@ _TOLD = {
     *("status", "uid", "seq_staleness", "rollout_id", "message", "response", "reward", "error_msg", "finish_reason"),
     *("task_name", "tool_calls"),
 }
-
-
-class NoSuchGroupError(InputError):
-    """There is no such group: it was taken or deleted, or never was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,43 +57,54 @@ class Message:
 
 
 def read_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return a group with its rollouts. Raises NoSuchGroupError."""
+    """Return a group with its rollouts and its life; of one that has left the life. Raises NotThereError."""
     uid = ask.number("uid", 0)
     assert uid is not None
-    everything = ask.text("all") is not None
     by, sort = ask.text("by"), ask.choice("sort", _SORTS)
     if by not in (None, *SHADES):
         raise InputError(f"by must be one of {', '.join(SHADES)}, not {by!r:.100}")
-    shown = show_group(tx, uid, payload=False)
-    if shown is None:
-        raise NoSuchGroupError(f"there is no group {uid}: it was taken or deleted, or never was")
-    large = shown.group["bytes"] > _LARGE and not everything
-    problem, decoded = None, None
-    if large:
-        problem = "The payload is large: its texts are shown by their beginnings until all is asked for."
-    else:
-        try:
-            found = show_group(tx, uid, payload=True)
-            decoded = None if found is None or found.stored is None else found.decode()
-        except DecodeError as error:
-            problem = str(error).removesuffix(" (without --full its metadata can be shown)")
+    life = life_of(Look.over(tx), uid)
+    if life is None:
+        raise NotThereError(f"there is no group {uid}, and none is on record")
+    everything = ask.text("all") is not None
     limits = _Limits(_ALL, _ALL_TOKENS, _ALL_MESSAGES) if everything else _Limits(CUT, CUT_TOKENS, CUT_MESSAGES)
-    rollouts = [
-        _rollout(row, (decoded or [])[place] if decoded else {}, by, limits) for place, row in enumerate(shown.rollouts)
-    ]
+    group, rows, decoded, problem = _read(tx, uid, everything=everything)
+    rollouts = [_rollout(row, decoded[place] if decoded else {}, by, limits) for place, row in enumerate(rows)]
     prompts = [one.pop("messages") for one in rollouts]
     shared = bool(prompts) and all(one == prompts[0] for one in prompts)
     if not shared:
         for one, messages in zip(rollouts, prompts, strict=True):
             one["messages"] = messages
     return {
-        "now": shown.now,
-        "group": shown.group,
+        "now": life.now,
+        "uid": uid,
+        "group": group,
+        "life": life,
         "problem": problem,
         "prompt": prompts[0] if shared else [],
         "rollouts": _sorted(rollouts, sort),
         "everything": everything,
     }
+
+
+def _read(
+    tx: Transaction, uid: int, *, everything: bool
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]], list[dict[str, Any]], str | None]:
+    """Return the metadata of a group and of its rollouts, the rollouts, and why they can't be shown in full.
+
+    All of them are empty when the group has left.
+    """
+    shown = show_group(tx, uid, payload=False)
+    if shown is None:
+        return None, [], [], None
+    group, rows = shown.group, shown.rollouts
+    if group["bytes"] > _LARGE and not everything:
+        return group, rows, [], f"This is a group of {units.size(group['bytes'])}: its texts are cut."
+    try:
+        full = show_group(tx, uid, payload=True)
+        return group, rows, [] if full is None or full.stored is None else full.decode(), None
+    except DecodeError as error:
+        return group, rows, [], str(error).removesuffix(" (without --full its metadata can be shown)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +179,10 @@ def _is_there(value: Any) -> bool:
     return value is not None and not (isinstance(value, str | list | tuple | dict | set) and not value)
 
 
+def _known(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
 def _sorted(rollouts: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
     if sort == "position":
         return rollouts
@@ -181,6 +197,7 @@ def draw_group(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     rewards = [one["reward"] for one in data["rollouts"] if one["reward"] is not None]
     return {
         "facts": [(label, value) for label, value in _facts(data["group"], data["now"]) if value],
+        "happenings": _happenings(data["life"]),
         "shades": shades,
         "by": next((one.by for one in strips if one.by), ""),
         "legend": dict(pair for one in strips for pair in one.legend),
@@ -190,23 +207,25 @@ def draw_group(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     }
 
 
-def _facts(group: Mapping[str, Any], now: datetime) -> list[tuple[str, str]]:
+def _facts(group: Mapping[str, Any] | None, now: datetime) -> list[tuple[str, str]]:
     """Return what is known of a group besides its rollouts; empty texts for what isn't."""
+    if group is None:
+        return []
 
     def when(name: str) -> str:
         return "" if group[name] is None else f"{moment(group[name])} ({ago(group[name], now)})"
 
-    holder = group.get("leased_by")
+    holder = group["leased_by"]
     return [
         ("task", group["task_name"]),
         ("buffer", group["buffer"]),
         ("reward", figure(group["reward"])),
         ("staleness", figure(group["staleness"])),
         ("put", when("created_at")),
-        ("by", group.get("worker") or ""),
-        ("put at step", str(group.get("put_step") or "")),
+        ("by", group["worker"] or ""),
+        ("put at step", _known(group["put_step"])),
         ("leased", when("leased_until") and f"until {when('leased_until')}{f' by {holder}' if holder else ''}"),
-        ("trained on at step", str(group.get("trained_step") or "")),
+        ("trained on at step", _known(group["trained_step"])),
         ("archived", when("archived_at") if group["status"] == Status.ARCHIVED else ""),
         ("deliveries", str(group["deliveries"] or "")),
         ("times drawn", str(group["times_sampled"] or "")),
@@ -216,3 +235,23 @@ def _facts(group: Mapping[str, Any], now: datetime) -> list[tuple[str, str]]:
         ("key", group["key"] or ""),
         ("tags", "  ".join(f"{name}={as_text(value)}" for name, value in (group["tags"] or {}).items())),
     ]
+
+
+def _happenings(life: Life) -> list[tuple[datetime | None, str, str]]:
+    """Return what befell a group, in order: when, what, and the page that has more of it."""
+    origin = life.origin
+    made = f" with weights of step {origin.oldest_model_step}" if origin.oldest_model_step is not None else ""
+    put = f"put by {origin.worker or 'somebody'}{made}"
+    if origin.train_step is not None:
+        put += f", at step {origin.train_step}"
+    found = [(origin.created_at, put, "")]
+    for one in life.draws:
+        what = f"{'drawn' if one.lease is None else 'leased'} by {one.worker or 'somebody'}"
+        step = "" if one.step is None else f" for step {one.step}"
+        found.append((one.taken_at, what + step, f"/batches/{one.id}" if one.step is None else f"/steps/{one.step}"))
+    for event in life.happenings:
+        found.append((event.at, ", ".join(filter(None, (event.kind, event.worker, event.detail))), "/events"))
+    found.sort(key=lambda one: one[0].timestamp() if one[0] else 0.0)
+    if life.there is None:
+        found.append((None, "it has left the buffer", ""))
+    return found

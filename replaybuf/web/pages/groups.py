@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.errors import InputError, QueryError
-from replaybuf.query import FIELDS, LogicNode, Node, parse
+from replaybuf.query import FIELDS, LogicNode, Node, parse, span_of
 from replaybuf.query.operands import read_value
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, parse_order
 from replaybuf.storage.sql.inspection.group_pages import Chosen, Key, page_of_groups
-from replaybuf.storage.sql.inspection.groups import now_of
-from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.recent import tallies_of
 from replaybuf.web.ask import Ask
-from replaybuf.web.marked import Marked, locate
+from replaybuf.web.marked import Marked
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _SIZE, _MOST = 50, 500
 STATUSES = tuple(map(str, Status))
@@ -31,13 +33,14 @@ def read_groups(tx: Transaction, ask: Ask) -> dict[str, Any]:
     where = ask.text("where") or ""
     tasks = _counted(tx, ask.text("buffer"))
     data: dict[str, Any] = {
-        "now": now_of(tx),
+        "now": Look.over(tx).now(),
         "where": where,
         "error": None,
         "rows": [],
         "next": None,
         "tasks": sorted({one["task"] for one in tasks}),
         "statuses": STATUSES,
+        "fields": (*FIELDS, "tags.NAME"),
         "total": None if where else _total(tasks, task, status),
     }
     query = _query(where)
@@ -65,7 +68,7 @@ def _query(where: str) -> Node | Marked:
     try:
         return parse(query)
     except QueryError as error:
-        return Marked.at(where, locate(where, error.place), str(error))
+        return Marked.at(where, span_of(where, error.place) or (0, len(where)), str(error))
 
 
 def _order(ask: Ask) -> OrderTerm:
@@ -80,11 +83,15 @@ def _after(ask: Ask, order: OrderTerm) -> Key | None:
     """Return the key of the group behind which the page begins."""
     if (given := ask.text("after")) is None:
         return None
+    kind = FIELDS[order.field]
     try:
         value, uid = json.loads(given)
         if value is not None:
-            value = read_value(value, FIELDS[order.field], "after")
-        return Key(value, int(uid))
+            value = read_value(value, kind, "after")
+        uid = read_value(uid, FIELDS["uid"], "after")
+        if not isinstance(uid, int) or (kind.kind == "int" and not isinstance(value, int)):
+            raise ValueError("a uid is a whole number")
+        return Key(value, uid)
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError("after must be as the link to the next page has it") from error
 

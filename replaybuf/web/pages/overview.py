@@ -6,17 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.inspection.groups import now_of
-from replaybuf.storage.sql.inspection.overview import database_bytes
-from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.recent import history_of, newest_batches, newest_groups, tallies_of
 from replaybuf.storage.sql.inspection.record_pages import CHECKPOINTS, EVENTS, WAITERS, newest
 from replaybuf.web.ask import Ask
 from replaybuf.web.plots import Plot, areas, bins, histogram, lines, whole_bins
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _HOURS = ("6", "1", "24", "48")
 _WAITERS, _EVENTS = 50, 8
@@ -30,22 +31,23 @@ def read_overview(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the numbers of groups, totals and rates of each task, the last hours, and who waits."""
     buffer, task = ask.text("buffer"), ask.text("task")
     hours = int(ask.choice("hours", _HOURS))
-    now = now_of(tx)
+    look = Look.over(tx)
+    now = look.now()
     tasks = _by_task(tallies_of(tx, buffer))
     history = _of_task(history_of(tx, buffer, now.timestamp() - hours * 3600), task)
-    waiting = newest(tx, WAITERS, buffer, _WAITERS)
+    waiting = newest(look, WAITERS, buffer, _WAITERS)
     return {
         "now": now,
         "hours": hours,
         "tasks": tasks,
         "rates": _rates_now(history),
-        "bytes": database_bytes(tx),
+        "bytes": look.database_bytes(),
         "waiters": [one for one in waiting if now - one["seen_at"] < SILENT],
         "newest": newest_groups(tx, buffer, task),
         "batches": newest_batches(tx, buffer),
         "history": history,
-        "checkpoint": next(iter(newest(tx, CHECKPOINTS, buffer, 1)), None),
-        "events": newest(tx, EVENTS, buffer, _EVENTS),
+        "checkpoint": next(iter(newest(look, CHECKPOINTS, buffer, 1)), None),
+        "events": newest(look, EVENTS, buffer, _EVENTS),
     }
 
 

@@ -2,74 +2,87 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.errors import InputError
-from replaybuf.storage.sql.inspection.groups import now_of
-from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.rules.comparison import by_worker
+from replaybuf.storage.sql.inspection.batches import Member, recorded
+from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
+from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.record_pages import BATCH_GROUPS, BATCHES, newest
-from replaybuf.web.ask import Ask
+from replaybuf.storage.sql.inspection.steps import StepSummary, summarise_steps, trace_step
+from replaybuf.web.ask import LARGEST, Ask
 from replaybuf.web.plots import Plot, lines
+from replaybuf.web.wrong import NotThereError
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Transaction
 
 _SIZE = 50
+_MOST_GROUPS = 100_000
 _PLOTTED = {"Reward": ("min_reward", "reward", "max_reward"), "Staleness": ("staleness", "max_staleness")}
 
 
-class NoSuchBatchError(InputError):
-    """There is no such batch: the oldest are forgotten."""
-
-
 def read_steps(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return the draws, newest first; those of one train step, if it is asked for."""
-    step = ask.number("step", least=-(2**63))
-    equal = {} if step is None else {"step": step}
-    before = ask.number("before")
-    found = newest(tx, BATCHES, ask.text("buffer"), _SIZE + 1, before=before, **equal)
-    rows = found[:_SIZE]
-    return {"now": now_of(tx), "step": step, "rows": rows, "next": rows[-1]["id"] if len(found) > _SIZE else None}
+    """Return the train steps of a buffer, newest first, and the last draws that name none."""
+    look = Look.over(tx)
+    buffer, buffers = _one_buffer(look, ask)
+    before = ask.number("before", least=-LARGEST)
+    found = summarise_steps(look, buffer, before=before, limit=_SIZE + 1)
+    numbers = sorted({one.step for one in found}, reverse=True)
+    more = len(numbers) > _SIZE
+    steps = [one for one in found if not more or one.step > numbers[-1]]
+    without = recorded(look, buffer).without_step
+    unnamed = newest(look, BATCHES, buffer, _SIZE, "step IS NULL") if without and before is None else []
+    return {
+        "now": look.now(),
+        "chosen": buffer,
+        "buffers": buffers,
+        "steps": steps,
+        "unnamed": unnamed,
+        "unnamed_count": without,
+        "next": numbers[-2] if more else None,
+    }
 
 
 def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return plots of the rewards and the staleness of the draws on the page."""
-    rows = data["rows"][::-1]
+    """Return plots of the rewards and the staleness of the steps on the page."""
+    steps: list[StepSummary] = sorted(data["steps"], key=lambda one: one.last_at)
     plots: list[Plot | None] = []
-    if data["step"] is None:
-        for title, names in _PLOTTED.items():
-            series = {
-                name: [(row["taken_at"].timestamp(), float(row[name])) for row in rows if row[name] is not None]
-                for name in names
-            }
-            plots.append(lines(title, series))
+    for title, names in _PLOTTED.items():
+        values = {name: [(one.last_at.timestamp(), getattr(one, name)) for one in steps] for name in names}
+        series = {name: [(at, float(one)) for at, one in points if one is not None] for name, points in values.items()}
+        plots.append(lines(title, series))
     return {"plots": [one for one in plots if one]}
 
 
+def read_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
+    """Return what a train step was trained on, for each run that trained on it. Raises NotThereError."""
+    look = Look.over(tx)
+    buffer, _ = _one_buffer(look, ask)
+    step = ask.number("step", 0, least=-LARGEST)
+    assert step is not None
+    runs = trace_step(look, buffer, step)
+    if not runs:
+        raise NotThereError(f"no draw for step {step} of {buffer!r:.100} is on record; the oldest are forgotten")
+    return {"now": look.now(), "chosen": buffer, "step": step, "runs": runs}
+
+
 def read_batch(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return a draw with its groups, and those by who made them. Raises NoSuchBatchError."""
-    number = ask.number("batch")
-    found = newest(tx, BATCHES, None, 1, id=number)
+    """Return a draw with its groups, and those by who made them. Raises NotThereError."""
+    look, number = Look.over(tx), ask.number("batch")
+    found = newest(look, BATCHES, None, 1, "id = :id", id=number)
     if not found:
-        raise NoSuchBatchError(f"there is no batch {number}: the oldest are forgotten")
-    groups = newest(tx, BATCH_GROUPS, None, 100_000, batch=number)
-    return {"now": now_of(tx), "batch": found[0], "groups": groups, "workers": _by_worker(groups)}
+        raise NotThereError(f"there is no draw {number} on record; the oldest are forgotten")
+    groups = newest(look, BATCH_GROUPS, None, _MOST_GROUPS, "batch = :batch", batch=number)
+    members = [Member(**{name: row[name] for name in Member.__slots__}) for row in groups]
+    return {"now": look.now(), "batch": found[0], "groups": members, "workers": by_worker(members, [])}
 
 
-def _by_worker(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the groups, the mean reward and staleness of each worker, the lowest rewards first."""
-    members: dict[str | None, list[dict[str, Any]]] = {}
-    for one in groups:
-        members.setdefault(one["worker"], []).append(one)
-    rows = [
-        {
-            "worker": worker,
-            "groups": len(of_worker),
-            "reward": _mean([one["reward"] for one in of_worker]),
-            "staleness": _mean([one["staleness"] for one in of_worker]),
-        }
-        for worker, of_worker in members.items()
-    ]
-    return sorted(rows, key=lambda row: (row["reward"] is None, row["reward"] or 0))
-
-
-def _mean(values: list[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
+def _one_buffer(look: Look, ask: Ask) -> tuple[str, list[str]]:
+    """Return the buffer that is asked for, or the first, and all that there are. Raises InputError."""
+    buffer, buffers = ask.text("buffer"), buffers_of(look)
+    check_buffer(look, buffer)
+    if buffer is None and not buffers:
+        raise InputError("there is no buffer in this database yet")
+    return buffer or buffers[0], buffers

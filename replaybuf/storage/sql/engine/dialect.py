@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import ColumnElement, Connection, Select, Table
 
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
+from replaybuf.storage.sql.engine.plans import PlanStep
 from replaybuf.storage.sql.engine.sizes import RowLimit
 
 if TYPE_CHECKING:
@@ -120,6 +121,10 @@ class Dialect(ABC):
     @abstractmethod
     def database_bytes(self, connection: Connection) -> int:
         """Return the size of the database on disk, in bytes."""
+
+    @abstractmethod
+    def explain(self, connection: Connection, sql: str, values: Sequence[Any]) -> list[PlanStep]:
+        """Return the plan of a statement with the driver's parameters, without running it."""
 
     @abstractmethod
     def invalid_indexes(self, connection: Connection) -> set[str]:

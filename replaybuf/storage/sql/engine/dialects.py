@@ -39,6 +39,7 @@ from replaybuf.rules.race import KEYS
 from replaybuf.storage.sql.engine import even_clock, locks, sizes
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
+from replaybuf.storage.sql.engine.plans import PlanStep, postgres_plan, sqlite_plan
 from replaybuf.storage.sql.engine.prepared import Prepared, SqliteDriver
 from replaybuf.storage.sql.engine.sizes import RowLimit
 from replaybuf.storage.sql.schema.tables import counter, garbage, group, payload, uid_sequence
@@ -143,6 +144,9 @@ class _Sqlite(Dialect):
         path = connection.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'").scalar_one()
         beside = (Path(f"{path}{suffix}") for suffix in ("", "-wal"))
         return sum(file.stat().st_size for file in beside if file.exists())
+
+    def explain(self, connection: Connection, sql: str, values: Sequence[Any]) -> list[PlanStep]:
+        return sqlite_plan(connection, sql, values)
 
     def invalid_indexes(self, connection: Connection) -> set[str]:
         return set()
@@ -265,6 +269,9 @@ class _Postgres(Dialect):
 
     def database_bytes(self, connection: Connection) -> int:
         return int(connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
+
+    def explain(self, connection: Connection, sql: str, values: Sequence[Any]) -> list[PlanStep]:
+        return postgres_plan(connection, sql, values)
 
     def invalid_indexes(self, connection: Connection) -> set[str]:
         query = "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE NOT i.indisvalid"

@@ -6,6 +6,8 @@ from replaybuf.errors import InputError
 from replaybuf.redact import redact_path
 from replaybuf.storage.sql.inspection.look import Look
 
+DEFAULT = "default"
+
 
 def buffers_of(look: Look) -> list[str]:
     """Return the names of the buffers in the database."""
@@ -24,3 +26,12 @@ def check_buffer(look: Look, buffer: str | None) -> None:
         raise InputError(
             f"there is no buffer {redact_path(buffer)!r:.200} in this database; there are {', '.join(there)}"
         )
+
+
+def choose(look: Look, buffer: str | None) -> str:
+    """Return the buffer of this name, or else the only one or the default one. Raises InputError."""
+    check_buffer(look, buffer)
+    there = buffers_of(look)
+    if buffer is None and len(there) > 1 and DEFAULT not in there:
+        raise InputError(f"there are several buffers in this database: choose one with --buffer: {', '.join(there)}")
+    return buffer or (there[0] if len(there) == 1 else DEFAULT)

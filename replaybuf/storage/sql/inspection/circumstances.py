@@ -9,31 +9,28 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
-
-from sqlalchemy import ColumnElement, func, select, true
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.errors import InputError, QueryError
-from replaybuf.query import LogicNode, Node, ScalarNode, parse
 from replaybuf.rollouts.status import Status
 from replaybuf.rules.circumstances import Before, Circumstances, Held, Restored, Taking, Wait, Worker, limits_of
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.tallies import Tally
-from replaybuf.rules.train_state import TRAINER, TrainState
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.rules.tallies import Tallies, Tally
 from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.metadata import read_metadata
-from replaybuf.storage.sql.schema.records import activity, batch, event, history, waiter, worker
-from replaybuf.storage.sql.schema.tables import buffer, cursor, group, lane
-from replaybuf.storage.sql.statements.counts import read_tallies
-from replaybuf.storage.sql.statements.leases import store_clock
-from replaybuf.storage.sql.statements.matching import count_groups
+from replaybuf.storage.sql.inspection.overview import read_tallies
+
+if TYPE_CHECKING:
+    from replaybuf.rules.train_state import TrainState
+    from replaybuf.storage.sql.engine.transaction import Transaction
 
 #: A wait of which nothing was heard for so long is over: its process was killed.
 LIVE_SECONDS = 15.0
 #: Rates are those of the time since then.
-_RATE_SECONDS = 3600.0
-_MOST_WORKERS = 1000
+_RATE_SECONDS = 3600
+_MINUTE = 60.0
+
+#: How each task stood in a minute: its figures by name.
+_Figures = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,112 +41,134 @@ class Waiter:
     limits: Limits | None
 
 
-def read_waiters(tx: Transaction, now: float) -> list[Waiter]:
-    """Return who waits in the buffer of the transaction, those that wait the longest first."""
-    columns = (worker.c.name, *(waiter.c[name] for name in _WAIT), waiter.c.limits)
-    live = waiter.c.seen_at > now - LIVE_SECONDS
-    rows = select(*columns).select_from(waiter.join(worker, worker.c.id == waiter.c.worker_id))
-    rows = rows.where(worker.c.buffer == tx.scope.buffer, live).order_by(waiter.c.since, waiter.c.number)
-    return [_waiter(row) for row in tx.execute(rows)]
+_WAITERS = """
+SELECT w.name, a.kind, a.wants, a.status, a.query, a.since AS began, a.deadline AS ends, a.limits
+FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
+WHERE w.buffer = :buffer AND a.seen_at > :live ORDER BY a.since, a.number"""
 
 
-_WAIT = ("kind", "wants", "status", "query", "since", "deadline")
+def read_waiters(look: Look, buffer: str) -> list[Waiter]:
+    """Return who waits in a buffer, those that wait the longest first."""
+    rows = look.rows(_WAITERS, buffer=buffer, live=look.seconds() - LIVE_SECONDS)
+    return [_waiter(row) for row in rows]
 
 
-def _waiter(row: Any) -> Waiter:
-    wants = {str(task): int(n) for task, n in row.wants.items()}
-    status = Status.COMPLETED if row.status is None else Status(row.status)
-    wait = Wait(wants, row.kind, status, row.query, row.name, row.since, row.deadline)
-    return Waiter(wait, limits_of(row.limits))
+def _waiter(row: Mapping[str, Any]) -> Waiter:
+    wants = {str(task): int(n) for task, n in row["wants"].items()}
+    status = Status.COMPLETED if row["status"] is None else Status(row["status"])
+    wait = Wait(wants, row["kind"], status, row["query"], row["name"], row["began"], row["ends"])
+    return Waiter(wait, limits_of(row["limits"]))
 
 
-def read_circumstances(tx: Transaction, waits: Sequence[Wait]) -> Circumstances:
-    """Return what is known of the buffer of the transaction, in which these wait. Limits and matches aren't known."""
-    now, tallies = store_clock(tx), read_tallies(tx)
-    minutes = _read_minutes(tx, now)
-    last_put = _read_last_puts(tx) | _last_changes(minutes, _puts(tallies), now)
+def circumstances_of(tx: Transaction, wait: Wait) -> Circumstances:
+    """Return what is known of the buffer of the transaction, for one wait in it, by the limits of this process."""
+    look, buffer = Look.over(tx), tx.scope.buffer or ""
+    others = [one.wait for one in read_waiters(look, buffer)]
+    about = replace(read_circumstances(look, buffer, others), limits=tx.scope.rules.limits)
+    return matching(tx, wait, about)
+
+
+def read_circumstances(look: Look, buffer: str, waits: Sequence[Wait]) -> Circumstances:
+    """Return what is known of a buffer, in which these wait. Limits and matches aren't known yet."""
+    now, tallies = look.seconds(), read_tallies(look, buffer)
+    minutes, drawn = _read_minutes(look, buffer, now), _read_last_batch(look, buffer)
     return Circumstances(
         now,
         tallies,
-        held=_read_held(tx),
-        workers=_read_workers(tx),
+        held=_read_held(look, buffer),
+        workers=_read_workers(look, buffer),
         waits=waits,
-        trainer=_read_trainer(tx),
-        steps=_read_steps(tx),
+        trainer=_read_trainer(look, buffer),
+        steps=_read_steps(look, buffer),
         before=_before(*minutes[0]) if minutes else None,
-        last_put=last_put,
-        last_take=_read_last_take(tx),
-        errors=_read_errors(tx, tallies),
-        restored=_read_restored(tx),
+        last_put=_read_last_puts(look, buffer, drawn) | _last_changes(minutes, _puts(tallies), now),
+        last_take=None if drawn is None else Taking(drawn["worker"], drawn["time"], drawn["groups"]),
+        errors=_read_errors(look, buffer, tallies),
+        restored=_read_restored(look, buffer),
     )
 
 
 def matching(tx: Transaction, wait: Wait, about: Circumstances) -> Circumstances:
-    """Return the circumstances with the number of groups that match the query of a wait, as far as it needs them."""
+    """Return the circumstances with the number of groups that match the query of a wait, as far as it needs them.
+
+    The transaction is of the buffer.
+    """
     if wait.query is None:
         return replace(about, matches=None)
+    from replaybuf.query import LogicNode, ScalarNode, parse
+    from replaybuf.storage.sql.statements.matching import count_groups
+
     try:
         node = parse(json.loads(wait.query))
     except (ValueError, QueryError):  # of another version
         return replace(about, matches=None)
-    matches = {task: count_groups(tx, _lane(task, wait.status, node), least) for task, least in wait.wants.items()}
+    matches = {}
+    for task, least in wait.wants.items():
+        lane = ScalarNode("task_name", "$eq", task), ScalarNode("status", "$eq", wait.status.value)
+        matches[task] = count_groups(tx, LogicNode("$and", (*lane, node)), least)
     return replace(about, matches=matches)
-
-
-def _lane(task: str, status: Status, node: Node) -> Node:
-    """Return the query for the groups of a lane that match; leased ones don't count."""
-    in_lane = ScalarNode("task_name", "$eq", task), ScalarNode("status", "$eq", status.value)
-    return LogicNode("$and", (*in_lane, node))
 
 
 # Who holds, who works
 
+# Leased groups have lanes of their own: without that, SQLite would look at all groups.
+_HELD = """
+SELECT l.task_name, l.status, g.holder, count(*), max(g.leased_until)
+FROM rb_lane l JOIN rb_group g ON g.lane = l.id
+WHERE l.buffer = :buffer AND l.leased AND g.leased_until IS NOT NULL
+GROUP BY l.task_name, l.status, g.holder ORDER BY 1, 2, 3"""
 
-def _read_held(tx: Transaction) -> list[Held]:
-    lanes = (lane.c.task_name, lane.c.status, group.c.holder)
-    held = select(*lanes, func.count(), func.max(group.c.leased_until))
-    held = held.select_from(group.join(lane, lane.c.id == group.c.lane))
-    # They have lanes of their own: without that, SQLite would look at all groups.
-    only = (lane.c.buffer == tx.scope.buffer, lane.c.leased == true(), group.c.leased_until.is_not(None))
-    held = held.where(*only).group_by(*lanes)
-    return [Held(task, Status(status), holder, n, until) for task, status, holder, n, until in tx.execute(held)]
+_WORKERS = """
+SELECT w.name, w.started_at, w.seen_at, w.ended_at,
+       coalesce(sum(a.groups), 0), coalesce(sum(a.failures), 0), coalesce(sum(a.taken), 0), w.host, w.pid
+FROM (SELECT * FROM rb_worker WHERE buffer = :buffer ORDER BY seen_at DESC LIMIT 1000) w
+     LEFT JOIN rb_activity a ON a.worker_id = w.id
+GROUP BY w.id, w.name, w.started_at, w.seen_at, w.ended_at, w.host, w.pid ORDER BY w.seen_at DESC, w.id"""
 
 
-def _read_workers(tx: Transaction) -> list[Worker]:
+def _read_held(look: Look, buffer: str) -> list[Held]:
+    _, rows = look.table(_HELD, buffer=buffer)
+    return [Held(task, Status(status), holder, n, until) for task, status, holder, n, until in rows]
+
+
+def _read_workers(look: Look, buffer: str) -> list[Worker]:
     """Return the workers, the last seen first, with what they did as far as it is kept."""
-    own = (worker.c.name, worker.c.started_at, worker.c.seen_at, worker.c.ended_at)
-    known = select(worker.c.id, *own, worker.c.host, worker.c.pid).where(worker.c.buffer == tx.scope.buffer)
-    rows = tx.execute(known.order_by(worker.c.seen_at.desc()).limit(_MOST_WORKERS)).all()
-    did = ("groups", "failures", "taken")
-    sums = select(activity.c.worker_id, *(func.sum(activity.c[name]) for name in did))
-    sums = sums.where(activity.c.worker_id.in_([row.id for row in rows])).group_by(activity.c.worker_id)
-    done = {row[0]: dict(zip(did, map(int, row[1:]), strict=True)) for row in tx.execute(sums)}
-    return [
-        Worker(row.name, row.started_at, row.seen_at, row.ended_at, **done.get(row.id, {}), host=row.host, pid=row.pid)
-        for row in rows
-    ]
+    _, rows = look.table(_WORKERS, buffer=buffer)
+    return [Worker(*row[:4], *map(int, row[4:7]), *row[7:]) for row in rows]
 
 
 # When what was put, drawn and restored
 
+_MINUTES = """
+SELECT since AS minute, data FROM rb_history
+WHERE buffer = :buffer AND since > :earliest AND since <= :now ORDER BY since"""
 
-def _read_minutes(tx: Transaction, now: float) -> list[tuple[float, Mapping[str, Any]]]:
+# With `g.lane = l.id` PostgreSQL may walk the primary key from its end, past the groups of other lanes.
+_OF_NEWEST = """
+(SELECT g.{column} FROM rb_group g WHERE g.lane BETWEEN l.id AND l.id ORDER BY g.lane DESC, g.uid DESC LIMIT 1)"""
+
+_LAST_PUTS = (
+    f"SELECT l.id, l.task_name, {_OF_NEWEST.format(column='created_at')} FROM rb_lane l WHERE l.buffer = :buffer"  # noqa: S608
+)
+_LAST_BATCH = """
+SELECT worker, taken_at AS time, groups, members FROM rb_batch WHERE buffer = :buffer ORDER BY taken_at DESC LIMIT 1"""
+
+
+def _read_minutes(look: Look, buffer: str, now: float) -> list[tuple[float, _Figures]]:
     """Return how each task stood in each minute of the last hour."""
-    kept = select(history.c.since, history.c.data).where(
-        history.c.buffer == tx.scope.buffer, history.c.since > now - _RATE_SECONDS, history.c.since <= now
-    )
-    return [(float(since), data.get("tasks", {})) for since, data in tx.execute(kept.order_by(history.c.since))]
+    rows = look.rows(_MINUTES, buffer=buffer, earliest=int(now) - _RATE_SECONDS, now=int(now))
+    return [(float(row["minute"]), row["data"].get("tasks", {})) for row in rows]
 
 
-def _before(time: float, tasks: Mapping[str, Any]) -> Before | None:
-    if any("put_of" not in counts for counts in tasks.values()):
+def _before(time: float, tasks: _Figures) -> Before | None:
+    if any("put_of" not in figures for figures in tasks.values()):
         return None  # of another version
-    put = {(task, Status(status)): int(n) for task, counts in tasks.items() for status, n in counts["put_of"].items()}
-    expired = {task: max(counts.get("expired", 0), counts.get("dropped", 0)) for task, counts in tasks.items()}
-    return Before(time, put, expired, {task: counts.get("set_aside", 0) for task, counts in tasks.items()})
+    put = {(task, Status(status)): n for task, figures in tasks.items() for status, n in figures["put_of"].items()}
+    expired = {task: max(figures.get("expired", 0), figures.get("dropped", 0)) for task, figures in tasks.items()}
+    return Before(time, put, expired, {task: figures.get("set_aside", 0) for task, figures in tasks.items()})
 
 
-def _puts(tallies: Mapping[tuple[str, Status, Tally], int]) -> dict[str, int]:
+def _puts(tallies: Tallies) -> dict[str, int]:
     puts: dict[str, int] = {}
     for (task, _, name), n in tallies.items():
         if name == Tally.PUT:
@@ -157,79 +176,75 @@ def _puts(tallies: Mapping[tuple[str, Status, Tally], int]) -> dict[str, int]:
     return puts
 
 
-def _last_changes(
-    minutes: Sequence[tuple[float, Mapping[str, Any]]], puts: Mapping[str, int], now: float
-) -> dict[str, float]:
+def _last_changes(minutes: Sequence[tuple[float, _Figures]], puts: Mapping[str, int], now: float) -> dict[str, float]:
     """Return when something was put into each task in the time of these minutes, to the minute."""
     last = {}
     for task, count in puts.items():
-        for since, tasks in reversed(minutes):
+        for minute, tasks in reversed(minutes):
             if tasks.get(task, {}).get("put", 0) < count:
-                last[task] = min(now, since + 60)
+                last[task] = min(now, minute + _MINUTE)
                 break
     return last
 
 
-def _read_last_puts(tx: Transaction) -> dict[str, float]:
+def _read_last_puts(look: Look, buffer: str, drawn: Mapping[str, Any] | None) -> dict[str, float]:
     """Return when the newest group of each task that is still there, or was drawn last, was put."""
-    newest = select(lane.c.id, lane.c.task_name, _of_newest(group.c.created_at))
-    by_lane = newest.where(lane.c.buffer == tx.scope.buffer)
     last: dict[str, float] = {}
     tasks = {}
-    for lane_id, task, created_at in tx.execute(by_lane):
-        tasks[lane_id] = task
+    for lane, task, created_at in look.table(_LAST_PUTS, buffer=buffer)[1]:
+        tasks[lane] = task
         if created_at is not None:
             last[task] = max(last.get(task, created_at), created_at)
-    drawn = select(batch.c.members).where(batch.c.buffer == tx.scope.buffer).order_by(batch.c.taken_at.desc()).limit(1)
-    for _, lane_id, *_, created_at in tx.execute(drawn).scalar() or ():
-        if (task := tasks.get(lane_id)) is not None and created_at is not None:
+    for member in [] if drawn is None else drawn["members"]:
+        lane, created_at = member[1], member[6]
+        if (task := tasks.get(lane)) is not None and created_at is not None:
             last[task] = max(last.get(task, created_at), created_at)
     return last
 
 
-def _of_newest(value: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Return a column of the newest group of a lane.
-
-    With `lane = n` PostgreSQL may walk the primary key from its end, past the groups of other lanes.
-    """
-    in_lane = group.c.lane.between(lane.c.id, lane.c.id)
-    return select(value).where(in_lane).order_by(group.c.lane.desc(), group.c.uid.desc()).limit(1).scalar_subquery()
-
-
-def _read_last_take(tx: Transaction) -> Taking | None:
-    own = select(batch.c.worker, batch.c.taken_at, batch.c.groups).where(batch.c.buffer == tx.scope.buffer)
-    row = tx.execute(own.order_by(batch.c.taken_at.desc()).limit(1)).first()
-    return None if row is None else Taking(row.worker, row.taken_at, int(row.groups))
-
-
-def _read_steps(tx: Transaction) -> dict[str, int]:
-    steps = select(lane.c.task_name, func.max(lane.c.step)).where(lane.c.buffer == tx.scope.buffer)
-    return {task: step for task, step in tx.execute(steps.group_by(lane.c.task_name)) if step is not None}
-
-
-def _read_trainer(tx: Transaction) -> TrainState | None:
-    own = (cursor.c.buffer == tx.scope.buffer, cursor.c.name == TRAINER, cursor.c.checkpoint == 0)
-    value = tx.execute(select(cursor.c.value).where(*own)).scalar()
-    with suppress(InputError):  # withdrawn, or of another version
-        return None if value is None else TrainState.decode(bytes(value))
+def _read_last_batch(look: Look, buffer: str) -> dict[str, Any] | None:
+    """Return the last draw, with its members."""
+    for row in look.rows(_LAST_BATCH, buffer=buffer):
+        if isinstance(row["members"], str):
+            row["members"] = json.loads(row["members"])
+        return row
     return None
 
 
-def _read_errors(tx: Transaction, tallies: Mapping[tuple[str, Status, Tally], int]) -> dict[str, str]:
+def _read_steps(look: Look, buffer: str) -> dict[str, int]:
+    steps = "SELECT task_name, max(step) FROM rb_lane WHERE buffer = :buffer AND step IS NOT NULL GROUP BY task_name"
+    return dict(look.table(steps, buffer=buffer)[1])
+
+
+def _read_trainer(look: Look, buffer: str) -> TrainState | None:
+    cursors = "SELECT value FROM rb_cursor WHERE buffer = :buffer AND name = :name AND checkpoint = 0"
+    value = look.value(cursors, buffer=buffer, name="replaybuf:trainer")
+    if value is None:  # saves the import
+        return None
+    from replaybuf.rules.train_state import TrainState
+
+    with suppress(InputError):  # withdrawn, or of another version
+        return TrainState.decode(bytes(value))
+    return None
+
+
+_ERRORS = f"""
+SELECT task_name, error FROM groups WHERE uid IN (
+    SELECT {_OF_NEWEST.format(column="uid")} FROM rb_lane l WHERE l.buffer = :buffer AND l.status = 'failed')"""  # noqa: S608
+
+
+def _read_errors(look: Look, buffer: str, tallies: Tallies) -> dict[str, str]:
     """Return why the newest failed group of each task did."""
     if not any(n for (_, status, name), n in tallies.items() if (status, name) == (Status.FAILED, Tally.SIZE)):
         return {}
-    of_lanes: ColumnElement[bool] = (lane.c.buffer == tx.scope.buffer) & (lane.c.status == str(Status.FAILED))
-    newest = tx.execute(select(lane.c.id, _of_newest(group.c.uid)).where(of_lanes))
-    uids = [uid for _, uid in newest if uid is not None]
-    return {row["task_name"]: row["error"] for row in read_metadata(Look.over(tx), uids) if row["error"]}
+    return {task: error for task, error in look.table(_ERRORS, buffer=buffer)[1] if error}
 
 
-def _read_restored(tx: Transaction) -> Restored | None:
-    own = select(buffer.c.restored_step, buffer.c.restored_at).where(buffer.c.name == tx.scope.buffer)
-    row = tx.execute(own).first()
-    if row is None or row.restored_at is None:
-        return None
-    told = select(event.c.worker).where(event.c.buffer == tx.scope.buffer, event.c.kind == "restored")
-    told = told.where(event.c.happened_at >= row.restored_at - 60).order_by(event.c.happened_at.desc()).limit(1)
-    return Restored(row.restored_step, row.restored_at, tx.execute(told).scalar())
+def _read_restored(look: Look, buffer: str) -> Restored | None:
+    own = "SELECT restored_step, restored_at FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"
+    for step, time in look.table(own, buffer=buffer)[1]:
+        told = """
+SELECT worker FROM rb_event WHERE buffer = :buffer AND kind = 'restored' AND happened_at > :time
+ORDER BY happened_at DESC LIMIT 1"""
+        return Restored(step, time, look.value(told, buffer=buffer, time=time - _MINUTE))
+    return None

@@ -54,7 +54,7 @@ def glance(tx: Transaction, buffer: str | None) -> list[Glance]:
             newest_batches(tx, one.buffer)[::-1],
             Look.over(tx).rows(_EVENTS, buffer=one.buffer),
         )
-        for one in explain(tx, buffer, Question(), asked=False)
+        for one in explain(Look.over(tx), buffer, Question(), asked=False, tx=tx)
     ]
 
 

@@ -16,7 +16,9 @@ from replaybuf.query import Node
 from replaybuf.query.sql import compile_sql
 from replaybuf.rules.policies import OrderTerm
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.groups import looking_at, rows_of
+from replaybuf.storage.sql.inspection.groups import looking_at
+from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.metadata import read_metadata
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import FIELDS
 
@@ -58,7 +60,7 @@ def page_of_groups(tx: Transaction, chosen: Chosen, after: Key | None, size: int
     if not lanes:
         return Page([], None)
     keys = [(uid, value) for uid, value in tx.execute(_statement(tx, chosen, lanes, after, size + 1))]
-    rows = rows_of(tx, [uid for uid, _ in keys[:size]])
+    rows = read_metadata(Look.over(tx), [uid for uid, _ in keys[:size]])
     last = Key(keys[size - 1][1], keys[size - 1][0]) if len(keys) > size else None
     return Page(rows, last)
 

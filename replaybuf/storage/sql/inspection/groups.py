@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -74,11 +73,6 @@ def show_group(tx: Transaction, uid: int, *, payload: bool) -> Shown | None:
         return None
     stored = read_groups(looking_at(tx, None), [uid], LogicNode("$and", ())) if payload else []
     return Shown(described.group, described.rollouts, described.now, described.several, *stored)
-
-
-def rows_of(tx: Transaction, uids: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the metadata of the groups with these uids that are there, in the order given."""
-    return read_metadata(Look.over(tx), uids)
 
 
 def buffers_of(tx: Transaction) -> list[str]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from replaybuf.errors import ConfigError, InputError, NotADatabaseError
+from replaybuf.errors import ConfigError, NotADatabaseError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
@@ -15,19 +15,16 @@ from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.sqlite_files import is_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
-from replaybuf.storage.sql.inspection.groups import buffers_of, looking_at
+from replaybuf.storage.sql.inspection.buffers import DEFAULT as DEFAULT
+from replaybuf.storage.sql.inspection.buffers import choose
+from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, open_reader
 from replaybuf.storage.sql.statements.fence import joined
-
-DEFAULT = "default"
 
 
 def choose_buffer(tx: Transaction, buffer: str | None) -> str:
     """Return the buffer of this name, or else the only one or the default one. Raises InputError."""
-    there = buffers_of(tx)
-    if buffer is None and len(there) > 1 and DEFAULT not in there:
-        raise InputError(f"there are several buffers in this database: choose one with --buffer: {', '.join(there)}")
-    return looking_at(tx, buffer).scope.buffer or (there[0] if len(there) == 1 else DEFAULT)
+    return choose(Look.over(tx), buffer)
 
 
 def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress) -> None:

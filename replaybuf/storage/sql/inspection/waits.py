@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from replaybuf.rollouts.status import Status
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.inspection.circumstances import Waiter, matching, read_circumstances, read_waiters
-from replaybuf.storage.sql.inspection.groups import buffers_of, looking_at
-from replaybuf.storage.sql.statements.leases import store_clock
+from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
+from replaybuf.storage.sql.inspection.circumstances import (
+    LIVE_SECONDS,
+    Waiter,
+    matching,
+    read_circumstances,
+    read_waiters,
+)
+from replaybuf.storage.sql.inspection.look import Look
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.transaction import Transaction
 
 _DEFAULT = "default"
 
@@ -49,26 +58,42 @@ class Explanation:
     waits: list[Explained] = field(default_factory=list)
 
 
-def explain(tx: Transaction, buffer: str | None, question: Question, *, asked: bool) -> list[Explanation]:
+def explain(
+    look: Look, buffer: str | None, question: Question, *, asked: bool, tx: Transaction | None = None
+) -> list[Explanation]:
     """Explain the waits of one buffer or of all; of the question's task only, if it names one.
 
-    Where nobody waits, or with `asked` anywhere, the question is answered instead. Raises InputError when only other
-    buffers exist.
+    Where nobody waits, or with `asked` anywhere, the question is answered instead. How many groups match a query is
+    looked up only with `tx`, the transaction of the look. Raises InputError when only other buffers exist.
     """
-    looking_at(tx, buffer)
-    names = buffers_of(tx) if buffer is None else [buffer]
-    return [_explain(tx.of(Scope(name)), name, question, asked=asked) for name in names or [_DEFAULT]]
+    check_buffer(look, buffer)
+    names = buffers_of(look) if buffer is None else [buffer]
+    return [_explain(look, name, question, asked, tx) for name in names or [_DEFAULT]]
 
 
-def _explain(tx: Transaction, buffer: str, question: Question, *, asked: bool) -> Explanation:
-    waiters = read_waiters(tx, store_clock(tx))
-    about = read_circumstances(tx, [one.wait for one in waiters])
+def needs_transaction(look: Look) -> bool:
+    """Return whether somebody waits for groups that match a query."""
+    live = look.seconds() - LIVE_SECONDS
+    return bool(look.value("SELECT count(*) FROM rb_waiter WHERE query IS NOT NULL AND seen_at > :live", live=live))
+
+
+def _explain(look: Look, buffer: str, question: Question, asked: bool, tx: Transaction | None) -> Explanation:
+    waiters = read_waiters(look, buffer)
+    about = read_circumstances(look, buffer, [one.wait for one in waiters])
     chosen = [] if asked else [one for one in waiters if question.task is None or question.task in one.wait.wants]
     found = Explanation(buffer, about, asked=not chosen)
     for one in chosen or _answers(question, about, waiters):
-        known = replace(matching(tx, one.wait, about), limits=one.limits)
+        known = replace(about, limits=one.limits)
+        if tx is not None:
+            known = _matching(tx, buffer, one.wait, known)
         found.waits.append(Explained(one.wait, one.limits, diagnose(one.wait, known)))
     return found
+
+
+def _matching(tx: Transaction, buffer: str, wait: Wait, about: Circumstances) -> Circumstances:
+    from replaybuf.storage.sql.engine.transaction import Scope
+
+    return matching(tx.of(Scope(buffer)), wait, about)
 
 
 def _answers(question: Question, about: Circumstances, waiters: Sequence[Waiter]) -> list[Waiter]:

@@ -137,8 +137,9 @@ SELECT
     g.deliveries AS deliveries,
     g.reward AS reward,
     jsonb_array_length(g.marks -> 'oldest') AS rollouts,
-    (SELECT sum((r.value ->> 'prompt_tokens')::bigint) FROM jsonb_array_elements(p.outline) r(value)) AS prompt_tokens,
-    (SELECT coalesce(sum((r.value ->> 'response_tokens')::bigint), 0)
+    (SELECT sum((r.value ->> 'prompt_tokens')::bigint)::bigint
+       FROM jsonb_array_elements(p.outline) r(value)) AS prompt_tokens,
+    (SELECT coalesce(sum((r.value ->> 'response_tokens')::bigint), 0)::bigint
        FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
       WHERE NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)) AS response_tokens,
     (SELECT string_agg(f.reason || ':' || f.times, ' ' ORDER BY f.reason) FROM (

@@ -22,6 +22,7 @@ _NOW = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) AS double precision)",
 }
+_INTEGER = {"sqlite": "INTEGER", "postgresql": "bigint"}
 _TASKS = {
     "sqlite": """
     CAST((SELECT group_concat(task_name || ':' || times, ' ') FROM (
@@ -88,8 +89,9 @@ def _leases(dialect: str) -> str:
 CREATE VIEW leases AS
 SELECT
     held.lease AS lease, held.buffer AS buffer, held.task_name AS task_name, held.status AS status,
-    held.holder AS worker, {times["since"]}, {times["until"]}, held.groups AS groups, held.deliveries AS deliveries,
-    (SELECT max(b.step) FROM rb_batch b WHERE b.lease = held.lease) AS step
+    held.holder AS worker, {times["since"]}, {times["until"]},
+    CAST(held.groups AS {_INTEGER[dialect]}) AS groups, CAST(held.deliveries AS {_INTEGER[dialect]}) AS deliveries,
+    CAST((SELECT max(b.step) FROM rb_batch b WHERE b.lease = held.lease) AS {_INTEGER[dialect]}) AS step
 FROM (
     SELECT
         g.lease AS lease, l.buffer AS buffer, l.task_name AS task_name, l.status AS status, g.holder AS holder,
@@ -124,9 +126,8 @@ FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
 
 def _workers(dialect: str) -> str:
     times = _times(started_at="w.started_at", last_seen="w.seen_at", ended_at="w.ended_at")[dialect]
-    integer = "INTEGER" if dialect == "sqlite" else "bigint"
     counts = ", ".join(
-        f"CAST(coalesce(sum(a.{name}), 0) AS {integer}) AS {name}_last_hour"
+        f"CAST(coalesce(sum(a.{name}), 0) AS {_INTEGER[dialect]}) AS {name}_last_hour"
         for name in ("groups", "rollouts", "tokens", "failures", "taken")
     )
     return f"""

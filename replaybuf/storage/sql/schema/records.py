@@ -13,7 +13,9 @@ with the time when it was last seen. All of them are bounded: the background tas
 
 `members` has an array for each group, in the order of the draw: uid, lane, worker, reward, staleness, oldest model
 step, time of the put. `lease` is the token, NULL for draws for good; `settled` counts the groups that were consumed:
-all of them at once, or those that the lease has acknowledged. `epoch` is the number of restores before it.
+all of them at once, or those that the lease has acknowledged. `epoch` is the number of restores before it, `first_uid`
+and `last_uid` are the lowest and the highest uid. Batches are looked up by step and by lease; the last ones have the
+highest ids. Each further index would add a page to the write of every draw.
 """
 
 from __future__ import annotations
@@ -50,7 +52,6 @@ batch = Table(
     Column("first_uid", BigInteger, nullable=False),
     Column("last_uid", BigInteger, nullable=False),
     Column("members", Json, nullable=False),
-    sqlite_autoincrement=True,
 )
 
 worker = Table(
@@ -120,7 +121,6 @@ history = Table(
     Column("data", Json, nullable=False),
 )
 
-Index("rb_batch_by_time", batch.c.buffer, batch.c.taken_at)
 Index("rb_batch_by_step", batch.c.step, batch.c.buffer)  # people seldom name the buffer
 Index(
     "rb_batch_by_lease",

@@ -12,7 +12,7 @@ from pydantic_core import to_json
 from sqlalchemy import Integer, bindparam, delete, select, update
 
 from replaybuf.storage.sql.engine.dialect import Dialect
-from replaybuf.storage.sql.engine.prepared import Prepared
+from replaybuf.storage.sql.engine.prepared import Prepared, insertion
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.records import batch
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -40,47 +40,44 @@ def add_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int |
 
     Where each statement is a round trip, it is sent with the commit.
     """
-    members, facts = _members(rows)
+    members = [_member(row) for row in rows]
     uids = [row.uid for row in rows]
     drawn = Drawn(time.time(), draw.worker, min(uids))
-    values = {
-        "buffer": tx.scope.buffer,
-        "taken_at": drawn.taken_at,
-        "epoch": tx.scope.epoch,
-        "step": step,
-        "status": str(draw.status),
-        "worker": draw.worker,
-        "lease": lease,
-        "groups": len(rows),
-        "settled": 0 if lease else len(rows),
-        **facts,
-        "first_uid": drawn.first_uid,
-        "last_uid": max(uids),
-        "members": members,
-    }
+    values = (
+        tx.scope.buffer,
+        drawn.taken_at,
+        tx.scope.epoch,
+        step,
+        draw.status.value,
+        draw.worker,
+        lease,
+        len(rows),
+        0 if lease else len(rows),  # settled
+        *_summed_up(members),
+        drawn.first_uid,
+        max(uids),
+    )
     if tx.dialect.is_remote:
-        tx.finish(_insertion(values))
+        tx.finish(_insertion(dict(zip(_NAMES, (*values, members), strict=True))))
     else:
-        values["members"] = _json(members)
-        tx.insert(batch, [(None, *(values[name] for name in _NAMES))])
+        tx.fetch(_INSERT, *values, _json(members))
     return drawn
 
 
-def _members(rows: Sequence[GroupRow]) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
-    """Return what is kept of each group, and of all of them."""
-    members = [_member(row) for row in rows]
-    rewards = [member[3] for member in members if member[3] is not None]
-    staleness = [member[4] for member in members]
-    steps = [member[5] for member in members if member[5] is not None]
-    return members, {
-        "reward": _finite(math.fsum(rewards) / len(rewards)) if rewards else None,
-        "min_reward": min(rewards, default=None),
-        "max_reward": max(rewards, default=None),
-        "staleness": sum(staleness) / len(staleness),
-        "max_staleness": max(staleness),
-        "oldest_step": min(steps, default=None),
-        "newest_step": max(steps, default=None),
-    }
+def _summed_up(members: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return the columns about all groups: their rewards, staleness and model steps."""
+    _, _, _, every_reward, staleness, every_step, _ = zip(*members, strict=True)
+    rewards = [reward for reward in every_reward if reward is not None]
+    steps = [step for step in every_step if step is not None]
+    return (
+        _finite(sum(rewards) / len(rewards)) if rewards else None,
+        min(rewards, default=None),
+        max(rewards, default=None),
+        sum(staleness) / len(staleness),
+        max(staleness),
+        min(steps, default=None),
+        max(steps, default=None),
+    )
 
 
 def _member(row: GroupRow) -> tuple[Any, ...]:
@@ -108,6 +105,7 @@ def _insertion(values: dict[str, Any]) -> str:
 
 
 _NAMES = tuple(column.name for column in batch.columns if column.name != "id")
+_INSERT = insertion(batch, (False,) + (True,) * len(_NAMES))
 
 
 def remove_batch(tx: Transaction, drawn: Drawn) -> None:
@@ -145,23 +143,23 @@ _SETTLE = Prepared(
 )
 
 
-def last_beyond(tx: Transaction, keep: int) -> float | None:
-    """Return the time of the newest batch of the buffer that is older than the last `keep`, or None."""
+def last_beyond(tx: Transaction, keep: int) -> int | None:
+    """Return the number of the newest batch of the buffer before its last `keep`, or None."""
     rows = tx.fetch(_BEYOND, tx.scope.buffer, keep)
-    return float(rows[0][0]) if rows else None
+    return int(rows[0][0]) if rows else None
 
 
-def prune_batches(tx: Transaction, until: float, limit: int) -> int:
-    """Remove up to `limit` of the buffer's batches up to a time, oldest first; return their number."""
+def prune_batches(tx: Transaction, until: int, limit: int) -> int:
+    """Remove up to `limit` of the buffer's batches up to this one, oldest first; return their number."""
     return len(tx.fetch(_PRUNE, tx.scope.buffer, until, limit))
 
 
 _of_buffer = batch.c.buffer == bindparam("buffer")
 _BEYOND = Prepared(
     lambda _: (
-        select(batch.c.taken_at)
+        select(batch.c.id)
         .where(_of_buffer)
-        .order_by(batch.c.taken_at.desc())
+        .order_by(batch.c.id.desc())
         .offset(bindparam("keep", type_=Integer()))
         .limit(1)
     ),
@@ -171,8 +169,8 @@ _BEYOND = Prepared(
 
 
 def _prune(dialect: Dialect) -> Any:
-    old = select(batch.c.id).where(_of_buffer, batch.c.taken_at <= bindparam("until", type_=batch.c.taken_at.type))
-    first = old.order_by(batch.c.taken_at).limit(bindparam("limit", type_=Integer()))
+    old = select(batch.c.id).where(_of_buffer, batch.c.id <= bindparam("until", type_=batch.c.id.type))
+    first = old.order_by(batch.c.id).limit(bindparam("limit", type_=Integer()))
     return delete(batch).where(batch.c.id.in_(dialect.for_update(first, skip_locked=True))).returning(batch.c.id)
 
 

@@ -27,19 +27,24 @@ from replaybuf.storage.values import Changes, Unset
 _CHUNK = 10_000
 
 
-def _matching(tx: Transaction, query: Node, *columns: Any) -> Select[Any]:
+def select_matching(tx: Transaction, query: Node, *columns: Any) -> Select[Any]:
+    """Return the SELECT of columns of the groups that match."""
     condition = compile_sql(query, FIELDS, tx.dialect.name)
     return select(*columns).select_from(group.join(lane, lane.c.id == group.c.lane)).where(tx.scope.lanes, condition)
 
 
 def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[tuple[int, int]]:
     """Return the uids of the groups that match, in order, each with the size of its payload in bytes."""
+    return [(uid, size) for uid, size in tx.execute(finding(tx, query, order, limit))]
+
+
+def finding(tx: Transaction, query: Node, order: Order, limit: int | None) -> Select[Any]:
+    """Return the SELECT of the uids of the groups that match, in order, and the sizes of their payloads."""
     keys = []
     for term in order:
         key = FIELDS[term.field].desc() if term.descending else FIELDS[term.field].asc()
         keys.append(key.nulls_last() if NULLABLE[term.field] else key)
-    statement = _matching(tx, query, group.c.uid, group.c.bytes).order_by(*keys).limit(limit)
-    return [(uid, size) for uid, size in tx.execute(statement)]
+    return select_matching(tx, query, group.c.uid, group.c.bytes).order_by(*keys).limit(limit)
 
 
 def read_groups(tx: Transaction, uids: Sequence[int], query: Node) -> list[GroupRow]:
@@ -55,7 +60,7 @@ def read_groups(tx: Transaction, uids: Sequence[int], query: Node) -> list[Group
 
 def count_groups(tx: Transaction, query: Node, at_most: int | None) -> int:
     """Return the number of groups that match, counting no further than `at_most`."""
-    matching = _matching(tx, query, group.c.uid)
+    matching = select_matching(tx, query, group.c.uid)
     if at_most is None:
         return int(tx.execute(matching.with_only_columns(func.count())).scalar_one())
     return int(tx.execute(select(func.count()).select_from(matching.limit(at_most).subquery())).scalar_one())
@@ -147,7 +152,7 @@ def _by_lane(tx: Transaction, found: Sequence[tuple[int, int]]) -> list[tuple[La
 
 def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]]]]:
     """Yield the groups that match, locked, in chunks, by lane."""
-    statement = _matching(tx, query, group.c.uid, group.c.lane)
+    statement = select_matching(tx, query, group.c.uid, group.c.lane)
     if tx.dialect.locks_rows:
         statement = tx.dialect.for_update(statement.order_by(group.c.uid), of=group)
     rows = [(uid, lane_id) for uid, lane_id in tx.execute(statement)]

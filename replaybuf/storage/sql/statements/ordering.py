@@ -65,6 +65,12 @@ class Source:
                 row.payload = tx.dialect.read_payload(tx, row.uid)
         return drawn
 
+    def selects(self, tx: Transaction, size: int, order: Order) -> list[tuple[Select[Any], dict[str, Any]]]:
+        """Return the SELECTs by which `read` reads, with their parameters, for people who ask how."""
+        first = _Query(order, _PINNED), _Query(order, _FOLLOWING, whole=True)
+        queries = first if _merges(order) else (_Query(order, whole=True),)
+        return [self._select(tx, query, size) for query in queries]
+
     def read_checked(self, tx: Transaction, size: int, order: Order) -> list[GroupRow] | None:
         """Return the first groups as `read` does, in one statement; None if the lane or the buffer's epoch changed.
 
@@ -94,7 +100,20 @@ class Source:
     def _read(self, tx: Transaction, query: _Query, size: int) -> Sequence[Sequence[Any]]:
         if self._skip:
             query = query._replace(skipping=True)
-        values = {
+        if self._where is None:
+            statement, names = _prepared(query)
+            values = self._values(tx, size)
+            return tx.fetch(statement, *(values[name] for name in names))
+        return tx.execute(*self._select(tx, query, size)).all()
+
+    def _select(self, tx: Transaction, query: _Query, size: int) -> tuple[Select[Any], dict[str, Any]]:
+        statement, values = _select(tx.dialect, query), self._values(tx, size)
+        if self._where is not None:
+            statement = statement.where(compile_sql(self._where, _fields(query), tx.dialect.name))
+        return statement, values
+
+    def _values(self, tx: Transaction, size: int) -> dict[str, Any]:
+        return {
             "lane": self.lane.id,
             "size": size,
             "step": self.lane.step or 0,
@@ -104,11 +123,6 @@ class Source:
             "buffer": tx.scope.buffer,
             "known_step": self.lane.step,
         }
-        if self._where is None:
-            statement, names = _prepared(query)
-            return tx.fetch(statement, *(values[name] for name in names))
-        condition = compile_sql(self._where, _fields(query), tx.dialect.name)
-        return tx.execute(_select(tx.dialect, query).where(condition), values).all()
 
 
 class _Query(NamedTuple):

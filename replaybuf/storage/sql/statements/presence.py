@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, case, delete, func, or_, select, update
 
+from replaybuf.rules.limits import Limits
+from replaybuf.rules.tallies import Tally
 from replaybuf.rules.totals import of_tasks
 from replaybuf.storage.presence import Waiting
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -81,8 +83,8 @@ def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
         _add_activity(tx, ids[name], now, done)
     if beat.gone:
         tx.execute(delete(waiter).where(waiter.c.worker_id.in_(_ids_of(tx, process)), waiter.c.number.in_(beat.gone)))
-    for one in beat.waits:
-        _write_waiter(tx, ids[one.worker], one, now, ahead)
+    for waiting in beat.waits:
+        _write_waiter(tx, ids[waiting.worker], waiting, now, ahead)
 
 
 def _see(tx: Transaction, name: str, process: Process, now: float, ahead: float, *, ended: bool) -> int:
@@ -119,19 +121,28 @@ def _add_activity(tx: Transaction, worker_id: int, now: float, done: Activity) -
     tx.execute(row.on_conflict_do_update(index_elements=[activity.c.worker_id, activity.c.since], set_=added))
 
 
-def _write_waiter(tx: Transaction, worker_id: int, one: Waiting, now: float, ahead: float) -> None:
-    changing = {"wants": dict(one.wants), "seen_at": now, "limits": dict(one.limits), "reason": one.reason}
+def _write_waiter(tx: Transaction, worker_id: int, waiting: Waiting, now: float, ahead: float) -> None:
+    wait = waiting.wait
+    changing = {"wants": dict(wait.wants), "seen_at": now, "reason": waiting.reason}
     row = tx.dialect.insert(waiter).values(
         worker_id=worker_id,
-        number=one.number,
-        kind=str(one.kind),
-        status=one.status,
-        query=one.query,
-        since=one.since + ahead,
-        deadline=None if one.deadline is None else one.deadline + ahead,
+        number=waiting.number,
+        kind=wait.kind,
+        status=str(wait.status),
+        query=wait.query,
+        since=now if wait.since is None else wait.since + ahead,
+        deadline=None if wait.deadline is None else wait.deadline + ahead,
+        limits=_written(waiting.limits),
         **changing,
     )
     tx.execute(row.on_conflict_do_update(index_elements=[waiter.c.worker_id, waiter.c.number], set_=changing))
+
+
+def _written(limits: Limits) -> dict[str, Any]:
+    """Return the limits that differ from the defaults."""
+    default = Limits()
+    values = {one.name: getattr(limits, one.name) for one in fields(Limits)}
+    return {name: value for name, value in values.items() if value != getattr(default, name)}
 
 
 # Once a minute, by whoever is first
@@ -146,11 +157,14 @@ def is_noted(tx: Transaction) -> bool:
 
 def note_minute(tx: Transaction) -> None:
     """Note how the buffer stands, unless somebody has, and remove what has become too old."""
-    now = tx.dialect.clock(tx)
+    now, tallies = tx.dialect.clock(tx), read_tallies(tx)
     tasks = {
-        task: {name: value for name, value in figures.items() if value != 0}
-        for task, figures in of_tasks(read_tallies(tx)).items()
+        task: {name: value for name, value in figures.items() if value != 0} | {"put_of": {}}
+        for task, figures in of_tasks(tallies).items()
     }
+    for (task, status, name), n in tallies.items():
+        if name == Tally.PUT and n:
+            tasks[task]["put_of"][str(status)] = n
     row = tx.dialect.insert(history).values(
         buffer=tx.scope.buffer, since=_period(now, HISTORY_SECONDS), data={"tasks": tasks}
     )

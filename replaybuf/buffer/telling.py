@@ -1,0 +1,91 @@
+"""What a wait tells others while it lasts: its reason, in the log and, where the store can, to other processes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from replaybuf.rules.circumstances import Wait
+from replaybuf.storage.contract import GroupStorage, PresenceStorage
+from replaybuf.storage.presence import Waiting
+
+#: Seconds after which a wait is reported in the log, and between reports.
+REPORT_SECONDS = 30.0
+#: Seconds after which other processes are shown a wait, and between two looks for its reason.
+SHOW_SECONDS, REASON_SECONDS = 1.0, 10.0
+
+_logger = logging.getLogger("replaybuf.waits")
+
+
+class Reports:
+    """The reports of one wait in the log: after so many seconds, and then as often. `what` it waits for begins them."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._began = time.monotonic()
+        self._next = self._began + REPORT_SECONDS
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for one."""
+        return time.monotonic() >= self._next
+
+    @property
+    def pause(self) -> float:
+        """The seconds until the next report."""
+        return max(0.0, self._next - time.monotonic())
+
+    def tell(self, missing: str) -> None:
+        """Report what is missing."""
+        now = time.monotonic()
+        self._next = now + REPORT_SECONDS
+        _logger.warning("%s for %.0f s: %s", self._what, now - self._began, missing)
+
+
+class Telling:
+    """One wait, as others hear of it. Nothing is made of one that is over within `SHOW_SECONDS`.
+
+    `wait()` describes it, for the worker of this name.
+    """
+
+    def __init__(self, storage: GroupStorage, what: str, worker: str, wait: Callable[[], Wait]) -> None:
+        self._storage = storage
+        self._reports = Reports(what)
+        self._worker = worker
+        self._wait = wait
+        self._shown: Waiting | None = None
+        self._next = time.monotonic() + SHOW_SECONDS
+
+    @property
+    def wait(self) -> Wait:
+        """The wait as it is now."""
+        return self._wait()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to say why the wait isn't over."""
+        return self._reports.due or time.monotonic() >= self._next
+
+    @property
+    def pause(self) -> float:
+        """The seconds until it is."""
+        return min(self._reports.pause, max(0.0, self._next - time.monotonic()))
+
+    def tell(self, reason: str, numbers: str = "") -> None:
+        """Say why the wait isn't over; the log gets the numbers, too."""
+        if self._reports.due:
+            self._reports.tell(numbers or reason)
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + REASON_SECONDS
+        if self._shown is not None:
+            self._shown.wait, self._shown.reason = self.wait, reason
+        elif isinstance(self._storage, PresenceStorage):
+            self._shown = Waiting(self.wait, self._worker, self._storage.rules.limits, reason)
+            self._storage.announce(self._shown)
+
+    def close(self) -> None:
+        """Note that the wait is over."""
+        if self._shown is not None and isinstance(self._storage, PresenceStorage):
+            self._storage.withdraw(self._shown)

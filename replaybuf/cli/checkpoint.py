@@ -1,0 +1,146 @@
+"""`replaybuf checkpoint`: listing, restoring and dropping step checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
+
+import typer
+
+from replaybuf import units
+from replaybuf.cli.asking import YES, ask
+from replaybuf.cli.options import Command, Url, buffer_option, listing, option, url_and
+from replaybuf.cli.output import Column, Output, iso
+from replaybuf.cli.snapshots import checkpoints
+from replaybuf.redact import redact
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.inspection.checkpoints import Made, Since, find_made, since
+from replaybuf.storage.sql.inspection.groups import AS_DICTS
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.storage.sql.inspection.snapshots import choose_buffer
+
+T = TypeVar("T")
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app.command("ls", cls=Command)(checkpoints)
+
+_Step = Annotated[
+    str | None, typer.Argument(metavar="STEP", help="The train step of the checkpoint.", show_default=False)
+]
+_Buffer = Annotated[
+    str | None, buffer_option("This buffer of the database; else the only one, or the one named default.")
+]
+_Yes = Annotated[bool, YES]
+_NAMED = 5
+
+
+@app.callback()
+def checkpoint() -> None:
+    """List, restore or drop the step checkpoints in a database."""
+
+
+@app.command("restore", cls=Command)
+@listing
+def restore(
+    url: Url,
+    output: Output,
+    step: _Step = None,
+    keep_new: Annotated[bool, option("--keep-new", help="Keep the groups that were put since the checkpoint.")] = False,
+    buffer: _Buffer = None,
+    yes: _Yes = False,
+) -> None:
+    """Make a buffer what it was at the checkpoint of a step, as buffer.restore() does, after asking.
+
+    Groups that were taken since are back, those that were put since are gone (unless --keep-new). All processes that
+    have the buffer open are fenced off: whatever they do next raises FencedError, until they build it anew. Restore
+    when the run is stopped, and start it from its own checkpoint of the same step.
+
+    Groups that were leased at the checkpoint get new chances in random draws. To draw exactly as with the seed of a
+    config, restore by buffer.restore() of that config.
+
+    \b
+    Examples:
+      replaybuf checkpoint restore run.db 400
+      replaybuf checkpoint restore postgresql://rl@db/run7 400 --keep-new --yes
+    """
+    reader, name, made = _find(url, step, buffer)
+    found = reader.inspect(lambda tx: since(tx, made))
+    _ask_to_restore(reader, made, found, keep_new=keep_new, yes=yes)
+    _on(reader, name, lambda storage: storage.restore(made.step, keep_new=keep_new))
+    _tell(output, reader, made)
+    output.note("restored; whoever had the buffer open before is fenced off")
+
+
+@app.command("drop", cls=Command)
+@listing
+def drop(url: Url, output: Output, step: _Step = None, buffer: _Buffer = None, yes: _Yes = False) -> None:
+    """Drop the checkpoint of a step, and the payloads that nothing else needs, after asking.
+
+    \b
+    Examples:
+      replaybuf checkpoint drop run.db 400
+      replaybuf checkpoint drop run.db 400 --yes
+    """
+    reader, name, made = _find(url, step, buffer)
+    ask(f"Drop the checkpoint of {_what(made)}? It can't be brought back.", yes=yes)
+    _on(reader, name, lambda storage: storage.drop_checkpoint(made.step))
+    _tell(output, reader, made)
+    output.note("dropped")
+
+
+def _find(url: str, step: str | None, buffer: str | None) -> tuple[Reader, str, Made]:
+    """Return the database, the buffer and the checkpoint that arguments name."""
+    url, number = url_and(url, step, "STEP")
+    try:
+        wanted = int(number)
+    except ValueError:
+        raise typer.BadParameter(f"{redact(number)!r:.100} is not a whole number.", param_hint="STEP") from None
+    reader = open_reader(url)
+    name = reader.inspect(lambda tx: choose_buffer(tx, buffer))
+    return reader, name, reader.inspect(lambda tx: find_made(tx, name, wanted))
+
+
+def _what(made: Made) -> str:
+    size = f"{units.number(made.groups)} groups, {units.size(made.bytes)}"
+    return f"step {made.step} of buffer {made.buffer}, made {iso(made.created_at)} ({size})"
+
+
+def _ask_to_restore(reader: Reader, made: Made, found: Since, *, keep_new: bool, yes: bool) -> None:
+    new = f"{units.number(found.put)} groups put since then are {'kept' if keep_new else 'deleted'}"
+    back = f"{units.number(found.left)} that have left since then are back"
+    users = "Nobody was seen with it open in the last minute."
+    if found.users:
+        more = f" and {len(found.users) - _NAMED} more" if len(found.users) > _NAMED else ""
+        users = f"These have it open and will be fenced off: {', '.join(found.users[:_NAMED])}{more}."
+    ask(f"Restore {_what(made)} in {reader.where}? {new}, {back}. {users} Restore?", yes=yes)
+
+
+def _on(reader: Reader, name: str, call: Callable[[SQLStorage], Awaitable[T]]) -> T:
+    async def run() -> T:
+        storage = SQLStorage(reader.url.render_as_string(hide_password=False), AS_DICTS, name=name)
+        try:
+            return await call(storage)
+        finally:
+            await storage.close()
+
+    return asyncio.run(run())
+
+
+def _tell(output: Output, reader: Reader, made: Made) -> None:
+    row = {
+        "url": reader.where,
+        "buffer": made.buffer,
+        "step": made.step,
+        "created_at": made.created_at,
+        "groups": made.groups,
+        "bytes": made.bytes,
+    }
+    columns = [
+        Column("buffer", lambda r: r["buffer"], right=False, text=True),
+        Column("step", lambda r: units.number(r["step"])),
+        Column("made", lambda r: iso(r["created_at"]), right=False),
+        Column("groups", lambda r: units.number(r["groups"])),
+        Column("size", lambda r: units.size(r["bytes"])),
+    ]
+    output.rows([row], columns)

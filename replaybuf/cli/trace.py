@@ -1,0 +1,269 @@
+"""`replaybuf trace`: from a train step to the groups that it was trained on, and back."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from replaybuf import units
+from replaybuf.cli.escape import escape
+from replaybuf.cli.groups import age_of
+from replaybuf.cli.options import URL_VARIABLE, Url, buffer_option, listing, option
+from replaybuf.cli.output import Column, Output, Row
+from replaybuf.cli.trace_step import print_step, step_value, steps_rows
+from replaybuf.cli.trace_uid import life_value, print_life, timeline
+from replaybuf.cli.trace_worker import print_worker, worker_rows, worker_value
+from replaybuf.errors import InputError
+from replaybuf.redact import redact
+from replaybuf.storage.sql.inspection.batches import Recorded, batch_of_lease, recorded
+from replaybuf.storage.sql.inspection.buffers import buffers_of, choose
+from replaybuf.storage.sql.inspection.lives import Life, last_uid, life_of
+from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.storage.sql.inspection.steps import StepSummary, summarise_steps, trace_step, trace_worker, workers_of
+
+_KINDS = ("steps", "step", "uid", "worker")
+_STEPS, _GROUPS = 20, 10
+_NAMED = 10
+
+_What = Annotated[
+    str | None,
+    typer.Argument(metavar="WHAT", help="steps, step, uid or worker; steps if left out.", show_default=False),
+]
+_Which = Annotated[
+    str | None, typer.Argument(metavar="WHICH", help="The step, the uid or the worker's name.", show_default=False)
+]
+
+
+@listing
+def trace(
+    url: Url,
+    output: Output,
+    what: _What = None,
+    which: _Which = None,
+    buffer: Annotated[
+        str | None, buffer_option("This buffer of the database; else the only one, or the one named default.")
+    ] = None,
+    before: Annotated[
+        int | None, option("--before", metavar="STEP", help="With steps: only those before this one.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        option(
+            "--limit", metavar="N", min=0, help="At most so many steps (20), or groups and workers (10); 0 for all."
+        ),
+    ] = None,
+) -> None:
+    """Show what a train step was trained on, who made it, and what became of a group.
+
+    "steps" lists the last train steps, with the mean reward of their groups and its change from the step before. "step
+    413" says what it was trained on: from which weights, how stale, and made by whom, the workers first whose groups
+    are worst compared with those that others made of the same tasks; then the groups themselves. "uid 17" is the life
+    of a group: put, drawn, given back, by whom, replaced by what, in which checkpoints. "worker NAME" is what one
+    worker made.
+
+    Draws are recorded from the schema of revision 0007 on, the last 10,000 of a buffer unless its config says
+    otherwise. Of a step that was trained on again after a restore, both are shown, the last first.
+
+    \b
+    Examples:
+      replaybuf trace run.db
+      replaybuf trace run.db step 413
+      replaybuf trace run.db uid 17
+      replaybuf trace run.db worker gpu-node-7 --limit 100
+      replaybuf trace run.db step 413 --json | jq '.runs[0].workers[0]'
+    """
+    url, what, which = _words(url, what, which)
+    reader = open_reader(url)
+    if what == "uid":
+        _uid(reader, output, _number(which, "uid"))
+    elif what == "step":
+        _step(reader, output, buffer, _number(which, "step"), _or(limit, _GROUPS))
+    elif what == "worker":
+        if which is None:
+            raise typer.BadParameter("it is missing; replaybuf trace URL worker NAME", param_hint="WHICH")
+        _worker(reader, output, buffer, which, _or(limit, _STEPS))
+    else:
+        _steps(reader, output, buffer, before, _or(limit, _STEPS))
+
+
+def _words(url: str, what: str | None, which: str | None) -> tuple[str, str, str | None]:
+    """Return the arguments; the URL may come from its variable."""
+    known = os.environ.get(URL_VARIABLE)
+    if known and url in _KINDS and (what is None or what not in _KINDS) and which is None:
+        url, what, which = known, url, what
+    what = what or _KINDS[0]
+    if what not in _KINDS:
+        raise typer.BadParameter(f"{redact(what)!r:.100} is none of {', '.join(_KINDS)}.", param_hint="WHAT")
+    if what == "steps" and which is not None:
+        raise typer.BadParameter(f"steps takes none; did you mean: step {redact(which):.100}", param_hint="WHICH")
+    return url, what, which
+
+
+def _number(text: str | None, what: str) -> int:
+    if text is None:
+        raise typer.BadParameter(f"it is missing; replaybuf trace URL {what} N", param_hint="WHICH")
+    try:
+        number = int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{redact(text)!r:.100} is not a whole number.", param_hint="WHICH") from None
+    if abs(number) >= 2**63:
+        raise typer.BadParameter(f"{number:.3g} is too large.", param_hint="WHICH")
+    return number
+
+
+def _or(limit: int | None, default: int) -> int | None:
+    """Return the limit, None for all."""
+    return default if limit is None else limit or None
+
+
+# The last steps
+
+
+def _steps(reader: Reader, output: Output, buffer: str | None, before: int | None, limit: int | None) -> None:
+    def read(look: Look) -> tuple[list[StepSummary], Recorded, datetime]:
+        name = choose(look, buffer)
+        more = None if limit is None else limit + 1  # the change of the last one needs the one before
+        return summarise_steps(look, name, before=before, limit=more), recorded(look, name), look.now()
+
+    found, known, now = reader.look(read)
+    rows = steps_rows(found, limit)
+    if rows or not output.for_people:
+        output.rows(rows, _columns(rows, now))
+    else:
+        output.note(_nothing(known, None))
+        return
+    if limit is not None and len({one.step for one in found}) > limit:
+        output.note(f"more steps: --before {rows[-1]['step']}, or --limit 0")
+    if known.without_step:
+        output.note(f"{units.number(known.without_step)} of {units.number(known.batches)} draws name no train step")
+
+
+def _columns(rows: list[dict[str, Any]], now: datetime) -> list[Column]:
+    columns = [
+        Column("step", lambda r: str(r["step"])),
+        Column("trained", lambda r: units.age(age_of(r["last_at"], now)), spare=True),
+        Column("groups", lambda r: units.number(r["groups"])),
+        Column("settled", lambda r: units.number(r["settled"])),
+        Column("reward", lambda r: units.number(r["reward"], 3)),
+        Column("change", _change, style=_change_style),
+        Column("lowest", lambda r: units.number(r["min_reward"], 3), spare=True),
+        Column("highest", lambda r: units.number(r["max_reward"], 3), spare=True),
+        Column("stale", lambda r: units.number(r["staleness"], 1)),
+        Column("max", lambda r: units.number(r["max_staleness"])),
+        Column("weights", weights_text, spare=True),
+        Column("run", run_text, right=False),
+        Column("taken by", lambda r: ", ".join(r["taken_by"]) or "-", right=False, text=True),
+    ]
+    if all(row["settled"] == row["groups"] for row in rows):
+        columns = [column for column in columns if column.header != "settled"]
+    if not any(row["restores"] for row in rows):
+        columns = [column for column in columns if column.header != "run"]
+    return columns
+
+
+def _change(row: Row) -> str:
+    return "" if row["change"] is None else f"{row['change']:+.3f}"
+
+
+def _change_style(row: Row) -> str:
+    return "red" if (row["change"] or 0.0) < 0 else ""
+
+
+def weights_text(row: Row) -> str:
+    """Return the train steps of the weights that groups were made with."""
+    oldest, newest = row["oldest_model_step"], row["newest_model_step"]
+    if oldest is None:
+        return "-"
+    return str(oldest) if oldest == newest else f"{oldest}-{newest}"
+
+
+def run_text(row: Row) -> str:
+    """Return which run a step is of."""
+    run = f"after restore {row['restores']}" if row["restores"] else "first"
+    return f"{run}, undone" if row["undone"] else run
+
+
+# A step, a group, a worker
+
+
+def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: int | None) -> None:
+    def read(look: Look) -> Any:
+        name = choose(look, buffer)
+        return trace_step(look, name, step), recorded(look, name), look.now()
+
+    runs, known, now = reader.look(read)
+    if not runs:
+        raise InputError(_nothing(known, step))
+    if output.format == "json":
+        output.value(step_value(runs))
+    elif not output.for_people:
+        output.rows([row for run in step_value(runs)["runs"] for row in run["groups"]], [])
+    else:
+        for run in runs:
+            print_step(run, now, limit)
+
+
+def _uid(reader: Reader, output: Output, uid: int) -> None:
+    def read(look: Look) -> tuple[Life | None, str]:
+        life = life_of(look, uid)
+        return life, "" if life else _no_life(look, uid)
+
+    life, why = reader.look(read)
+    if life is None:
+        raise InputError(why)
+    if output.format == "json":
+        output.value(life_value(life))
+    elif not output.for_people:
+        output.rows(timeline(life), [])
+    else:
+        print_life(life)
+
+
+def _worker(reader: Reader, output: Output, buffer: str | None, worker: str, limit: int | None) -> None:
+    def read(look: Look) -> Any:
+        name = choose(look, buffer)
+        found = trace_worker(look, name, worker, limit)
+        return found, look.now(), workers_of(look, name) if found is None else []
+
+    found, now, others = reader.look(read)
+    if found is None:
+        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        there = f"there are {', '.join(others[:_NAMED])}{more}" if others else "no group there names its worker"
+        raise InputError(f"nothing is known of a worker {escape(worker)!r:.200}; {there}")
+    if output.format == "json":
+        output.value(worker_value(worker, found))
+    elif not output.for_people:
+        output.rows(worker_rows(found), [])
+    else:
+        print_worker(worker, found, now)
+
+
+def _nothing(known: Recorded, step: int | None) -> str:
+    """Return why there are no steps, or not this one."""
+    if known.last is not None:
+        return f"no draw for step {step} is recorded; those that are are for steps {known.first} to {known.last}"
+    if known.batches:
+        return (
+            f"the {units.number(known.batches)} draws that are recorded name no train step: pass current_train_step= "
+            "to them, or refresh the staleness"
+        )
+    return "no draw is recorded: nothing was taken yet, or by a version before 0007, or with history=0"
+
+
+def _no_life(look: Look, uid: int) -> str:
+    """Return why nothing is known of a group."""
+    last = last_uid(look)
+    if not 1 <= uid <= last:
+        return f"there never was a group {uid}: uids go from 1 to {last} here" if last else "there never was a group"
+    for buffer in buffers_of(look):
+        if (drawn := batch_of_lease(look, buffer, uid)) is not None:
+            step = "" if drawn.step is None else f" for step {drawn.step}"
+            return f"{uid} is a lease, by {drawn.worker or 'somebody'}{step}: they have numbers of the same series"
+    return (
+        f"nothing is recorded of group {uid}: it left other than by a draw (expired, evicted, deleted, replaced), or "
+        "its draw is no longer recorded"
+    )

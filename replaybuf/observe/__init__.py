@@ -1,0 +1,47 @@
+"""A run, observed: metrics for Prometheus, numbers and tables for wandb and trackio. `docs/metrics.md` has every name.
+
+Each name is imported when it is first used: whoever reads a database from outside needs no buffer. Spans of
+OpenTelemetry need nothing of this: the buffer makes them by itself.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from replaybuf.observe.batches import batch_metrics as batch_metrics
+    from replaybuf.observe.catalogue import METRICS as METRICS
+    from replaybuf.observe.catalogue import Metric as Metric
+    from replaybuf.observe.collector import Collector as Collector
+    from replaybuf.observe.completions import Completions as Completions
+    from replaybuf.observe.completions import completions_table as completions_table
+    from replaybuf.observe.database import read_figures as read_figures
+    from replaybuf.observe.exposition import CONTENT_TYPE as CONTENT_TYPE
+    from replaybuf.observe.exposition import OPENMETRICS_CONTENT_TYPE as OPENMETRICS_CONTENT_TYPE
+    from replaybuf.observe.exposition import prometheus as prometheus
+
+_MODULES = {
+    "batch_metrics": "batches",
+    "METRICS": "catalogue",
+    "Metric": "catalogue",
+    "Collector": "collector",
+    "Completions": "completions",
+    "completions_table": "completions",
+    "read_figures": "database",
+    "CONTENT_TYPE": "exposition",
+    "OPENMETRICS_CONTENT_TYPE": "exposition",
+    "prometheus": "exposition",
+}
+
+if not TYPE_CHECKING:  # type checkers go by the imports above
+    __all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if module := _MODULES.get(name):
+        value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -1,0 +1,75 @@
+"""A collector for the registry of prometheus_client, for processes that have an endpoint already."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from replaybuf.buffer.metrics import Meter
+from replaybuf.errors import ReplayBufError
+from replaybuf.observe.database import read_figures
+from replaybuf.observe.samples import samples_of
+
+if TYPE_CHECKING:  # who reads a database from outside needs no buffer
+    from replaybuf.buffer.replay_buffer import ReplayBuffer
+    from replaybuf.sync.buffer import SyncReplayBuffer
+
+_logger = logging.getLogger("replaybuf.observe")
+
+
+class Collector:
+    """The metrics of an open buffer, or of the database at a URL, whenever they are asked for.
+
+        prometheus_client.REGISTRY.register(Collector(buffer))
+
+    Of an open buffer there are its own waits, but none of what only the database knows (workers, batches, ...).
+    `buffer` is its name in the labels, and `distributions` are as in `buffer.metrics()`; of a URL, `buffer` is the one
+    to read, if not all. A collection that fails, or isn't over after `timeout` seconds, is logged, and gives
+    `replaybuf_up` 0: the process's other metrics are there all the same. Needs the package prometheus_client.
+    """
+
+    def __init__(
+        self,
+        source: ReplayBuffer[Any] | SyncReplayBuffer[Any] | str,
+        *,
+        buffer: str | None = None,
+        distributions: bool = True,
+        timeout: float = 10.0,
+    ) -> None:
+        self._source: Any = getattr(source, "asynchronous", source)
+        self._buffer = buffer
+        self._distributions = distributions
+        self._timeout = timeout
+        self._meter = Meter()  # of its own: that of the buffer gives rates since the caller's last reading
+
+    def describe(self) -> list[Any]:
+        """Return nothing: registering it reads nothing."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metric families of prometheus_client."""
+        from prometheus_client import Metric
+
+        for metric, samples in samples_of(self._figures(), self._buffer or "default"):
+            family = Metric(metric.name.removesuffix("_total"), metric.help, metric.kind)
+            for sample in samples:
+                family.add_sample(sample.series, sample.labels, sample.value)
+            yield family
+
+    def _figures(self) -> Mapping[str, Any]:
+        try:
+            if isinstance(self._source, str):
+                return read_figures(self._source, buffer=self._buffer)
+            from replaybuf.sync.loop import run
+
+            return run(self._read(self._source))
+        except (ReplayBufError, TimeoutError) as error:
+            _logger.warning("the metrics can't be read: %s", error or f"nothing came for {self._timeout:g} s")
+            return {"up": 0, "buffers": {}}
+
+    async def _read(self, buffer: ReplayBuffer[Any]) -> dict[str, Any]:
+        async with asyncio.timeout(self._timeout):
+            buffer.waits.check_open()
+            return await self._meter.read(buffer.storage, buffer.waits, distributions=self._distributions)

@@ -1,0 +1,228 @@
+"""Tables of completions, for wandb and trackio: what a batch was trained on, as people read it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from replaybuf.checks import check_step
+from replaybuf.errors import InputError, MissingDriverError
+from replaybuf.rollouts.marks import reward_value
+from replaybuf.rollouts.outline import reward_parts
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.storage.values import StorageItem
+
+Choice = Literal["first", "random", "best", "worst", "extremes"]
+
+#: Drawn groups with their metadata, by task or not: what `sample` returns, and `lease.items`, and what `find` yields.
+Drawn = Mapping[str, Sequence[StorageItem]] | Iterable[StorageItem]
+
+#: The columns of every table; the parts of rewards come after `reward`, in columns of their own (`reward/NAME`).
+COLUMNS = (
+    *("step", "task", "uid", "rollout", "worker", "replayed", "staleness", "prompt", "response", "tokens"),
+    *("finish_reason", "reward", "advantage"),
+)
+_Get = Callable[[Any, str], Any]
+_CHOICES = ("first", "random", "best", "worst", "extremes")
+_MOST_PARTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """A table: the names of its columns, and rows of texts, numbers, truth values and None."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+
+    def dicts(self) -> list[dict[str, Any]]:
+        """Return the rows as dicts."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+    def to_wandb(self) -> Any:
+        """Return a `wandb.Table`. Raises MissingDriverError without the package wandb."""
+        try:
+            import wandb
+        except ImportError as error:
+            raise _missing("wandb") from error
+        return wandb.Table(columns=self.columns, data=self.rows, allow_mixed_types=True)
+
+    def to_trackio(self) -> Any:
+        """Return a `trackio.Table`. Raises MissingDriverError without the package trackio.
+
+        trackio shows texts as Markdown: what would be a tag, a link or an image there is written as entities.
+        """
+        try:
+            import trackio
+        except ImportError as error:
+            raise _missing("trackio") from error
+        rows = [[_as_markdown(value) if isinstance(value, str) else value for value in row] for row in self.rows]
+        return trackio.Table(columns=[_as_markdown(name) for name in self.columns], data=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rollout:
+    """A rollout on its way into the table, with its place in the batch."""
+
+    place: int
+    position: int
+    item: StorageItem
+    rollout: Any
+    advantage: float | None
+    reward: float | None
+
+
+def completions_table(
+    drawn: Drawn,
+    *,
+    step: int | None = None,
+    advantages: Sequence[float] | None = None,
+    rows: int = 32,
+    choose: Choice = "extremes",
+    seed: int = 0,
+    characters: int = 2000,
+    rollout_type: RolloutType | None = None,
+) -> Completions:
+    """Return a table with a row for each of some rollouts of a batch.
+
+    `step` is the train step, and `advantages` has one number for each rollout of the batch, in its order. Of more than
+    `rows` rollouts those are chosen that come first, have the best or the worst rewards, half of each (`extremes`), or
+    any (`random`): the same ones for the same batch, `step` and `seed`. Prompts and responses are cut to so many
+    `characters`. Where rollouts have other names for their fields, `rollout_type` is that of the buffer. `replayed`
+    says whether the group was drawn before, in contrast to what was generated now. Texts are as they are in the
+    rollouts but for NUL and lone surrogates: whoever shows them has to escape them.
+
+    Raises InputError.
+    """
+    if step is not None:
+        step = check_step(step, "step")
+    if choose not in _CHOICES:
+        raise InputError(f"choose must be one of {', '.join(map(repr, _CHOICES))}, not {choose!r:.100}")
+    for name, number in (("rows", rows), ("characters", characters)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise InputError(f"{name} must be a whole number that isn't negative, got {number!r:.100}")
+    get = rollout_type.get if rollout_type is not None else _get
+    there = list(_rollouts(items_of(drawn), advantages, get))
+    chosen = _chosen(there, rows, choose, random.Random(f"{seed} {step}"))
+    parts = [reward_parts(get(one.rollout, "reward")) for one in chosen]
+    names = list(dict.fromkeys(name for part in parts for name in part))[:_MOST_PARTS]
+    before = COLUMNS[:-1]
+    columns = [*before, *(f"reward/{name}" for name in names), COLUMNS[-1]]
+    return Completions(
+        columns,
+        [
+            [*_values(one, step, characters, get), *(part.get(name) for name in names), one.advantage]
+            for one, part in zip(chosen, parts, strict=True)
+        ],
+    )
+
+
+def items_of(drawn: Drawn) -> list[StorageItem]:
+    """Return all groups in a list. Raises InputError for anything else."""
+    found = [item for items in drawn.values() for item in items] if isinstance(drawn, Mapping) else list(drawn)
+    for item in found:
+        if not isinstance(item, StorageItem):
+            raise InputError(
+                f"expected StorageItems, as sample(), lease.items and find() give them, got {type(item).__name__}"
+            )
+    return found
+
+
+def _rollouts(items: Sequence[StorageItem], advantages: Sequence[float] | None, get: _Get) -> Iterator[_Rollout]:
+    total = sum(len(item.item) for item in items)
+    given = None if advantages is None else [float(one) for one in advantages]
+    if given is not None and len(given) != total:
+        raise InputError(f"there are {total} rollouts, and {len(given)} advantages: give one for each, in their order")
+    place = 0
+    for item in items:
+        for position, rollout in enumerate(item.item):
+            advantage = None if given is None else given[place]
+            yield _Rollout(place, position, item, rollout, advantage, reward_value(get(rollout, "reward")))
+            place += 1
+
+
+def _chosen(there: Sequence[_Rollout], rows: int, choose: Choice, rng: random.Random) -> list[_Rollout]:
+    """Return the rollouts for the table: the best first, the worst last, others in the order of the batch."""
+    if choose == "first":
+        return list(there[:rows])
+    if choose == "random":
+        return sorted(rng.sample(there, min(rows, len(there))), key=lambda one: one.place)
+    # Those without a reward are neither good nor bad; equals come in an order by chance, not by their place.
+    ranked = [(one, rng.random()) for one in there if one.reward is not None]
+    ranked.sort(key=lambda pair: (-(pair[0].reward or 0.0), pair[1]))
+    best = [one for one, _ in ranked]
+    if choose == "best":
+        return best[:rows]
+    if choose == "worst":
+        return best[max(0, len(best) - rows) :]
+    return best if len(best) <= rows else [*best[: rows - rows // 2], *best[len(best) - rows // 2 :]]
+
+
+def _values(one: _Rollout, step: int | None, characters: int, get: _Get) -> list[Any]:
+    item, rollout = one.item, one.rollout
+    return [
+        step,
+        _text(item.task_name, characters),
+        item.uid,
+        one.position,
+        _text(item.worker, characters),
+        item.times_sampled > 1,
+        item.staleness,
+        _text(_prompt(rollout, get), characters),
+        _text(get(rollout, "response"), characters),
+        _length(get(rollout, "response_ids")),
+        _text(get(rollout, "finish_reason"), characters),
+        one.reward,
+    ]
+
+
+def _get(rollout: Any, name: str) -> Any:
+    return rollout.get(name) if isinstance(rollout, Mapping) else getattr(rollout, name, None)
+
+
+def _prompt(rollout: Any, get: _Get) -> str | None:
+    """Return the prompt: a text, or the messages of a conversation, each below its role."""
+    message = get(rollout, "message")
+    if message is None:
+        message = get(rollout, "prompt")
+    if isinstance(message, str):
+        return message
+    if not isinstance(message, (list, tuple)):
+        return None
+    return "\n\n".join(
+        f"{one.get('role', '')}: {_content(one.get('content'))}" if isinstance(one, Mapping) else str(one)
+        for one in message
+    )
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, list):
+        return " ".join(str(part.get("text", f"({part.get('type')})")) for part in content if isinstance(part, Mapping))
+    return "" if content is None else str(content)
+
+
+def _text(value: Any, characters: int) -> str | None:
+    """Return a text, or its beginning, in a form that every JSON has."""
+    if not isinstance(value, str):
+        return None
+    short = value if len(value) <= characters else value[:characters] + "…"
+    return short.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+
+
+def _length(values: Any) -> int | None:
+    try:
+        return len(values)
+    except TypeError:
+        return None
+
+
+def _as_markdown(text: str) -> str:
+    """Return a text that Markdown shows as it is, as far as it could fetch or link anything."""
+    for character in "&<[":
+        text = text.replace(character, f"&#{ord(character)};")
+    return text
+
+
+def _missing(package: str) -> MissingDriverError:
+    return MissingDriverError(f"to_{package}() needs {package}, which is not installed: pip install {package}")

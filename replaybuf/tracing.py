@@ -1,0 +1,130 @@
+"""Spans of OpenTelemetry, where the application has set a tracer provider; otherwise nothing, at next to no cost.
+
+This imports nothing: whoever has set a provider has imported `opentelemetry.trace`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, ParamSpec, TypeVar
+
+from replaybuf import __version__
+from replaybuf.errors import DecodeError, InputError, ReplayBufError, RolloutError
+from replaybuf.redact import redact_words
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Attributes = Mapping[str, Any]
+
+#: Errors whose texts may quote what is in a rollout: of these a span has only the type.
+_QUOTING = (RolloutError, DecodeError, InputError)
+_LONGEST = 200
+_MODULE = "opentelemetry.trace"
+
+
+def traced(
+    name: str, before: Callable[..., Attributes], after: Callable[[Any], Attributes] | None = None
+) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
+    """Make each call of a coroutine a span.
+
+    Its attributes are what `before` says of the arguments and `after` of the result, each with the prefix `replaybuf.`;
+    those that are None are left out. They must hold nothing of rollouts and no URLs. An error is told by its type, and
+    by its text unless that may quote a rollout; a cancelled call has the attribute `replaybuf.cancelled`.
+    """
+
+    def decorate(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        @functools.wraps(method)
+        async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            tracer = _tracer()
+            if tracer is None:
+                return await method(*args, **kwargs)
+            with tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False) as span:
+                _describe(span, before, *args, **kwargs)
+                with _told(span):
+                    result = await method(*args, **kwargs)
+                if after is not None:
+                    _describe(span, after, result)
+                return result
+
+        return call
+
+    return decorate
+
+
+@contextmanager
+def waiting(kind: str) -> Iterator[Callable[[], None]]:
+    """Make a span of a wait, from when the yielded function is first called."""
+    started: list[Any] = []
+
+    def begin() -> None:
+        tracer = None if started else _tracer()
+        if tracer is not None:
+            started.append(tracer.start_span("replaybuf.wait", attributes={"replaybuf.kind": kind}))
+
+    try:
+        yield begin
+    except BaseException as error:
+        for span in started:
+            _tell(span, error)
+        raise
+    finally:
+        for span in started:
+            span.end()
+
+
+_NONE: tuple[Any, Any] = (None, None)
+_known = _NONE  # a provider and its tracer, replaced at once: threads come here
+
+
+def _tracer() -> Any:
+    """Return the tracer of the application's provider, or None if it has set none."""
+    global _known
+    trace = sys.modules.get(_MODULE)
+    if trace is None:
+        return None
+    try:
+        provider = trace.get_tracer_provider()
+        known, tracer = _known
+        if provider is not known:
+            # Until a provider is set there is a proxy.
+            nothing = isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider))
+            tracer = None if nothing else provider.get_tracer("replaybuf", __version__)
+            _known = provider, tracer
+        return tracer
+    except AttributeError:  # another thread is still importing it
+        return None
+
+
+def _describe(span: Any, describe: Callable[..., Attributes], *args: Any, **kwargs: Any) -> None:
+    if span.is_recording():
+        with suppress(Exception):  # of arguments that are wrong: the call says so
+            for name, value in describe(*args, **kwargs).items():
+                if value is not None:
+                    span.set_attribute(f"replaybuf.{name}", value[:_LONGEST] if isinstance(value, str) else value)
+
+
+@contextmanager
+def _told(span: Any) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        _tell(span, error)
+        raise
+
+
+def _tell(span: Any, error: BaseException) -> None:
+    """Tell a span of an error. Tracebacks and causes are left out: drivers quote parameters in theirs."""
+    if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+        span.set_attribute("replaybuf.cancelled", True)
+        return
+    trace = sys.modules[_MODULE]
+    kind = type(error).__name__
+    said = isinstance(error, ReplayBufError) and not isinstance(error, _QUOTING)
+    text = redact_words(str(error)) if said else ""
+    span.add_event("exception", {"exception.type": kind, "exception.message": text})
+    span.set_status(trace.Status(trace.StatusCode.ERROR, f"{kind}: {text}" if text else kind))

@@ -1,0 +1,234 @@
+"""`replaybuf trace`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from replaybuf import ReplayBufferConfig
+from tests.cli.conftest import BACKENDS, new_url, run, run_json
+from tests.cli.example import HOSTILE, rollout
+from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, TRAINER, WORKERS, train
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a run of which a worker went bad, which tests only read."""
+    for url in new_url(request.param, request, tmp_path_factory.mktemp("trained")):
+        asyncio.run(train(url))
+        yield url
+
+
+@pytest.fixture(params=BACKENDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a new database."""
+    yield from new_url(request.param, request, tmp_path)
+
+
+def screen(*args: object) -> list[str]:
+    """Return what fits on a screen of 24 lines."""
+    return run(*args).stdout.splitlines()[:24]
+
+
+def test_from_a_step_whose_reward_fell_to_the_worker_within_three_commands(trained: str) -> None:
+    steps = run_json("trace", trained)
+    fell = min((row for row in steps if row["change"] is not None), key=lambda row: row["change"])
+    assert fell["step"] == FELL
+    shown = screen("trace", trained, "step", fell["step"])
+    assert shown[1].strip().startswith(f"{BAD} made {GROUPS // 4} of the {GROUPS} groups")
+    first = shown[shown.index("workers") + 3]
+    assert first.startswith(BAD)
+    lowest = next(line for line in shown if line.split()[1:2] == [BAD] and line.split()[0].isdigit())
+    life = run("trace", trained, "uid", lowest.split()[0]).stdout
+    assert f"put by       {BAD}" in life
+
+
+def test_steps_are_listed_newest_first(trained: str) -> None:
+    rows = run_json("trace", trained, "steps")
+    assert [row["step"] for row in rows] == list(range(LAST, FIRST - 1, -1))
+    assert {row["groups"] for row in rows} == {row["settled"] for row in rows} == {GROUPS}
+    assert all(row["taken_by"] == [TRAINER] and row["newest_model_step"] == row["step"] - 1 for row in rows)
+    assert rows[0]["change"] == pytest.approx(rows[0]["reward"] - rows[1]["reward"])
+    assert rows[-1]["change"] is None
+
+
+def test_a_page_of_steps_says_how_to_go_on(trained: str) -> None:
+    result = run("trace", trained, "--limit", 3, "--before", 410)
+    assert [line.split()[0] for line in result.stdout.splitlines()[2:]] == ["409", "408", "407"]
+    assert result.stderr == "more steps: --before 407, or --limit 0\n"
+    last = run_json("trace", trained, "--limit", 3, "--before", 410)[-1]
+    assert last["change"] == pytest.approx(run_json("trace", trained)[LAST - 407]["change"])
+
+
+def test_a_step_has_its_groups_and_where_they_are(trained: str) -> None:
+    [step] = run_json("trace", trained, "step", FELL)["runs"]
+    assert len(step["groups"]) == GROUPS
+    assert {group["now"] for group in step["groups"]} == {"archived"}
+    assert {group["worker"] for group in step["groups"]} == set(WORKERS)
+    rewards = [group["reward"] for group in step["groups"]]
+    assert rewards == sorted(rewards)
+    assert step["reward"] == pytest.approx(sum(rewards) / GROUPS)
+    assert step["workers"][0] | {"reward": 0.0, "stands_out": True} == step["workers"][0]
+    rows = [json.loads(line) for line in run("trace", trained, "step", FELL, "--nl").stdout.splitlines()]
+    assert rows == step["groups"]
+
+
+def test_a_worker_has_the_steps_that_were_trained_on_its_groups(trained: str) -> None:
+    found = run_json("trace", trained, "worker", BAD)
+    assert [row["step"] for row in found["steps"] if row["stands_out"]] == [LAST, FELL]
+    assert sum(row["groups"] for row in found["steps"]) == len(found["groups"]) == (LAST - FIRST + 1) * GROUPS // 4
+    assert {row["status"] for row in found["buffered"]} == {"archived"}
+    assert [row["step"] for row in run_json("trace", trained, "worker", TRAINER)["draws"]][:2] == [LAST, LAST - 1]
+    assert run("trace", trained, "worker", BAD).stdout.startswith(f"worker {BAD}\n\ntrained on\n")
+
+
+def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
+    wrong = run("trace", trained, "step", 500, code=1).stderr
+    assert wrong == f"Error: no draw for step 500 is recorded; those that are are for steps {FIRST} to {LAST}\n"
+    for uid in (0, 2**62):
+        assert "there never was a group" in run("trace", trained, "uid", uid, code=1).stderr
+    assert (
+        f"there are {', '.join(sorted((*WORKERS, TRAINER)))}"
+        in run("trace", trained, "worker", "nobody", code=1).stderr
+    )
+    token = run_json("trace", trained, "step", FIRST)["runs"][0]["batches"][0]["lease"]
+    assert f"{token} is a lease, by {TRAINER} for step {FIRST}" in run("trace", trained, "uid", token, code=1).stderr
+
+
+def test_bad_arguments_are_usage_errors(trained: str) -> None:
+    for args in (["step"], ["step", "many"], ["step", 10**30], ["uid"], ["worker"], ["steps", "413"], ["nothing"]):
+        assert "Invalid value for" in run("trace", trained, *args, code=2).stderr
+
+
+def test_the_url_may_come_from_the_variable_with_any_arguments(trained: str) -> None:
+    env = {"REPLAYBUF_URL": trained}
+    for args in ([], ["steps"], ["step", FELL], ["uid", 5], ["worker", BAD]):
+        assert run("trace", *args, "--json", env=env).stdout == run("trace", trained, *args, "--json").stdout
+
+
+def test_a_group_has_a_life(url: str) -> None:
+    uid = asyncio.run(_live(url))
+    found = run_json("trace", url, "uid", uid)
+    assert [(row["what"], row["step"]) for row in found["timeline"]] == [
+        ("put", 4),
+        ("leased", 5),
+        ("given back", None),
+        ("leased", 5),
+        ("lease over, back", None),
+        ("taken", 6),
+        ("consumed", 6),
+    ]
+    assert "out of memory" in found["timeline"][2]["detail"]
+    assert found["checkpoints"] == [4]
+    assert (found["now"], found["worker"]) == ("archived, trained on at step 6, 0 steps stale", "one")
+    [step] = run_json("trace", url, "step", 5)["runs"]
+    assert step["settled"] == 0
+
+
+async def _live(url: str) -> int:
+    """Return a group that is given back, whose lease then ends, and that is taken and archived at last."""
+    async with ReplayBufferConfig(url=url, policy="fifo", archive=10, worker="one").build() as buffer:
+        uid = await buffer.put([rollout("math", 0, 0, Random(0))], "math", current_train_step=4, model_step=3)
+        await buffer.checkpoint(4)
+        with pytest.raises(MemoryError):
+            async with buffer.lease_batch({"math": 1}, heartbeat=False, current_train_step=5):
+                raise MemoryError("the engine was out of memory")
+        await buffer.lease_batch({"math": 1}, seconds=0.05, heartbeat=False, current_train_step=5)
+        await buffer.take_batch({"math": 1}, timeout=30, current_train_step=6)
+        assert uid is not None
+        return uid
+
+
+def test_a_group_that_was_replaced_has_a_successor(url: str) -> None:
+    first, second = asyncio.run(_replace(url))
+    assert run_json("trace", url, "uid", second)["replaces"] == [first]
+    assert run_json("trace", url, "uid", first)["replaced_by"] == [second]
+    assert f"gone: replaced by group {second}" in run("trace", url, "uid", first).stdout
+
+
+async def _replace(url: str) -> list[int | None]:
+    """Return a group that a checkpoint has, and the one that was put in its place."""
+    async with ReplayBufferConfig(url=url).build() as buffer:
+        first = await buffer.put([rollout("math", 0, 0, Random(0))], "math")
+        await buffer.checkpoint(1)
+        assert first is not None
+        return [first, await buffer.put([rollout("math", 0, 0, Random(0))], "math", replaces=[first])]
+
+
+def test_a_step_that_was_trained_again_is_shown_apart(url: str) -> None:
+    asyncio.run(_train_again(url))
+    steps = run_json("trace", url)
+    assert [(row["step"], row["restores"], row["undone"]) for row in steps] == [
+        (3, 1, False),
+        (3, 0, True),
+        (2, 0, False),
+        (1, 0, False),
+    ]
+    shown = run("trace", url, "step", 3).stdout
+    assert shown.index("step 3, after restore 1") < shown.index("step 3, before a restore undid it")
+
+
+async def _train_again(url: str) -> None:
+    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
+        for n, step in enumerate((1, 2, 3, 3)):
+            await buffer.put([rollout("math", step, 0, Random(0))], "math")
+            await buffer.get(1, "math", current_train_step=step)
+            if n == 1:
+                await buffer.checkpoint(2)
+            elif n == 2:
+                await buffer.restore(2)
+
+
+def test_hostile_names_are_escaped(url: str) -> None:
+    uid = asyncio.run(_one(url, worker=HOSTILE, current_train_step=1))
+    for args in ([], ["step", 1], ["uid", uid], ["worker", HOSTILE], ["worker", "nobody"]):
+        result = run("trace", url, *args, code=None)
+        assert not {"\x1b", "\x9b", "\u202e"} & set(result.stdout + result.stderr)
+    assert "owned" in run("trace", url, "step", 1).stdout
+
+
+def test_draws_without_a_train_step_are_told_of(url: str) -> None:
+    asyncio.run(_one(url))
+    assert "name no train step: pass current_train_step=" in run("trace", url).stderr
+
+
+async def _one(url: str, *, worker: str | None = None, current_train_step: int | None = None) -> int | None:
+    async with ReplayBufferConfig(url=url, worker=worker).build() as buffer:
+        uid = await buffer.put([rollout("math", 0, 0, Random(0))], "math")
+        await buffer.get(1, "math", current_train_step=current_train_step)
+        return uid
+
+
+def test_a_group_is_found_among_640_000_within_a_second(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    asyncio.run(fill_batches(url, 10_000, 64))
+    started = time.process_time()
+    found = run_json("trace", url, "uid", 12_346)
+    assert time.process_time() - started < 1.0
+    assert [row["step"] for row in found["draws"]] == [2344 // 10 + 1]
+
+
+async def fill_batches(url: str, batches: int, groups: int) -> None:
+    """Record draws of groups that are scattered over all uids, as random policies draw them."""
+    await _one(url, current_train_step=0)
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        cursor = connection.execute("SELECT * FROM rb_batch")
+        names = [name for name, *_ in cursor.description]
+        first: dict[str, Any] = dict(zip(names, cursor.fetchone(), strict=True))
+        lane = json.loads(first["members"])[0][1]
+        rows = []
+        for n in range(batches):
+            uids = [2 + n + batches * i for i in range(groups)]
+            members = [[uid, lane, "gpu-node-7:12345", 0.5, 1, n, 1.7e9] for uid in uids]
+            own = {"id": n + 2, "step": n // 10 + 1, "groups": groups, "first_uid": uids[0], "last_uid": uids[-1]}
+            rows.append(tuple({**first, **own, "members": json.dumps(members)}.values()))
+        connection.executemany(f"INSERT INTO rb_batch VALUES ({', '.join('?' * len(names))})", rows)
+        connection.execute("UPDATE rb_counter SET value = ? WHERE name = 'uid'", (2 + batches * groups,))

@@ -1,0 +1,173 @@
+"""`replaybuf why` names the reason for which somebody waits in its first line, and what comes next below it."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from replaybuf.storage.sql.inspection.circumstances import read_circumstances, read_waiters
+from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.reader import open_reader
+from tests.cli.conftest import BACKENDS, run, run_json, start
+from tests.cli.example import HOSTILE
+from tests.cli.waiting import Scene, shuffled
+from tests.postgres import execute, new_database
+
+_ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def playing(role: str, url: str, seed: int) -> Iterator[subprocess.Popen[str]]:
+    """A process that does its part in all buffers; it ends with the block, if it lives so long."""
+    command = [sys.executable, "-m", "tests.cli.waiting", role, url, str(seed)]
+    process = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.communicate(timeout=30)
+
+
+def until_ready(*processes: subprocess.Popen[str]) -> None:
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+
+
+def until(url: str, buffers: list[str], holds: Callable[[Look, str], bool]) -> None:
+    """Wait until something is to be seen in all these buffers."""
+    reader, deadline = open_reader(url), time.monotonic() + 30
+    while missing := [name for name in buffers if not reader.look(lambda look, name=name: holds(look, name))]:
+        assert time.monotonic() < deadline, missing
+        time.sleep(0.2)
+
+
+def silence(url: str, worker: str) -> None:
+    """Let a worker that was killed be silent for ten minutes."""
+    statement = f"UPDATE rb_worker SET seen_at = seen_at - 600 WHERE name = '{worker}'"
+    if not url.startswith("sqlite"):
+        execute(url, statement)
+        return
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30)) as connection, connection:
+        connection.execute(statement)
+
+
+@contextmanager
+def night(url: str, seed: int) -> Iterator[dict[str, Scene]]:
+    """A database in whose buffers somebody waits, and why, by the buffers' names."""
+    scenes = shuffled(seed)
+    made = [name for name, scene in scenes.items() if scene.killed]
+    with ExitStack() as stack:
+        victim, alive = (stack.enter_context(playing(role, url, seed)) for role in ("gen-2", "gen-1"))
+        until_ready(victim, alive)
+        until(url, made, lambda look, name: any(one.groups for one in read_circumstances(look, name, ()).workers))
+        victim.kill()
+        silence(url, "gen-2")
+        until_ready(stack.enter_context(playing("trainer-2", url, seed)))
+        until_ready(stack.enter_context(playing("trainer-1", url, seed)))
+        until(url, [*scenes], lambda look, name: bool(read_waiters(look, name)))
+        waiting_too = [
+            name
+            for name, scene in scenes.items()
+            if scene.alive and scene.wants and not scene.says.startswith("gen-1 is")
+        ]
+        until(url, waiting_too, lambda look, name: len(read_waiters(look, name)) > 1)
+        yield scenes
+
+
+@pytest.mark.parametrize(("backend", "seed"), [*zip(BACKENDS, (15, 413), strict=True)])
+def test_the_reason_is_named_in_the_first_line(
+    backend: str, seed: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        url = f"sqlite:///{tmp_path}/run.db"
+        if backend == "postgres":
+            url = stack.enter_context(new_database(request.getfixturevalue("postgres_url")))
+        scenes = stack.enter_context(night(url, seed))
+        with ThreadPoolExecutor(2) as threads:
+            answers = dict(zip(scenes, threads.map(lambda name: answer(url, name), scenes), strict=True))
+        for name, scene in scenes.items():
+            first, *below = answers[name].splitlines()
+            assert scene.says in first, (scene.reason, answers[name])
+            assert scene.also in "\n".join(line for line in below if line.startswith("  also: ")), answers[name]
+            found = run_json("why", url, "--buffer", name)[0]["waits"][0]
+            assert found["reason"] == scene.reason
+            assert found["worker"] == ("trainer-1" if scene.wants else "gen-1")
+
+
+def answer(url: str, buffer: str) -> str:
+    """What a person reads who asks, in a process of its own."""
+    out, problems = start("why", url, "--buffer", buffer).communicate(timeout=30)
+    assert problems == ""
+    return out
+
+
+def test_where_nobody_waits_it_is_about_a_draw_now(filled: str) -> None:
+    lines = run("why", filled).stdout.splitlines()
+    assert lines[0] == "If somebody drew now: Ready: 3 completed groups of code can be drawn now."
+    assert lines[1] == "If somebody drew now: Ready: 8 completed groups of math can be drawn now."
+    assert run("why", filled, "code").stdout.count("If somebody") == 1
+
+
+def test_a_draw_may_be_asked_for(filled: str) -> None:
+    first = run("why", filled, "math", "--size", 64).stdout.splitlines()[0]
+    assert "Too little is ready for math (8 of 64)" in first
+    first = run("why", filled, "math", "--where", '{"reward": {"$gt": 5}}').stdout.splitlines()[0]
+    assert "8 completed groups are there, but none matches" in first
+    first = run("why", filled, "maht").stdout.splitlines()[0]
+    assert first.endswith("Did you mean math?")
+    assert run("why", filled, "code", "--status", "expired").stdout.startswith(
+        "If somebody drew now: Ready: 1 expired group of code"
+    )
+
+
+def test_an_empty_buffer(empty: str, tmp_path: Path) -> None:
+    assert "has no replaybuf tables" in run("why", empty, code=1).stderr
+
+
+def test_each_buffer_is_explained(busy: str) -> None:
+    found = run("why", busy).stdout
+    assert "If somebody drew now of default: Ready" in found
+    assert "If somebody drew now of eval: Ready" in found
+    assert "there is no buffer 'test'" in run("why", busy, "--buffer", "test", code=1).stderr
+
+
+def test_who_leases_groups_is_below(busy: str) -> None:
+    first, *below = run("why", busy, "--buffer", "default", "--size", 3).stdout.splitlines()
+    assert "more completed group" in first
+    assert any("leased by" in line for line in below)
+    assert any(" in 1.0h" in line or " in 60m" in line for line in below)
+
+
+def test_rows_for_programs(filled: str) -> None:
+    header, *rows = run("why", filled, "--csv").stdout.splitlines()
+    assert header.startswith("reason,sentence,task_name,buffer,worker,kind,wants")
+    assert [row.split(",")[0] for row in rows] == ["ready", "ready"]
+    found = run_json("why", filled, "math", "--size", 64)[0]
+    assert found["somebody_waits"] is False
+    assert found["waits"][0]["facts"][0]["text"] == "task math: 8 of 64 completed groups (1 expired)"
+    assert {row["task_name"]: row["completed"] for row in found["tasks"]} == {"code": 3, "math": 8}
+
+
+def test_a_hostile_name_is_escaped(hostile: str) -> None:
+    found = run("why", hostile, "--size", 9).stdout
+    assert not set(found) & set(HOSTILE) & {"\x1b", "\u202e", "\x9b", "\r", "\x07"}
+    assert "\\x1b]0;owned" in found
+
+
+def test_what_is_wrong_with_a_question_is_said(filled: str) -> None:
+    assert "there is no status 'done'" in run("why", filled, "--status", "done", code=1).stderr
+    assert "reward.$gte" in run("why", filled, "--where", '{"reward": {"$gte": "x"}}', code=1).stderr
+    assert "a query is JSON" in run("why", filled, "--where", "reward > 1", code=2).stderr
+
+
+def test_the_task_alone_is_enough_where_a_variable_has_the_url(file: Path) -> None:
+    found = run("why", "code", env={"REPLAYBUF_URL": f"sqlite:///{file}"}).stdout
+    assert found.startswith("If somebody drew now: Ready: 3 completed groups of code")

@@ -1,0 +1,90 @@
+"""The collector for prometheus_client's registry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.observe import Collector, prometheus, read_figures
+from tests.observe.test_exposition import EVERYTHING, numbers
+
+
+def collected(collector: Collector) -> dict[Any, float]:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return numbers(parse(generate_latest(registry).decode()))
+
+
+def group() -> list[RolloutState]:
+    return [RolloutState(message=[], response="x", reward=0.5, status=Status.COMPLETED)]
+
+
+@pytest.fixture(params=["sync", "async"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    config = ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db")
+    with config.build_sync() as buffer:
+        buffer.put(group(), "math")
+        yield buffer if request.param == "sync" else buffer.asynchronous
+
+
+def test_an_open_buffer_is_collected_from_any_thread(opened: Any) -> None:
+    found = collected(Collector(opened, buffer="train"))
+    labels = (("buffer", "train"), ("task", "math"))
+    assert found["replaybuf_groups_put_total", labels] == 1
+    assert found["replaybuf_up", ()] == 1
+
+
+async def test_an_open_buffer_is_collected_while_its_loop_goes_on(tmp_path: Path) -> None:
+    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build() as buffer:
+        await buffer.put(group(), "math")
+        found = await asyncio.to_thread(collected, Collector(buffer))
+        assert found["replaybuf_staleness_gcount", (("buffer", "default"), ("task", "math"))] == 1
+
+
+def test_it_gives_what_the_text_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replaybuf.observe.collector.read_figures", lambda *_, **__: EVERYTHING)
+    assert collected(Collector("run.db")) == numbers(parse(prometheus(EVERYTHING)))
+
+
+def test_a_database_is_collected_by_its_url(busy: str) -> None:
+    found = collected(Collector(busy))
+    expected = numbers(parse(prometheus(read_figures(busy))))
+    moving = {"replaybuf_database_bytes"}
+    assert {key: n for key, n in found.items() if key[0] not in moving} == {
+        key: n for key, n in expected.items() if key[0] not in moving
+    }
+
+
+def test_registering_reads_nothing(tmp_path: Path) -> None:
+    CollectorRegistry().register(Collector(f"sqlite:///{tmp_path}/nothing.db"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_meter_of_the_buffer_is_left_alone(opened: Any) -> None:
+    """`put_per_second` is since the caller's last reading, not since the last scrape."""
+    collector, meter = Collector(opened), getattr(opened, "asynchronous", opened)._meter
+    before = meter._time
+    collected(collector)
+    assert meter._time == before
+
+
+def test_what_cannot_be_read_is_down_and_takes_nothing_else_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "replaybuf.observe"):
+        found = collected(Collector(f"sqlite:///{tmp_path}/nothing.db"))
+    assert found == {("replaybuf_up", ()): 0, **{key: 1.0 for key in found if key[0] == "replaybuf_info"}}
+    assert "nothing.db" in caplog.text
+
+
+def test_a_closed_buffer_is_down() -> None:
+    with ReplayBufferConfig(url="memory://").build_sync() as buffer:
+        collector = Collector(buffer)
+    assert collected(collector)["replaybuf_up", ()] == 0

@@ -1,0 +1,104 @@
+"""The figures of a database, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from replaybuf import InputError, ReplayBufferConfig
+from replaybuf.buffer.metrics import RATES
+from replaybuf.observe import prometheus, read_figures
+from replaybuf.produce import TrainState, publish
+from tests.cli.conftest import run, run_json
+from tests.cli.example import fill
+from tests.observe.test_exposition import numbers
+
+
+def test_the_tasks_are_those_of_metrics(empty: str) -> None:
+    async def metrics() -> Any:
+        await fill(empty)
+        async with ReplayBufferConfig(url=empty, archive=10).build() as buffer:
+            await buffer.take_batch({"math": 1})
+            await buffer.lease_batch({"math": 1}, seconds=3600, heartbeat=False)
+            return (await buffer.metrics())["tasks"]
+
+    tasks = asyncio.run(metrics())
+    found = read_figures(empty)["buffers"]["default"]["tasks"]
+    for task, theirs in tasks.items():
+        for name in RATES:
+            del theirs[f"{name}_per_second"]
+        assert {name: found[task][name] for name in theirs} == theirs
+
+
+def test_what_groups_hold_is_read_in_one_scan(filled: str) -> None:
+    stats = {(row["task_name"], row["status"]): row for row in run_json("stats", filled)["groups"]}
+    for task, numbers_ in read_figures(filled)["buffers"]["default"]["tasks"].items():
+        rows = [row for (name, _), row in stats.items() if name == task]
+        assert numbers_["bytes"] == sum(row["bytes"] for row in rows)
+        assert numbers_["reward"]["mean"] == pytest.approx(stats[task, "completed"]["reward"])
+        assert numbers_["staleness"]["max"] == stats[task, "completed"]["max_staleness"]
+
+
+def test_groups_are_not_scanned_beyond_a_number(filled: str) -> None:
+    tasks = read_figures(filled, scanned=12)["buffers"]["default"]["tasks"]
+    assert all("staleness" not in numbers_ and numbers_["put"] for numbers_ in tasks.values())
+    assert "replaybuf_staleness" not in run("metrics", filled, "--scanned", 12).stdout
+
+
+def test_overdue_leases_are_counted(busy: str) -> None:
+    found = read_figures(busy)["buffers"]
+    assert {name: (n["tasks"]["math"]["leased"], n["tasks"]["math"]["overdue"]) for name, n in found.items()} == {
+        "default": (2, 1),
+        "eval": (0, 0),
+    }
+
+
+def test_how_far_a_run_is(empty: str) -> None:
+    async def going() -> None:
+        await fill(empty)
+        async with ReplayBufferConfig(url=empty).build() as buffer:
+            await publish(buffer, TrainState(train_step=43, model_step=42))
+            await buffer.checkpoint(41)
+            await buffer.checkpoint(42)
+            await buffer.restore(42)
+
+    asyncio.run(going())
+    found = read_figures(empty)["buffers"]["default"]
+    assert (found["checkpoints"]["count"], found["checkpoints"]["step"], found["restores"]) == (2, 42, 1)
+    assert abs(found["checkpoints"]["created_at"] - time.time()) < 60
+    assert (found["trainer"]["train_step"], found["trainer"]["model_step"]) == (43, 42)
+
+
+def test_one_buffer_may_be_chosen(busy: str) -> None:
+    assert list(read_figures(busy, buffer="eval")["buffers"]) == ["eval"]
+    with pytest.raises(InputError, match="there is no buffer 'prod'"):
+        read_figures(busy, buffer="prod")
+
+
+def test_a_database_without_groups_has_figures(empty: str) -> None:
+    async def opened() -> None:
+        async with ReplayBufferConfig(url=empty).build():
+            pass
+
+    asyncio.run(opened())
+    assert numbers(parse(prometheus(read_figures(empty))))["replaybuf_up", ()] == 1
+
+
+def test_the_command_prints_the_exposition(busy: str) -> None:
+    found = numbers(parse(run("metrics", busy).stdout))
+    assert found["replaybuf_groups_put_total", (("buffer", "default"), ("task", "math"))] == 5
+    assert run_json("metrics", busy)["buffers"]["eval"]["tasks"]["math"]["put"] == 1
+    rows = [json.loads(line) for line in run("metrics", busy, "--nl", "--buffer", "eval").stdout.splitlines()]
+    [row] = [row for row in rows if row["name"] == "replaybuf_groups_put_total"]
+    assert (row["buffer"], row["task"], row["status"], row["value"]) == ("eval", "math", None, 1)
+
+
+def test_hostile_names_stay_in_their_labels(hostile: str) -> None:
+    found = numbers(parse(run("metrics", hostile).stdout))
+    [(_, labels)] = [key for key in found if key[0] == "replaybuf_groups_put_total"]
+    assert "\x1b" in dict(labels)["task"]

@@ -1,0 +1,80 @@
+"""Which worker's, or task's, groups are worse than they should be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from replaybuf.rules.comparison import by_task, by_worker, mean, verdict
+
+
+@dataclass
+class One:
+    task_name: str
+    worker: str | None
+    reward: float | None
+    staleness: int | None = 0
+
+
+def some(task_name: str, worker: str | None, *rewards: float | None) -> list[One]:
+    return [One(task_name, worker, reward) for reward in rewards]
+
+
+GOOD = some("math", "a", 1, 0.5, 1, 0.5) + some("math", "b", 1, 1, 0.5, 0.5)
+
+
+def test_a_worker_is_compared_with_the_others_of_the_step() -> None:
+    worst, *_ = by_worker(GOOD + some("math", "bad", 0, 0, 0.25, 0), [])
+    assert (worst.name, worst.groups, worst.stands_out) == ("bad", 4, True)
+    assert (worst.reward, worst.others, worst.below) == pytest.approx((0.0625, 0.75, 0.6875))
+
+
+def test_a_worker_that_makes_a_hard_task_is_compared_with_others_of_that_task() -> None:
+    groups = GOOD + some("code", "a", 0, 0.25) + some("code", "c", 0.25, 0, 0.25, 0)
+    [of_c] = [part for part in by_worker(groups, []) if part.name == "c"]
+    assert of_c.others == pytest.approx(0.125)
+    assert not of_c.stands_out
+
+
+def test_one_unlucky_group_comes_behind_many_bad_ones() -> None:
+    groups = GOOD * 2 + some("math", "unlucky", 0) + some("math", "bad", 0, 0, 0.25, 0.25, 0.25, 0)
+    first, second, *_ = by_worker(groups, [])
+    assert (first.name, second.name, second.stands_out) == ("bad", "unlucky", False)
+
+
+def test_the_only_worker_of_a_task_is_compared_with_the_steps_before() -> None:
+    [part] = by_worker(some("math", "a", 0, 0, 0, 0.25), GOOD)
+    assert part.others == 0.75
+    assert part.stands_out
+
+
+def test_two_groups_are_no_evidence() -> None:
+    assert not any(part.stands_out for part in by_worker(some("math", "a", 0) + some("math", "b", 1), []))
+
+
+def test_groups_without_a_reward_are_counted_but_not_compared() -> None:
+    [part] = by_worker(some("math", None, None, float("nan")), GOOD)
+    assert (part.name, part.groups, part.reward, part.below, part.stands_out) == (None, 2, None, None, False)
+    assert mean([]) is None
+
+
+def test_a_task_is_compared_with_the_steps_before() -> None:
+    worst, other = by_task(some("code", "a", 0, 0, 0, 0.25) + GOOD, GOOD + some("code", "b", 1, 1, 0.5, 1))
+    assert (worst.name, worst.stands_out, other.stands_out) == ("code", True, False)
+    assert worst.others == 0.875
+
+
+@pytest.mark.parametrize(
+    ("groups", "before", "said"),
+    [
+        (GOOD + some("math", "bad", 0, 0, 0, 0), GOOD, "bad made 4 of the 12 groups, of mean reward 0.000"),
+        (some("math", "a", 0, 0.25) + some("math", "b", 0.25, 0), GOOD, "no worker stands out, but task math"),
+        (GOOD, GOOD, "no worker and no task stands out"),
+        (GOOD, [], "no worker stands out; the mean reward is 0.750"),
+        (some("math", "a", None), [], "none of the groups has a reward"),
+    ],
+)
+def test_a_sentence_says_what_stands_out(groups: list[One], before: list[One], said: str) -> None:
+    rewards = [mean(one.reward for one in several) for several in (groups, before)]
+    assert said in verdict(by_worker(groups, before), by_task(groups, before), *rewards)

@@ -1,0 +1,61 @@
+"""Databases to look into."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.web.app import create_app
+from tests.postgres import new_database
+from tests.web.example import fill
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgres"])
+def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of the example, which tests only read."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('web')}/run.db"
+        asyncio.run(fill(url))
+        yield url
+    else:
+        with new_database(request.getfixturevalue("postgres_url")) as url:
+            asyncio.run(fill(url))
+            yield url
+
+
+@pytest.fixture
+def page(filled: str) -> Client:
+    return client_of(filled)
+
+
+class Client:
+    """Asks the pages as a browser does, without a server."""
+
+    def __init__(self, app: Any, host: str) -> None:
+        self._transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self._base_url = f"http://{host}:8321"
+        self._cookies = httpx.Cookies()
+
+    def get(self, path: str, **settings: Any) -> httpx.Response:
+        return self.request("GET", path, **settings)
+
+    def request(self, method: str, path: str, **settings: Any) -> httpx.Response:
+        return asyncio.run(self._request(method, path, settings))
+
+    async def _request(self, method: str, path: str, settings: dict[str, Any]) -> httpx.Response:
+        async with httpx.AsyncClient(
+            transport=self._transport, base_url=self._base_url, cookies=self._cookies
+        ) as client:
+            answer = await client.request(method, path, **settings)
+            self._cookies = client.cookies
+            return answer
+
+
+def client_of(url: str, host: str = "localhost", **settings: Any) -> Client:
+    """Return a client of the pages of a database."""
+    return Client(create_app(open_reader(url), **settings), host)

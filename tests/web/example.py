@@ -1,0 +1,110 @@
+"""A run to look at, whose rollouts are hostile here and there, and what was recorded of it."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+from sqlalchemy import insert
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.storage.sql.schema import records
+
+GROUPS, FAILED_EVERY = 130, 40
+#: What a page must show, and never do.
+SCRIPT = "<script>document.title='broken in'</script><img src=x onerror=\"document.title='broken in'\">"
+BIDI, TERMINAL = "abc\u202edef", "\x1b[31mred\x1b[0m\x07"
+HOSTILE = f"{SCRIPT}\n{BIDI} {TERMINAL} NUL:\x00 surrogate:\ud800 {{{{ 7*7 }}}} javascript:alert(1)"
+LONG = "x" * 1_000_000
+HOSTILE_UID, LONG_UID = GROUPS + 1, GROUPS + 2
+WORKERS = ("node1:811", "node2:77", "<b>node3</b>")
+
+
+async def fill(url: str) -> None:
+    """Put the groups of two tasks, a hostile one and a long one, and insert records of what was done."""
+    chance = random.Random(1)
+    async with ReplayBufferConfig(url=url, policy="staleness").build() as buffer:
+        for number in range(GROUPS):
+            group = [_rollout(chance, f"What is {number} + 5?", failed=number % FAILED_EVERY == 1) for _ in range(4)]
+            await buffer.put(
+                group, ("math", "code")[number % 2], current_train_step=42 + number // 40, stale_threshold=8,
+                tags={"level": number % 5},
+            )  # fmt: skip
+        hostile = _rollout(chance, HOSTILE, HOSTILE)
+        hostile.extra_fields = {SCRIPT: SCRIPT}
+        hostile.reward = {"score": 1.0, SCRIPT: 0.5}
+        await buffer.put([hostile], SCRIPT, tags={"note": SCRIPT})
+        await buffer.put([_rollout(chance, "Go on.", LONG)], "long")
+        await buffer.checkpoint(45)
+    await _insert_records(url)
+
+
+def _rollout(chance: random.Random, prompt: str, text: str | None = None, *, failed: bool = False) -> RolloutState:
+    text = text or chance.choice(("The answer is 12.", "12", "I think it is 13."))
+    ids = [100 + ord(character) for character in text[:5000]]
+    return RolloutState(
+        message=[{"role": "system", "content": "Think."}, {"role": "user", "content": prompt}],
+        response=text,
+        prompt_ids=[1, 2, 3],
+        response_ids=ids,
+        logprobs=[-chance.expovariate(1.0) for _ in ids],
+        response_mask=[int(place > 2) for place in range(len(ids))],
+        response_model_steps=[40 + (place > 3) for place in range(len(ids))],
+        reward={"score": float("12" in text), "form": chance.random()},
+        finish_reason="stop",
+        status=Status.FAILED if failed else Status.COMPLETED,
+        error_msg="the sandbox timed out" if failed else None,
+    )
+
+
+async def _insert_records(url: str) -> None:
+    """Insert what processes write of what they do, as it is after two hours of a run."""
+    now, scheme = time.time(), "postgresql+asyncpg" if url.startswith("postgresql") else "sqlite+aiosqlite"
+    engine = create_async_engine(f"{scheme}:{url.partition(':')[2]}")
+    async with engine.begin() as connection:
+        for table, rows in _records(now).items():
+            await connection.execute(insert(getattr(records, table)), rows)
+    await engine.dispose()
+
+
+def _records(now: float) -> dict[str, list[dict[str, Any]]]:
+    members = [[uid, 1, WORKERS[uid % 3], 0.25 * (uid % 3), uid % 4, 40, now - 500] for uid in range(1, 9)]
+    facts = {"epoch": 0, "status": "completed", "groups": 8, "settled": 8, "first_uid": 1, "last_uid": 8}
+    figures = {"reward": 0.25, "min_reward": 0.0, "max_reward": 0.5, "staleness": 1.5, "max_staleness": 3}
+    batches = [
+        {"buffer": "default", "taken_at": now - 60 * (80 - n), "step": 400 + n, "worker": "trainer:1", "lease": None,
+         "oldest_step": 40, "newest_step": 41, "members": members, **facts, **figures}
+        for n in range(60)
+    ]  # fmt: skip
+    workers = [
+        {"id": 900 + n, "buffer": "default", "name": name, "host": "node", "pid": 811 + n, "started_at": now - 7200,
+         "seen_at": now - 900 * n, "ended_at": None}
+        for n, name in enumerate((*WORKERS, "trainer:1"))
+    ]  # fmt: skip
+    activity = [
+        {"worker_id": one["id"], "since": int(now) // 300 * 300, "groups": 40, "rollouts": 160, "tokens": 52_000,
+         "failures": 3, "taken": 0}
+        for one in workers
+    ]  # fmt: skip
+    waiter = {
+        "worker_id": 903, "number": 1, "kind": "groups", "wants": {"math": 640}, "status": "completed", "query": None,
+        "since": now - 130, "deadline": now + 470, "seen_at": now + 3600, "limits": {"error_buffer": 256},
+        "reason": f"65 of 640 completed groups of math are there {SCRIPT}",
+    }  # fmt: skip
+    events = [
+        {"buffer": "default", "happened_at": now - 60 * n, "kind": ("lease_lapsed", "set_aside")[n % 2],
+         "task_name": "math", "worker": WORKERS[n % 3], "step": 400 + n, "groups": 3, "uids": [1, 2, 3],
+         "detail": SCRIPT}
+        for n in range(120)
+    ]  # fmt: skip
+    history = [
+        {"buffer": "default", "since": int(now - 60 * (120 - n)),
+         "data": {"tasks": {"math": {"buffered": {"completed": 60 + n % 7}, "put": 30 * n, "sampled_new": 20 * n}}}}
+        for n in range(120)
+    ]  # fmt: skip
+    return {
+        "batch": batches, "worker": workers, "activity": activity, "waiter": [waiter], "event": events,
+        "history": history,
+    }  # fmt: skip

@@ -1,0 +1,257 @@
+"""The page in a real Chromium: run by command, python -m pytest -n 0 -m web tests/web."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.web.browser import chromium, requests_of, serving, show
+from tests.web.example import HOSTILE_UID, LONG, LONG_UID, SCRIPT
+
+pytestmark = pytest.mark.web
+
+PATHS = (
+    *(
+        "/",
+        "/groups",
+        "/groups/1",
+        f"/groups/{HOSTILE_UID}",
+        f"/groups/{LONG_UID}",
+        "/steps",
+        "/steps/413",
+        "/batches/1",
+    ),
+    *("/checkpoints", "/workers", "/events", "/nix"),
+)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chromium(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(filled: str) -> Iterator[str]:
+    with serving(filled) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _as_usual(driver: Any) -> None:
+    show(driver)
+    driver.get("about:blank")
+    driver.get_log("browser")
+    requests_of(driver)
+
+
+def find(driver: Any, selector: str) -> Any:
+    return driver.find_element("css selector", selector)
+
+
+def text_of(driver: Any) -> str:
+    return str(driver.execute_script("return document.body.innerText"))
+
+
+def press(driver: Any, *keys: str) -> None:
+    for key in keys:
+        driver.switch_to.active_element.send_keys(key)
+
+
+def wait(driver: Any, condition: str) -> None:
+    """Wait until a condition holds in the page."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(driver, 15).until(lambda d: d.execute_script(f"return {condition}"), f"waited for {condition}")
+
+
+def test_the_menu_leads_to_every_page_and_groups_to_their_rollouts(driver: Any, address: str) -> None:
+    driver.get(address)
+    for name in ("Groups", "Steps", "Checkpoints", "Workers", "Events", "Overview"):
+        driver.find_element("link text", name).click()
+        assert find(driver, "h1").text.startswith(name)
+        assert find(driver, "nav [aria-current]").text == name
+    driver.find_element("link text", "Groups").click()
+    find(driver, "[data-row]").click()
+    assert find(driver, "h1").text.startswith("Group ")
+
+
+def test_from_a_step_to_the_worker_that_made_its_groups(driver: Any, address: str) -> None:
+    driver.get(f"{address}/steps")
+    driver.find_element("link text", "413").click()
+    assert "What step 413 was trained on" in text_of(driver)
+    assert "node1:811" in find(driver, "table tbody").text
+
+
+def test_a_query_is_written_and_its_mistake_shown_in_place(driver: Any, address: str) -> None:
+    driver.get(f"{address}/groups")
+    find(driver, "#where").send_keys('{"reward": {"$gte": 0.5}, "stalenes": 1}')
+    find(driver, "form.query button").click()
+    assert find(driver, "mark").text == '"stalenes": 1'
+    assert find(driver, "#where").get_attribute("aria-invalid") == "true"
+    find(driver, "#where").clear()
+    find(driver, "#where").send_keys('{"tags.level": 3}')
+    find(driver, "form.query button").click()
+    assert "level=3" in text_of(driver)
+    assert "level=2" not in text_of(driver)
+
+
+def test_pages_follow_each_other(driver: Any, address: str) -> None:
+    driver.get(f"{address}/groups?order=uid")
+    first = int(find(driver, "[data-row]").text)
+    press(driver, "n")
+    wait(driver, "location.search.includes('after')")
+    assert int(find(driver, "[data-row]").text) == first + 50
+
+
+def test_hostile_rollouts_stay_texts(driver: Any, address: str) -> None:
+    for path in PATHS:
+        driver.get(address + path)
+        assert "broken in" not in driver.title
+        assert not driver.find_elements("css selector", "main script, main img, main iframe, main [onerror]")
+    driver.get(f"{address}/groups/{HOSTILE_UID}")
+    text = text_of(driver)
+    for shown in (SCRIPT, r"abc\u202edef", r"\x1b[31mred", r"NUL:\x00", r"surrogate:\ud800"):
+        assert shown in text
+
+
+def test_a_line_of_a_megabyte_is_cut_and_shown_when_asked_for(driver: Any, address: str) -> None:
+    driver.get(f"{address}/groups/{LONG_UID}")
+    assert LONG not in text_of(driver)
+    driver.find_element("link text", "Show all").click()
+    wait(driver, "location.search.includes('all=1')")
+    assert LONG in driver.execute_script("return document.body.textContent")
+    assert is_narrow(driver)
+
+
+def test_nothing_else_is_asked_for_and_nothing_is_refused(driver: Any, address: str) -> None:
+    for path in PATHS:
+        driver.get(address + path)
+    asked = [one for one in requests_of(driver) if not one.startswith("about:")]
+    assert asked
+    assert all(one.startswith((address, "data:")) for one in asked), asked
+    complaints = [one["message"] for one in driver.get_log("browser") if "404" not in one["message"]]
+    assert not complaints
+
+
+def brightness(driver: Any, selector: str, of: str) -> float:
+    """Return the relative luminance of a colour of an element, from 0 to 1."""
+    colour = driver.execute_script(
+        "const c = document.createElement('canvas').getContext('2d');"
+        "c.fillStyle = getComputedStyle(document.querySelector(arguments[0]))[arguments[1]];"
+        "c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data]",
+        selector,
+        of,
+    )
+    parts = [value / 255 for value in colour[:3]]
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
+    return sum(share * one for share, one in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_light_and_dark_follow_the_system_and_the_switch(driver: Any, address: str, dark: bool) -> None:
+    show(driver, dark=dark)
+    driver.get(address)
+    driver.execute_script("localStorage.clear()")
+    driver.refresh()
+    assert (brightness(driver, "body", "backgroundColor") < 0.2) == dark
+    find(driver, "#theme").click()
+    assert (brightness(driver, "body", "backgroundColor") < 0.2) != dark
+    driver.refresh()
+    assert (brightness(driver, "body", "backgroundColor") < 0.2) != dark
+    driver.execute_script("localStorage.clear()")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(
+    ("path", "selector", "ground"),
+    [
+        ("/", "main .quiet", "body"),
+        ("/", "td a", ".scroll"),
+        ("/", "thead th", "thead th"),
+        ("/groups?where=x", ".mistake p", ".mistake"),
+        ("/groups/1", ".tokens .lp3", ".tokens .lp3"),
+        ("/groups/1?by=mask", ".tokens .mask0", "article"),
+        ("/groups/1?by=step", ".tokens .step0", ".tokens .step0"),
+    ],
+)
+def test_texts_have_contrast(driver: Any, address: str, path: str, selector: str, ground: str, dark: bool) -> None:
+    show(driver, dark=dark)
+    driver.get(address + path)
+    pair = sorted((brightness(driver, selector, "color"), brightness(driver, ground, "backgroundColor")))
+    assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5
+
+
+def is_narrow(driver: Any) -> bool:
+    """Return whether the page is no wider than the screen."""
+    return bool(driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth"))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_phone_shows_every_page_without_sideways_scrolling(driver: Any, address: str, path: str) -> None:
+    show(driver, width=360, height=740)
+    driver.get(address + path)
+    assert driver.execute_script("return window.innerWidth") == 360
+    assert is_narrow(driver)
+
+
+def test_keys_do_all_of_it(driver: Any, address: str) -> None:
+    driver.get(address)
+    press(driver, "?")
+    wait(driver, "document.getElementById('keys').open")
+    press(driver, "\ue00c")  # Escape
+    wait(driver, "!document.getElementById('keys').open")
+    press(driver, "g", "g")
+    wait(driver, "location.pathname === '/groups'")
+    press(driver, "/")
+    wait(driver, "document.activeElement.id === 'where'")
+    press(driver, "\ue00c")
+    wait(driver, "document.activeElement.id !== 'where'")
+    press(driver, "j", "j", "k")
+    wait(driver, "document.activeElement === document.querySelectorAll('[data-row]')[0]")
+    outline = driver.execute_script("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    press(driver, "\ue007")  # Enter
+    wait(driver, "/^.groups.\\d+$/.test(location.pathname)")
+
+
+def test_the_first_tab_skips_to_the_content(driver: Any, address: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    driver.get(address)
+    ActionChains(driver).send_keys("\ue004").perform()
+    assert find(driver, ".skip") == driver.switch_to.active_element
+
+
+def test_figures_follow_the_run_and_can_be_stopped(driver: Any, address: str) -> None:
+    driver.get(address)
+    driver.execute_script("document.querySelector('#figures h1').textContent = 'old'")
+    wait(driver, "document.querySelector('#figures h1').textContent === 'Overview'")
+    press(driver, "r")
+    wait(driver, "document.getElementById('live').getAttribute('aria-pressed') === 'false'")
+
+
+def test_pages_can_be_read_without_scripts(driver: Any, address: str) -> None:
+    driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        for path, expected in (("/", "Who waits, and why"), ("/groups/1", "What is 0 + 5?")):
+            driver.get(address + path)
+            assert expected in find(driver, "main").text
+        assert not find(driver, "#theme").is_displayed()
+    finally:
+        driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def test_a_token_opens_the_page_and_leaves_its_address(driver: Any, filled: str) -> None:
+    with serving(filled, "--host", "0.0.0.0") as printed:
+        address, token = re.fullmatch(r"http://[^:]+(:\d+)/\?token=(.+)", printed).groups()  # type: ignore[union-attr]
+        driver.get(f"http://127.0.0.1{address}/")
+        assert "This page needs a token" in text_of(driver)
+        find(driver, "input[name=token]").send_keys(token)
+        find(driver, "main button").click()
+        wait(driver, "document.querySelector('h1').textContent === 'Overview'")
+        assert "token" not in driver.current_url
+        assert driver.execute_script("return document.cookie") == ""

@@ -1,0 +1,203 @@
+"""What the pages show, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from replaybuf import ReplayBufferConfig, RolloutState, Status
+from tests.web.conftest import Client, client_of
+from tests.web.example import FAILED_EVERY, GROUPS, HOSTILE_UID, LONG, LONG_UID, SCRIPT
+
+PATHS = ("/", "/groups", "/groups/1", "/steps", "/steps/401", "/checkpoints", "/workers", "/events")
+
+
+def read(page: Client, path: str, status: int = 200, **parameters: object) -> str:
+    answer = page.get(f"{path}?{urlencode(parameters)}" if parameters else path)
+    assert answer.status_code == status, answer.text
+    return html.unescape(answer.text)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_page_is_there_as_html_and_as_json(page: Client, path: str) -> None:
+    assert "</html>" in read(page, path)
+    name, _, query = path.partition("?")
+    assert page.get(f"/api{'/overview' if name == '/' else name}.json?{query}").json()
+
+
+def test_overview_says_who_waits_and_why(page: Client) -> None:
+    text = read(page, "/")
+    assert "trainer:1" in text
+    assert "65 of 640 completed groups of math are there" in text
+
+
+def test_overview_counts_groups_by_task_and_status(page: Client) -> None:
+    tasks = {one["task"]: one for one in page.get("/api/overview.json").json()["tasks"]}
+    assert tasks["code"]["buffered"]["failed"] == len(range(1, GROUPS, FAILED_EVERY))
+    assert tasks["math"]["buffered"]["completed"] == GROUPS // 2
+
+
+def test_overview_plots_rates_and_distributions(page: Client) -> None:
+    text = read(page, "/")
+    for title in ("Groups a minute", "Groups by status", "Groups by task", "Reward of draws", "Rewards", "Staleness"):
+        assert f"<figcaption>{title}" in text
+    assert '<polyline class="line s0"' in text
+
+
+@pytest.mark.parametrize("order", ["uid", "-uid", "reward", "-reward", "staleness", "-created_at", "task_name"])
+def test_pages_together_have_every_group_once(page: Client, order: str) -> None:
+    seen: list[int] = []
+    after = None
+    while True:
+        parameters = {"order": order, "size": 25} | ({"after": after} if after else {})
+        found = page.get("/api/groups.json?" + urlencode(parameters)).json()
+        seen += [row["uid"] for row in found["rows"]]
+        if (after := found["next"]) is None:
+            break
+    assert sorted(seen) == list(range(1, GROUPS + 3))
+    if order.endswith("uid"):
+        assert seen == sorted(seen, reverse=order == "-uid")
+
+
+def test_groups_are_chosen_by_task_status_and_query(page: Client) -> None:
+    query = json.dumps({"tags.level": {"$in": [1, 3]}})
+    found = page.get("/api/groups.json?" + urlencode({"task": "code", "status": "completed", "where": query})).json()
+    assert found["rows"]
+    assert {(row["task_name"], row["status"]) for row in found["rows"]} == {("code", "completed")}
+    assert {row["tags"]["level"] for row in found["rows"]} == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("where", "wrong"),
+    [
+        ('{"reward": {"$gte": 0.9}, "stalenes": 3}', '"stalenes": 3'),
+        ('{"$and": [{"uid": 1}, {"reward": {"$gt": "a"}}]}', '"$gt": "a"'),
+        ('{"reward": }', "}"),
+        ("[1]", "[1]"),
+        ('{"tags.a.b": {"$in": [1, {}]}}', "{}"),
+        ("[" * 5000, None),
+    ],
+)
+def test_a_mistake_in_a_query_is_shown_in_its_place(page: Client, where: str, wrong: str | None) -> None:
+    text = read(page, "/groups", 400, where=where)
+    assert 'role="alert"' in text
+    if wrong is not None:
+        assert f"<mark>{wrong}</mark>" in text
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"order": "nix"},
+        {"status": "nix"},
+        {"size": "0"},
+        {"size": "1e3"},
+        {"after": "x"},
+        {"after": "[[1],2]"},
+        {"after": '["a",1]', "order": "reward"},
+        {"after": "[1.5,1]", "order": "staleness"},
+        {"after": f"[1,{10**30}]"},
+        {"buffer": "nix"},
+    ],
+)
+def test_bad_parameters_are_answered_with_what_is_wrong(page: Client, parameters: dict[str, str]) -> None:
+    answer = page.get("/groups?" + urlencode(parameters))
+    assert 'role="alert"' in answer.text
+    assert answer.status_code == 400
+
+
+def test_a_group_shows_conversation_responses_and_rewards(page: Client) -> None:
+    text = read(page, "/groups/1")
+    assert "What is 0 + 5?" in text
+    assert text.count("<h3>user</h3>") == 1
+    assert text.count("<article") == 4
+    assert "<dt>form</dt>" in text
+
+
+@pytest.mark.parametrize(("by", "shade"), [("logprob", "lp"), ("mask", "mask1"), ("step", "step1")])
+def test_tokens_are_coloured(page: Client, by: str, shade: str) -> None:
+    text = read(page, "/groups/1", by=by)
+    assert re.search(rf'<span class="token {shade}\d?" title="token \d+  id', text)
+
+
+def test_responses_are_ordered_by_reward(page: Client) -> None:
+    rewards = [float(one) for one in re.findall(r'title="reward">([\d.]+)<', read(page, "/groups/1", sort="worst"))]
+    assert rewards == sorted(rewards)
+
+
+def test_hostile_texts_are_shown_and_are_never_markup(page: Client) -> None:
+    for path in (
+        *PATHS,
+        f"/groups/{HOSTILE_UID}",
+        "/batches/1",
+        "/groups?" + urlencode({"where": SCRIPT, "task": SCRIPT}),
+    ):
+        answer = page.get(path)
+        assert b"<script>" not in answer.content
+        assert b"<img" not in answer.content
+        assert not re.search(rb"[\x00-\x08\x0b-\x1f\x7f]|\xe2\x80\xae", answer.content)
+    text = page.get(f"/groups/{HOSTILE_UID}").text
+    assert html.escape(SCRIPT).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in text
+    for escaped in (r"abc\u202edef", r"\x1b[31mred", r"NUL:\x00", r"surrogate:\ud800", "{{ 7*7 }}"):
+        assert escaped in text
+
+
+class Attributes(HTMLParser):
+    """The attributes of all elements of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str | None]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += attrs
+
+
+def test_no_text_becomes_an_address_a_style_or_a_script(page: Client) -> None:
+    for path in (*PATHS, f"/groups/{HOSTILE_UID}"):
+        for name, value in Attributes(page.get(path).text).found:
+            assert not name.startswith(("on", "style"))
+            if name in ("href", "src", "action"):
+                assert (value or "").startswith(("/", "?")) or value in ("", "#main")
+
+
+def test_long_texts_are_cut_until_all_is_asked_for(page: Client) -> None:
+    assert len(read(page, f"/groups/{LONG_UID}")) < 500_000
+    assert "The first 20,000 of 1,000,000 characters" in read(page, f"/groups/{LONG_UID}")
+    assert LONG in read(page, f"/groups/{LONG_UID}", all=1)
+
+
+def test_a_step_leads_to_its_groups_and_their_workers(page: Client) -> None:
+    assert 'href="/steps/413"' in read(page, "/steps")
+    text = read(page, "/steps/413")
+    assert "What step 413 was trained on" in text
+    assert re.search(r"node1:811</a></th><td[^>]*>2</td>", text)
+
+
+def test_what_isnt_there_is_said(page: Client) -> None:
+    for path in ("/nix", "/groups/999999", "/batches/999999", "/steps/5", "/static/../app.py", "/groups/abc"):
+        answer = page.get(path)
+        assert answer.status_code in (400, 404)
+        assert 'role="alert"' in answer.text
+    assert page.get("/api/groups/999999.json").json()["error"].startswith("there is no group 999999")
+
+
+def test_other_buffers_are_left_out_where_one_is_named(tmp_path: Path) -> None:
+    async def put() -> None:
+        for name in ("one", "two"):
+            async with ReplayBufferConfig(url=url, name=name).build() as buffer:
+                await buffer.put([RolloutState(message=[], status=Status.COMPLETED)], name)
+
+    url = f"sqlite:///{tmp_path}/run.db"
+    asyncio.run(put())
+    page = client_of(url, buffer="two")
+    assert [one["task"] for one in page.get("/api/overview.json?buffer=one").json()["tasks"]] == ["two"]
+    assert [one["task_name"] for one in page.get("/api/groups.json").json()["rows"]] == ["two"]
