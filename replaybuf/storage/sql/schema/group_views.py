@@ -56,7 +56,7 @@ SELECT
       WHERE coalesce(json_extract(g.marks, '$.expired[' || r.key || ']'), 0) = 0) AS INTEGER)
       AS response_tokens,
     CAST((SELECT group_concat(reason || ':' || times, ' ') FROM (
-        SELECT json_extract(r.value, '$.finish_reason') AS reason, count(*) AS times FROM json_each(p.outline) r
+        SELECT json_extract(r.value, '$.finish_reason') AS reason, count(1) AS times FROM json_each(p.outline) r
          WHERE coalesce(json_extract(g.marks, '$.expired[' || r.key || ']'), 0) = 0
            AND json_extract(r.value, '$.finish_reason') IS NOT NULL
          GROUP BY reason ORDER BY reason)) AS TEXT) AS finish_reasons,
@@ -143,7 +143,7 @@ SELECT
        FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
       WHERE NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)) AS response_tokens,
     (SELECT string_agg(f.reason || ':' || f.times, ' ' ORDER BY f.reason) FROM (
-        SELECT r.value ->> 'finish_reason' AS reason, count(*) AS times
+        SELECT r.value ->> 'finish_reason' AS reason, count(1) AS times
           FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
          WHERE NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)
            AND r.value ->> 'finish_reason' IS NOT NULL

@@ -26,12 +26,12 @@ _INTEGER = {"sqlite": "INTEGER", "postgresql": "bigint"}
 _TASKS = {
     "sqlite": """
     CAST((SELECT group_concat(task_name || ':' || times, ' ') FROM (
-        SELECT l.task_name AS task_name, count(*) AS times
+        SELECT l.task_name AS task_name, count(1) AS times
           FROM json_each(b.members) m JOIN rb_lane l ON l.id = json_extract(m.value, '$[1]')
          GROUP BY l.task_name ORDER BY l.task_name)) AS TEXT)""",
     "postgresql": """
     (SELECT string_agg(t.task_name || ':' || t.times, ' ' ORDER BY t.task_name) FROM (
-        SELECT l.task_name AS task_name, count(*) AS times
+        SELECT l.task_name AS task_name, count(1) AS times
           FROM jsonb_array_elements(b.members) m(value) JOIN rb_lane l ON l.id = (m.value ->> 1)::int
          GROUP BY l.task_name) t)""",
 }
@@ -95,7 +95,7 @@ SELECT
 FROM (
     SELECT
         g.lease AS lease, l.buffer AS buffer, l.task_name AS task_name, l.status AS status, g.holder AS holder,
-        min(g.leased_until) AS leased_until, count(*) AS groups, max(g.deliveries) AS deliveries
+        min(g.leased_until) AS leased_until, count(1) AS groups, max(g.deliveries) AS deliveries
     FROM rb_group g JOIN rb_lane l ON l.id = g.lane
     WHERE g.leased_until IS NOT NULL
     GROUP BY g.lease, l.buffer, l.task_name, l.status, g.holder
