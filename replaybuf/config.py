@@ -245,6 +245,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             reconnect_timeout=self.reconnect_timeout,
             allow_network_filesystem=self.allow_network_filesystem,
             history=self.history,
+            worker=self.worker,
         )
 
     @classmethod

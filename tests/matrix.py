@@ -19,6 +19,7 @@ _FIXTURES = {
     "original",
     "store",
     "buffers",
+    "trained",
 }
 _NAMES = {"memory://": "memory", "pandas://": "pandas", "sqlite in memory": "sqlite memory", "postgres": "postgresql"}
 _KINDS = {"memory", "pandas", "sqlite", "sqlite memory", "postgresql"}
@@ -99,6 +100,9 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("processes/test_processes.py::test_a_save_that_is_killed*", ("sqlite",)),
     ("processes/test_processes.py::test_a_database_of_a_dead*", ("sqlite",)),
     ("processes/test_leases.py::*", ("postgresql",)),
+    ("test_presence.py::*killed*", ("postgresql",)),
+    ("test_presence.py::*any_text*x1b*", _DATABASES),
+    ("test_presence.py::*any_text*", ("sqlite",)),
     ("faults/test_steady.py::*", ("sqlite",)),
     ("faults/test_restored.py::*postgresql-staleness*", _DATABASES),
     ("faults/test_restored.py::*postgresql-prioritized-*", _DATABASES),
@@ -117,6 +121,14 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("cli/test_doctor.py::*looking*", _DATABASES),
     ("cli/test_doctor.py::*all_at_once*", _DATABASES),
     ("cli/test_doctor.py::*", ("sqlite",)),
+    *(
+        (f"cli/test_trace.py::*{law}*", _DATABASES)
+        for law in ("three_commands", "worker_has", "range", "life", "again")
+    ),
+    ("cli/test_trace.py::*", ("sqlite",)),
+    *((f"cli/test_rm.py::*{law}*", _DATABASES) for law in ("exact_number", "recorded", "restore_asks")),
+    ("cli/test_rm.py::*", ("sqlite",)),
+    ("cli/test_explain.py::*", _DATABASES),
     ("demo/test_demo_run.py::test_fresh*", ("sqlite",)),
     ("demo/test_demo_run.py::test_a_run_goes_on*", ("sqlite",)),
     ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),

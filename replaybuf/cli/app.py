@@ -33,7 +33,8 @@ COMMANDS = {
     "metrics": ("replaybuf.cli.metrics:metrics", "Print the figures of a database for Prometheus."),
     "ls": ("replaybuf.cli.ls:ls", "List groups without reading their payloads."),
     "why": ("replaybuf.cli.why:why", "Say why a trainer or a producer waits."),
-    "show": ("replaybuf.cli.show:show", "Show one group: its metadata, the prompt and its rollouts."),
+    "show": ("replaybuf.cli.show:show", "Show a group with its responses, or the worst and the best ones."),
+    "diff": ("replaybuf.cli.diff:diff", "Show what is different in two groups, word by word."),
     "trace": ("replaybuf.cli.trace:trace", "Show what a train step was trained on, and the life of a group."),
     "watch": ("replaybuf.cli.watch:watch", "Watch a database, full screen: who waits and why, rates, workers, events."),
     "sql": ("replaybuf.cli.sql:sql", "Run one SQL statement that only reads."),
@@ -92,6 +93,8 @@ class Commands(TyperGroup):
             raise
         except ReplayBufError as error:
             typer.echo(f"Error: {escape_line(str(error))}", err=True)
+            for note in filter(None, getattr(error, "__notes__", ())):
+                typer.echo(note, err=True)  # the mistake in a query, escaped where it was made
             raise typer.Exit(1) from error
         except BrokenPipeError as error:
             # The interpreter flushes stdout once more at exit; that must not fail again.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from replaybuf import units
 from replaybuf.cli.asking import YES, ask
@@ -22,7 +24,21 @@ from replaybuf.storage.sql.inspection.snapshots import choose_buffer
 
 T = TypeVar("T")
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+_UsageError: Any = typer.BadParameter.__base__
+
+
+class _Verbs(TyperGroup):
+    """The subcommands; `replaybuf checkpoint URL` is `replaybuf checkpoint ls URL`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in self.commands:
+            return super().resolve_command(ctx, args)
+        if near := difflib.get_close_matches(args[0], self.commands, n=1):
+            raise _UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx=ctx)
+        return super().resolve_command(ctx, ["ls", *args])
+
+
+app = typer.Typer(cls=_Verbs, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.command("ls", cls=Command)(checkpoints)
 
 _Step = Annotated[

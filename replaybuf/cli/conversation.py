@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import status_style
 from replaybuf.cli.output import Row, console
+from replaybuf.cli.summary import summary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,31 +31,38 @@ def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]
     Of rollouts that have other names for these, every field is printed.
     """
     out = console()
-    if not all(map(_names_are_ours, rollouts, decoded)):
+    if not all(map(names_are_ours, rollouts, decoded)):
         for row, rollout in zip(rollouts, decoded, strict=True):
-            _heading(out, f"rollout {row['position']}", _summary(row), status_style(row))
+            _heading(out, f"rollout {row['position']}", summary(row), status_style(row))
             _print_fields(out, fields_of(rollout))
         return
     prompts = [rollout.get("message") for rollout in decoded]
-    shared = len({_text(prompt) for prompt in prompts}) == 1  # what is compared may be arrays
+    shared = len({text_of(prompt) for prompt in prompts}) == 1  # what is compared may be arrays
     if shared:
-        _heading(out, "prompt", "")
-        _print_messages(out, prompts[0])
+        print_prompt(prompts[0])
     for row, rollout, prompt in zip(rollouts, decoded, prompts, strict=True):
-        _heading(out, f"rollout {row['position']}", _summary(row), status_style(row))
+        _heading(out, f"rollout {row['position']}", summary(row), status_style(row))
         if not shared:
             _print_messages(out, prompt)
             _role(out, "response")
         _print_text(out, rollout.get("response"))
         for name in ("tool_calls", "error_msg", "extra_fields"):
-            if _is_there(rollout.get(name)):
+            if is_there(rollout.get(name)):
                 _role(out, name)
                 _print_text(out, rollout[name])
 
 
-def _names_are_ours(row: Row, rollout: dict[Any, Any]) -> bool:
-    response_is_there = rollout.get("response") is not None or not row["response"]
-    return rollout.get("message") is not None and response_is_there
+def print_prompt(prompt: Any, of: str = "") -> None:
+    """Print the messages of a prompt."""
+    out = console()
+    _heading(out, f"prompt{of}", "")
+    _print_messages(out, prompt)
+
+
+def names_are_ours(row: Row, rollout: dict[Any, Any]) -> bool:
+    """Return whether a rollout has its prompt and response where ours have them."""
+    responseis_there = rollout.get("response") is not None or not row["response"]
+    return rollout.get("message") is not None and responseis_there
 
 
 def _print_fields(out: Console, fields: dict[str, Any]) -> None:
@@ -70,17 +78,6 @@ def _print_fields(out: Console, fields: dict[str, Any]) -> None:
             _print_text(out, value)
 
 
-def _summary(row: Row) -> str:
-    facts = {
-        "id": row["rollout_id"],
-        "reward": None if row["reward"] is None else f"{row['reward']:.3f}",
-        "staleness": row["staleness"],
-        "tokens": row["response_tokens"],
-        "finish": row["finish_reason"],
-    }
-    return " ".join([row["status"], *(f"{name}={value}" for name, value in facts.items() if value is not None)])
-
-
 def _print_messages(out: Console, messages: Any) -> None:
     if not isinstance(messages, list):
         _print_text(out, messages)
@@ -89,7 +86,7 @@ def _print_messages(out: Console, messages: Any) -> None:
         if isinstance(message, dict):
             _role(out, str(message.get("role", "message")))
             rest = {name: value for name, value in message.items() if name not in ("role", "content")}
-            rest = {name: value for name, value in rest.items() if _is_there(value)}
+            rest = {name: value for name, value in rest.items() if is_there(value)}
             _print_text(out, message.get("content"))
             if rest:
                 _print_text(out, rest)
@@ -106,10 +103,11 @@ def _print_text(out: Console, value: Any) -> None:
         return
     if isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value):
         value = "\n".join(str(part["text"]) for part in value)
-    out.print(Text(escape(_text(value), keep=_LINES)), soft_wrap=True)
+    out.print(Text(escape(text_of(value), keep=_LINES)), soft_wrap=True)
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Return a text as it is, and anything else as JSON, or as Python writes it."""
     if isinstance(value, str):
         return value
     try:
@@ -118,7 +116,7 @@ def _text(value: Any) -> str:
         return repr(value)
 
 
-def _is_there(value: Any) -> bool:
+def is_there(value: Any) -> bool:
     """Return whether there is something to show: arrays have no truth."""
     return value is not None and not (isinstance(value, (bool, int, str, list, tuple, dict, set)) and not value)
 

@@ -119,3 +119,13 @@ def url_and(url: str, value: str | None, name: str) -> tuple[str, str]:
     if not variable or url == variable:
         raise typer.BadParameter("it is missing.", param_hint=name)
     return variable, url
+
+
+def url_and_uids(url: str, uids: list[str] | None) -> tuple[str, list[str]]:
+    """Return the arguments `URL UID...`; the first is a uid, too, if REPLAYBUF_URL is set and it is a number."""
+    variable = os.environ.get(URL_VARIABLE)
+    if variable and url != variable and url.isdigit():
+        return variable, [url, *(uids or [])]
+    if not uids:
+        raise typer.BadParameter("it is missing.", param_hint="UID")
+    return url, uids

@@ -40,31 +40,31 @@ def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
 
 
 def _parse(where: str, given_as: str) -> Node:
-    """Return the nodes of a query; if there is a mistake in it, point at that on stderr first."""
+    """Return the nodes of a query. An error has a note that points at the mistake (`pointed_at`)."""
     query = _read_json(where, given_as)
     try:
         return parse(query)
     except QueryError as error:
         if error.place and (span := span_of(where, error.place)) is not None:
-            point_at(where, *span)
+            error.add_note(pointed_at(where, *span))
         raise
 
 
-def point_at(text: str, start: int, end: int) -> None:
-    """Print a part of a text on stderr, in its line, with a line below that marks it.
+def pointed_at(text: str, start: int, end: int) -> str:
+    """Return the line of a text with a part of it, and a line below that marks this.
 
     A text that may be a URL with a password, in the wrong place, isn't shown.
     """
     if may_hold_password(text):
-        return
+        return ""
     before = text.rfind("\n", 0, start) + 1
     after = text.find("\n", start)
-    end = min(end, len(text) if after < 0 else after)
-    shown = [escape(part) for part in (text[before:start], text[start:end], text[end : after if after >= 0 else None])]
-    head, tail = shown[0][-_CONTEXT:], shown[2][:_CONTEXT]
-    marked = shown[1] if len(shown[1]) <= _CONTEXT else shown[1][:_CONTEXT] + "..."
-    typer.echo(f"  {head}{marked}{tail}", err=True)
-    typer.echo(f"  {' ' * cell_width(head)}{'^' * max(1, cell_width(marked))}", err=True)
+    after = len(text) if after < 0 else after
+    head, marked, tail = (
+        escape(part) for part in (text[before:start], text[start : min(end, after)], text[min(end, after) : after])
+    )
+    head, marked, tail = head[-_CONTEXT:], marked[:_CONTEXT], tail[:_CONTEXT]
+    return f"  {head}{marked}{tail}\n  {' ' * cell_width(head)}{'^' * max(1, cell_width(marked))}"
 
 
 def cell_width(text: str) -> int:
@@ -78,10 +78,10 @@ def _read_json(where: str, given_as: str) -> dict[str, Any]:
     try:
         query = json.loads(where)
     except ValueError as error:
-        if isinstance(error, json.JSONDecodeError):
-            point_at(where, error.pos, error.pos + 1)
+        where_it_is = pointed_at(where, error.pos, error.pos + 1) if isinstance(error, json.JSONDecodeError) else ""
         raise typer.BadParameter(
-            f'{error}; a query is JSON in single quotes, such as \'{{"task_name": "math"}}\'', param_hint=given_as
+            f'{error}; a query is JSON in single quotes, such as \'{{"task_name": "math"}}\'\n{where_it_is}'.rstrip(),
+            param_hint=given_as,
         ) from None
     except RecursionError:
         raise typer.BadParameter("it nests too deep", param_hint=given_as) from None

@@ -2,50 +2,108 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any, TypeVar
+import sys
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
 from replaybuf import units
-from replaybuf.cli.conversation import fields_of, print_conversation
-from replaybuf.cli.escape import escape
-from replaybuf.cli.groups import age_of, archived_at, lease_text, status_style, tags_text
-from replaybuf.cli.options import Url, listing, option, url_and
-from replaybuf.cli.output import Column, Output, console, iso, print_table, write
-from replaybuf.errors import InputError
-from replaybuf.storage.sql.inspection.metadata import Described, describe_group
-from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.cli.answers import (
+    Extremes,
+    Rollouts,
+    answers_of,
+    print_group,
+    read,
+    read_full,
+    show_extremes,
+    show_several,
+)
+from replaybuf.cli.beside import Layout, print_beside
+from replaybuf.cli.conversation import fields_of, names_are_ours, print_conversation, print_prompt, text_of
+from replaybuf.cli.groups import status_style
+from replaybuf.cli.options import Buffer, OfTask, Url, listing, option, url_and_uids
+from replaybuf.cli.output import Column, Output, print_table, write
+from replaybuf.cli.summary import reward_text
+from replaybuf.storage.sql.inspection.metadata import Described
+from replaybuf.storage.sql.inspection.reader import open_reader
 
-D = TypeVar("D", bound=Described)
+
+class Colours(StrEnum):
+    """What tokens are coloured by."""
+
+    LOGPROBS = "logprobs"
+    MASK = "mask"
+    STEPS = "steps"
+
+
+Colour = Annotated[
+    Colours | None,
+    option("--colour", metavar="BY", help="Colour tokens by logprobs, mask or steps (of the model that made them)."),
+]
 
 
 @listing
 def show(
     url: Url,
     output: Output,
-    uid: Annotated[
-        str | None, typer.Argument(metavar="UID", help="The uid of a group, from replaybuf ls.", show_default=False)
+    uids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[UID]...", help="The uids of groups, from replaybuf ls.", show_default=False),
     ] = None,
     full: Annotated[
         bool, option("--full", help="Decode the payload: messages and responses in full, all fields with --json.")
     ] = False,
+    columns: Annotated[
+        int | None, option("--columns", metavar="N", min=1, max=50, help="So many responses side by side.")
+    ] = None,
+    colour: Colour = None,
+    worst: Annotated[
+        int | None, option("--worst", metavar="N", min=1, max=100, help="The rollouts with the lowest rewards.")
+    ] = None,
+    best: Annotated[
+        int | None, option("--best", metavar="N", min=1, max=100, help="The rollouts with the highest rewards.")
+    ] = None,
+    task: OfTask = None,
+    buffer: Buffer = None,
 ) -> None:
-    """Show one group: its metadata, the prompt and its rollouts.
+    """Show a group: its metadata, the prompt and its rollouts; or the best and worst rollouts.
 
-    Prompt and responses are shown by their beginnings (200 characters) unless --full is given. --nl and --csv print the
-    rollouts, --json prints all there is.
+    Of one group, prompt and responses are shown by their beginnings (200 characters). --full decodes the payload and
+    shows all of it. --columns and --colour decode it, too, and show the responses side by side, up to 2,000 characters
+    of each unless --full is given. Of several groups the best and the worst response of each are shown, side by side.
+    --worst and --best choose rollouts from all groups, or from those of --task, by looking at all of them: a million
+    groups take a while.
+
+    Tokens are coloured where their texts are in the rollout (in a field of its own, or because a token is a character);
+    else their ids are. --nl and --csv print the rollouts, --json prints all there is.
 
     \b
     Examples:
       replaybuf show run.db 17
       replaybuf show run.db 17 --full | less
+      replaybuf show run.db 17 --colour logprobs --columns 2
+      replaybuf show run.db 17 18 19
+      replaybuf show run.db --worst 3 --task math
       replaybuf show run.db 17 --full --json | jq '.rollouts[].response'
     """
-    url, number = url_and(url, uid, "UID")
-    wanted = _read_uid(number)
+    layout = Layout(columns, colour, full)
+    if worst is not None or best is not None:
+        if uids or (worst is not None and best is not None):
+            raise typer.BadParameter("give uids, or --worst, or --best", param_hint="--worst")
+        order = Extremes(worst or best or 1, worst is not None, buffer, task)
+        show_extremes(open_reader(url), order, output, layout)
+        return
+    if task is not None or buffer is not None:
+        raise typer.BadParameter("it goes with --worst and --best", param_hint="--task" if task else "--buffer")
+    url, numbers = url_and_uids(url, uids)
+    wanted = [_read_uid(number) for number in numbers]
     reader = open_reader(url)
-    found, decoded = _read_full(reader, wanted) if full else (_read(reader, wanted), None)
+    beside = columns is not None or colour is not None
+    if len(wanted) > 1:
+        show_several(reader, wanted, output, layout)
+        return
+    found, decoded = read_full(reader, wanted[0]) if full or beside else (read(reader, wanted[0]), None)
     group, rollouts = found.group, found.rollouts
     if decoded is not None and not output.for_people:
         rollouts = [{**row, **fields_of(rollout)} for row, rollout in zip(rollouts, decoded, strict=True)]
@@ -53,31 +111,26 @@ def show(
         output.value({**group, "rollouts": rollouts})
     elif not output.for_people:
         output.rows(rollouts, [])
+    elif decoded is None:
+        print_group(found, with_prompt=True)
+        write("\n")
+        print_table(rollouts, _columns())
     else:
-        _print_group(found, with_prompt=decoded is None)
-        if decoded is None:
-            write("\n")
-            print_table(rollouts, _columns())
-        else:
-            print_conversation(rollouts, decoded)
+        print_group(found, with_prompt=False)
+        _print_decoded(found, decoded, layout, beside=beside or sys.stdout.isatty())
 
 
-def _read(reader: Reader, uid: int) -> Described:
-    return _there(reader, uid, reader.look(lambda look: describe_group(look, uid)))
-
-
-def _read_full(reader: Reader, uid: int) -> tuple[Described, list[dict[Any, Any]]]:
-    """Return the group and its rollouts as they were put."""
-    from replaybuf.storage.sql.inspection.groups import show_group
-
-    found = _there(reader, uid, reader.inspect(lambda tx: show_group(tx, uid, payload=True)))
-    return found, found.decode()
-
-
-def _there(reader: Reader, uid: int, found: D | None) -> D:
-    if found is None:
-        raise InputError(f"there is no group {uid} in {reader.where}: it was taken or deleted, or never was")
-    return found
+def _print_decoded(found: Described, decoded: Rollouts, layout: Layout, *, beside: bool) -> None:
+    if not beside or not all(map(names_are_ours, found.rollouts, decoded)):
+        print_conversation(found.rollouts, decoded)
+        return
+    prompts = [rollout.get("message") for rollout in decoded]
+    if len({text_of(prompt) for prompt in prompts}) == 1:
+        print_prompt(prompts[0])
+    else:
+        for row, prompt in zip(found.rollouts, prompts, strict=True):
+            print_prompt(prompt, f" of rollout {row['position']}")
+    print_beside(answers_of(found, decoded, ""), layout)
 
 
 def _read_uid(text: str) -> int:
@@ -87,44 +140,6 @@ def _read_uid(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a whole number.", param_hint="UID") from None
 
 
-def _print_group(found: Described, *, with_prompt: bool) -> None:
-    from rich.text import Text
-
-    group, now = found.group, found.now
-
-    def ago(moment: datetime | None) -> str | None:
-        return None if moment is None else f"{iso(moment)} ({units.age(age_of(moment, now))} ago)"
-
-    until = group["leased_until"]
-    facts = {
-        "buffer": group["buffer"] if found.several else None,
-        "status": group["status"],
-        "leased": None if until is None else f"until {iso(until)} ({lease_text(until, now)})",
-        "deliveries": group["deliveries"] and units.number(group["deliveries"]),
-        "task": group["task_name"],
-        "staleness": units.number(group["staleness"]),
-        "reward": units.number(group["reward"], 3),
-        "priority": f"{group['priority']:g}",
-        "times sampled": units.number(group["times_sampled"]),
-        "created": ago(group["created_at"]),
-        "archived": ago(archived_at(group)),
-        "rollouts": units.number(group["rollouts"]),
-        "tokens": f"{units.number(group['prompt_tokens'])} prompt, {units.number(group['response_tokens'])} response",
-        "finished by": group["finish_reasons"],
-        "payload": units.size(group["bytes"]),
-        "key": group["key"],
-        "tags": tags_text(group["tags"]),
-        "error": group["error"],
-        "prompt": group["prompt"] if with_prompt else None,
-    }
-    out = console()
-    out.print(Text(f"group {group['uid']}", style="bold"))
-    for name, value in facts.items():
-        if value:
-            style = status_style(group) if name == "status" else ""
-            out.print(Text(f"  {name:<14}").append(escape(str(value)), style=style), soft_wrap=True)
-
-
 def _columns() -> list[Column]:
     return [
         Column("#", lambda r: str(r["position"])),
@@ -132,7 +147,7 @@ def _columns() -> list[Column]:
         Column("status", lambda r: r["status"], right=False, style=status_style),
         Column("stale", lambda r: units.number(r["staleness"])),
         Column("step", lambda r: units.number(r["oldest_model_step"])),
-        Column("reward", lambda r: units.number(r["reward"], 3)),
+        Column("reward", lambda r: reward_text(r) or "-"),
         Column("tokens", lambda r: units.number(r["response_tokens"])),
         Column("finish", lambda r: r["finish_reason"] or "-", right=False),
         Column("response", lambda r: r["response"] or "", right=False, text=True),

@@ -135,11 +135,11 @@ class _State:
         """Return the first line or two: which database, how old the figures are, and what is wrong."""
         at = f"{clock(self.found[0].about.now)} UTC" if self.found else "reading ..."
         slow = self.pause > self.interval
-        why = f" (asked for {self.interval:g} s, but reading takes {self.cost:.2g} s)" if slow else ""
-        lines = [line((f"{self.where}  ", "bold"), f"{at}  every {self.pause:.3g} s{why}")]
+        why = f": reading takes {self.cost:.2g} s" if slow else ""
+        lines = [line((f"{self.where}  ", "bold"), f"{at}  every {self.pause:.2g} s{why}")]
         if self.error:
             old = f"; the figures are {units.age(now - self.read_at)} old" if self.found else ""
-            lines.append(line((f"can't read it, trying again{old}: {self.error}", "bold red")))
+            lines.append(line((f"trying again: {self.error}{old}", "bold red")))
         return lines
 
     def lines(self, width: int, height: int) -> list[Text]:
@@ -170,6 +170,8 @@ class _Reading(threading.Thread):
         self._wanted.set()
 
     def run(self) -> None:
+        import replaybuf.storage.sql.inspection.glance  # noqa: F401  # its import isn't what a reading costs
+
         while self._wanted.wait():
             self._wanted.clear()
             self.news.put(self._read())

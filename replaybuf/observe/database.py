@@ -13,15 +13,18 @@ from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 SCANNED = 200_000
 
 
-def read_figures(source: str | Reader, *, buffer: str | None = None, scanned: int = SCANNED) -> dict[str, Any]:
+def read_figures(
+    source: str | Reader, *, buffer: str | None = None, scanned: int = SCANNED, timeout: float | None = None
+) -> dict[str, Any]:
     """Return the figures of one buffer of a database, or of all, as plain dicts; `prometheus` writes them. Blocks.
 
     `source` is a URL, the path of a SQLite file, or a reader. `buffers[name]["tasks"]` is as in `buffer.metrics()`,
     without rates. Staleness, draws, rewards and bytes of a buffer with more than `scanned` groups are left out: they
-    take a look at every group. Raises what the command raises: UnreachableError, InputError, LockedError, ...
+    take a look at every group. Raises what the command raises: UnreachableError, InputError, LockedError (also when it
+    took more than `timeout` seconds), ...
     """
     reader = open_reader(source) if isinstance(source, str) else source
-    found = reader.inspect(lambda tx: measure(tx, buffer, scanned))
+    found = reader.look(lambda look: measure(look, buffer, scanned), timeout=timeout)
     return {
         "database": found.database,
         "buffers": {name: _figures(measures) for name, measures in found.buffers.items()},

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from replaybuf import __version__, units
 from replaybuf.errors import InputError, QueryError, ReplayBufError, StorageError
+from replaybuf.observe import CONTENT_TYPE, prometheus, read_figures
 from replaybuf.redact import redact_words
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.web import texts
@@ -99,7 +100,14 @@ class _Site:
             path = f"/{name}" if page.path == "/" else page.path
             found.append(Route(page.path, self._html(name, page), name=name))
             found.append(Route(f"/api{path}.json", self._json(page), name=f"{name}.json"))
-        return found
+        return [*found, Route("/metrics", self._metrics, name="metrics")]
+
+    async def _metrics(self, request: Request) -> Response:
+        """Answer Prometheus."""
+        figures = await self._readings.run(
+            lambda reader, seconds: read_figures(reader, buffer=self._buffer, timeout=seconds)
+        )
+        return Response(prometheus(figures), headers={"Content-Type": CONTENT_TYPE})
 
     def _html(self, name: str, page: Page) -> Answer:
         async def answer(request: Request) -> Response:

@@ -33,20 +33,24 @@ class Readings:
 
     async def read(self, function: Callable[[Transaction], T]) -> T:
         """Return what the function returns. Raises LockedError when it, or the wait for its turn, took too long."""
+        return await self.run(lambda reader, seconds: reader.inspect(function, timeout=seconds))
+
+    async def run(self, work: Callable[[Reader, float], T]) -> T:
+        """Do the same with a function of the reader and of the seconds that its read may take."""
         try:
             with anyio.fail_after(TURN_SECONDS):
                 await self._turns.acquire()
         except TimeoutError:
             raise LockedError(f"{AT_ONCE} other reads went on for {TURN_SECONDS:g} s; try again") from None
         try:
-            return await anyio.to_thread.run_sync(self._read, function)
+            return await anyio.to_thread.run_sync(self._run, work)
         finally:
             self._turns.release()
 
-    def _read(self, function: Callable[[Transaction], T]) -> T:
+    def _run(self, work: Callable[[Reader, float], T]) -> T:
         started = time.monotonic()
         try:
-            return self.reader.inspect(function, timeout=self._seconds)
+            return work(self.reader, self._seconds)
         except StorageError as error:
             if time.monotonic() - started < self._seconds:
                 raise

@@ -108,7 +108,7 @@ def test_two_formats_are_a_usage_error(filled: str) -> None:
     assert "choose one of" in run("ls", filled, "--json", "--csv", code=2).stderr
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("stat", "stats"), ("exprot", "export"), ("checkpoint", "checkpoints")])
+@pytest.mark.parametrize(("typed", "meant"), [("stat", "stats"), ("exprot", "export"), ("chekpoints", "checkpoints")])
 def test_a_misspelt_command_is_told_the_nearest(typed: str, meant: str) -> None:
     assert f"No such command {typed!r}. Did you mean {meant!r}?" in run(typed, "run.db", code=2).stderr
 

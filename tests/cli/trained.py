@@ -11,7 +11,7 @@ from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.worker_name import working_as
 
 #: The first and last train step, and the one from which BAD makes bad groups.
-FIRST, LAST, FELL = 400, 414, 413
+FIRST, LAST, FELL = 405, 414, 413
 BAD, TRAINER = "gpu-node-7", "trainer-0"
 WORKERS = ("gpu-node-4", "gpu-node-5", "gpu-node-6", BAD)
 GROUPS = 16

@@ -37,7 +37,7 @@ EVERYTHING: dict[str, Any] = {
             "restores": 1,
             "waits": {"groups": {"count": 1, "seconds": 2.5, "timeouts": 0}},
             "waiters": {"groups": {"count": 1, "longest_seconds": 3.5}},
-            "workers": {"active": 2, "silent": 1},
+            "workers": {"working": 2, "silent": 1},
             "last_hour": {"groups": 1, "rollouts": 2, "tokens": 3, "failures": 4, "taken": 5},
             "events_last_hour": {"restored": 1},
             "last_batch": {

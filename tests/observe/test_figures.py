@@ -12,11 +12,15 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import InputError, ReplayBufferConfig
 from replaybuf.buffer.metrics import RATES
-from replaybuf.observe import prometheus, read_figures
+from replaybuf.observe import METRICS, prometheus, read_figures
 from replaybuf.produce import TrainState, publish
+from tests import sql_example
 from tests.cli.conftest import run, run_json
 from tests.cli.example import fill
 from tests.observe.test_exposition import numbers
+
+OF_A_PROCESS = {metric.name for metric in METRICS if metric.path.startswith("waits/")}
+TRAINERS = {metric.name for metric in METRICS if metric.path.startswith("trainer/")}
 
 
 def test_the_tasks_are_those_of_metrics(empty: str) -> None:
@@ -102,3 +106,22 @@ def test_hostile_names_stay_in_their_labels(hostile: str) -> None:
     found = numbers(parse(run("metrics", hostile).stdout))
     [(_, labels)] = [key for key in found if key[0] == "replaybuf_groups_put_total"]
     assert "\x1b" in dict(labels)["task"]
+
+
+def test_who_works_and_waits_and_what_was_drawn_last(empty: str) -> None:
+    asyncio.run(sql_example.fill(empty))
+    found = read_figures(empty)["buffers"]["default"]
+    assert found["workers"] == {"working": 3, "silent": 1, "ended": 0}
+    assert found["last_hour"] == {"groups": 36, "rollouts": 72, "tokens": 28800, "failures": 1, "taken": 17}
+    [(kind, waits)] = found["waiters"].items()
+    assert (kind, waits["count"]) == ("groups", 1)
+    assert waits["longest_seconds"] > 0
+    assert found["events_last_hour"]
+    last = found["last_batch"]
+    assert (last["step"], last["groups"]) == (414, 2)
+    assert last["min_reward"] <= last["reward"] <= last["max_reward"]
+    assert 0 <= last["staleness"] <= last["max_staleness"]
+    assert abs(last["taken_at"] - time.time()) < 60
+    names = {name for name, _ in numbers(parse(prometheus(read_figures(empty))))}
+    missing = {series for metric in METRICS for series in metric.series} - names
+    assert not missing - OF_A_PROCESS - {"replaybuf_prompts_drawn", *TRAINERS}

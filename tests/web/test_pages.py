@@ -32,10 +32,16 @@ def test_every_page_is_there_as_html_and_as_json(page: Client, path: str) -> Non
     assert page.get(f"/api{'/overview' if name == '/' else name}.json?{query}").json()
 
 
+def test_prometheus_gets_metrics(page: Client) -> None:
+    answer = page.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert re.search(r'^replaybuf_\w+\{.*task="math".*\} \d', answer.text, re.M)
+
+
 def test_overview_says_who_waits_and_why(page: Client) -> None:
     text = read(page, "/")
-    assert "trainer:1" in text
-    assert "65 of 640 completed groups of math are there" in text
+    assert "<strong>trainer:1</strong> waits for groups (640 of math)" in text
+    assert re.search(r"\b65 of 640 completed", text)
 
 
 def test_overview_counts_groups_by_task_and_status(page: Client) -> None:

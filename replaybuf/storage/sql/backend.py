@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from replaybuf.checks import check_history
@@ -39,6 +40,7 @@ from replaybuf.storage.sql.tasks.claims import Claiming
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Drawing
 from replaybuf.storage.sql.tasks.making import Making
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
+from replaybuf.worker_name import worker_name
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -60,7 +62,8 @@ class SQLStorage(StorageBackend, PresenceStorage):
     survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds;
     `reconnect_timeout` the time for which an operation goes on after losing its connection to PostgreSQL. A SQLite file
     on a network file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`. Of the
-    last `history` draws of the buffer it is kept who drew what, in the view `batches` (None: of all).
+    last `history` draws of the buffer it is kept who drew what, in the view `batches` (None: of all). `worker` is the
+    name of who restores, deletes, ... in the view `events`.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class SQLStorage(StorageBackend, PresenceStorage):
         read_only: bool = False,
         allow_network_filesystem: bool = False,
         history: int | None = HISTORY,
+        worker: str | None = None,
     ) -> None:
         self.url = parse_url(url)
         self.durable = not is_memory(self.url)
@@ -93,6 +97,7 @@ class SQLStorage(StorageBackend, PresenceStorage):
             allow_network_filesystem=allow_network_filesystem,
             history=check_history(history),
         )
+        self._worker = worker
         self._closed = False
         self._opening = threading.Lock()
         self._open: Store | None = None
@@ -138,7 +143,7 @@ class SQLStorage(StorageBackend, PresenceStorage):
                         raise StorageError(
                             "this buffer is in the memory of the process that was forked; use a file or a server"
                         )
-                self._open = Store(self._options, self.scope)
+                self._open = Store(self._options, replace(self.scope, worker=worker_name(self._worker)))
                 weakref.finalize(self, self._open.abandon).atexit = False
             return self._open
 

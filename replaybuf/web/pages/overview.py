@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +12,16 @@ from replaybuf.buffer.metrics import of_tasks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.recent import history_of, newest_batches, newest_groups, tallies_of
-from replaybuf.storage.sql.inspection.record_pages import CHECKPOINTS, EVENTS, WAITERS, newest
+from replaybuf.storage.sql.inspection.record_pages import CHECKPOINTS, EVENTS, newest
 from replaybuf.web.ask import Ask
+from replaybuf.web.pages.waits import read_waits
 from replaybuf.web.plots import Plot, areas, bins, histogram, lines, whole_bins
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import Transaction
 
 _HOURS = ("6", "1", "24", "48")
-_WAITERS, _EVENTS = 50, 8
-#: A waiter is gone when its process said nothing for so long.
-SILENT = timedelta(seconds=15)
+_EVENTS = 8
 _DRAWN = ("sampled_new", "sampled_again", "taken_unfinished")
 STATUS_CLASSES = {str(status): f"status-{status}" for status in Status}
 
@@ -35,14 +34,13 @@ def read_overview(tx: Transaction, ask: Ask) -> dict[str, Any]:
     now = look.now()
     tasks = _by_task(tallies_of(tx, buffer))
     history = _of_task(history_of(tx, buffer, now.timestamp() - hours * 3600), task)
-    waiting = newest(look, WAITERS, buffer, _WAITERS)
     return {
         "now": now,
         "hours": hours,
         "tasks": tasks,
         "rates": _rates_now(history),
         "bytes": look.database_bytes(),
-        "waiters": [one for one in waiting if now - one["seen_at"] < SILENT],
+        **read_waits(tx, buffer, task),
         "newest": newest_groups(tx, buffer, task),
         "batches": newest_batches(tx, buffer),
         "history": history,
@@ -120,12 +118,11 @@ def draw_overview(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         "plots": [one for one in plots if one],
         "statuses": present,
         "hours_offered": sorted(map(int, _HOURS)),
-        "several": len({one["buffer"] for one in data["tasks"]}) > 1,
     }
 
 
 def _over_time(rows: Iterable[Mapping[str, Any]], name: str, time: str = "time") -> list[tuple[float, float]]:
-    return [(row[time].timestamp(), float(row[name])) for row in rows if row[name] is not None]
+    return sorted((row[time].timestamp(), float(row[name])) for row in rows if row[name] is not None)
 
 
 def _of_batches(batches: list[dict[str, Any]], *names: str) -> dict[str, list[tuple[float, float]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.errors import InputError
 from replaybuf.rules.comparison import by_worker
 from replaybuf.storage.sql.inspection.batches import Member, recorded
 from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
@@ -20,7 +19,10 @@ if TYPE_CHECKING:
 
 _SIZE = 50
 _MOST_GROUPS = 100_000
-_PLOTTED = {"Reward": ("min_reward", "reward", "max_reward"), "Staleness": ("staleness", "max_staleness")}
+_PLOTTED = {
+    "Reward": {"mean": "reward", "min": "min_reward", "max": "max_reward"},
+    "Staleness": {"mean": "staleness", "max": "max_staleness"},
+}
 
 
 def read_steps(tx: Transaction, ask: Ask) -> dict[str, Any]:
@@ -50,7 +52,9 @@ def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     steps: list[StepSummary] = sorted(data["steps"], key=lambda one: one.last_at)
     plots: list[Plot | None] = []
     for title, names in _PLOTTED.items():
-        values = {name: [(one.last_at.timestamp(), getattr(one, name)) for one in steps] for name in names}
+        values = {
+            name: [(one.last_at.timestamp(), getattr(one, field)) for one in steps] for name, field in names.items()
+        }
         series = {name: [(at, float(one)) for at, one in points if one is not None] for name, points in values.items()}
         plots.append(lines(title, series))
     return {"plots": [one for one in plots if one]}
@@ -83,6 +87,4 @@ def _one_buffer(look: Look, ask: Ask) -> tuple[str, list[str]]:
     """Return the buffer that is asked for, or the first, and all that there are. Raises InputError."""
     buffer, buffers = ask.text("buffer"), buffers_of(look)
     check_buffer(look, buffer)
-    if buffer is None and not buffers:
-        raise InputError("there is no buffer in this database yet")
-    return buffer or buffers[0], buffers
+    return buffer or next(iter(buffers), "default"), buffers

@@ -21,7 +21,8 @@ class Scope:
     """One buffer in a database, and its rules. Without a name: all buffers, for readers.
 
     `epoch` is the number of restores of the buffer before it was opened; `ticket_shift` is uid minus ticket;
-    `checkpoint` is the number of the checkpoint made last; `database` is the number of the database itself.
+    `checkpoint` is the number of the checkpoint made last; `database` is the number of the database itself. `worker` is
+    the name of who has it open.
     """
 
     buffer: str | None = "default"
@@ -30,6 +31,7 @@ class Scope:
     ticket_shift: int = 0
     checkpoint: int = 0
     database: str | None = None
+    worker: str | None = None
 
     @property
     def lanes(self) -> ColumnElement[bool]:

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Float, Select, case, cast, func, select
-
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.status import Status
 from replaybuf.rules.circumstances import SILENT_SECONDS
 from replaybuf.rules.tallies import LaneName, Tally
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.inspection.checkpoints import list_checkpoints
-from replaybuf.storage.sql.inspection.groups import buffers_of, looking_at
-from replaybuf.storage.sql.inspection.overview import database_bytes, read_backlog
-from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, activity, batch, event, waiter, worker
-from replaybuf.storage.sql.schema.tables import group, lane, staleness
-from replaybuf.storage.sql.statements.counts import read_tallies
-from replaybuf.storage.sql.statements.cursors import read_cursors
-from replaybuf.storage.sql.statements.fence import epoch_of
-from replaybuf.storage.sql.statements.leases import store_clock
-from replaybuf.storage.values import Cursor
+from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
+from replaybuf.storage.sql.inspection.circumstances import LIVE_SECONDS
+from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.overview import read_cursors, read_tallies
 
-# Waits that go on are written every few seconds: others were those of processes that are gone.
-_LIVE_SECONDS = 15.0
+if TYPE_CHECKING:
+    from replaybuf.storage.values import Cursor
+
 _HOUR = 3600.0
-_LAST_BATCH = ("step", "groups", "reward", "min_reward", "max_reward", "staleness", "max_staleness", "taken_at")
-_ACTIVITY = ("groups", "rollouts", "tokens", "failures", "taken")
 
 
 @dataclass(slots=True)
@@ -53,135 +43,113 @@ class Measures:
     buffers: dict[str, BufferMeasures]
 
 
-def measure(tx: Transaction, buffer: str | None, scanned: int) -> Measures:
+def measure(look: Look, buffer: str | None, scanned: int) -> Measures:
     """Return the measures of one buffer or of all; groups are looked at up to this number in a buffer."""
-    looking_at(tx, buffer)
-    database = {"bytes": database_bytes(tx), "unswept_payloads": read_backlog(tx)[0]}
-    names = [name for name in buffers_of(tx) if buffer in (None, name)]
-    now = store_clock(tx)
-    return Measures(database, {name: _measure(tx.of(Scope(name)), name, now, scanned) for name in names})
+    check_buffer(look, buffer)
+    names = [name for name in buffers_of(look) if buffer in (None, name)]
+    database = {
+        "bytes": look.database_bytes(),
+        "unswept_payloads": look.value("SELECT count(*) FROM rb_garbage"),
+    }
+    now = look.seconds()
+    return Measures(database, {name: _measure(look, name, now, scanned) for name in names})
 
 
-def _measure(tx: Transaction, name: str, now: float, scanned: int) -> BufferMeasures:
-    tallies = read_tallies(tx)
-    found = BufferMeasures(tallies, read_cursors(tx), _records(tx, name, now), _overdue(tx, name, now), {}, {})
+def _measure(look: Look, name: str, now: float, scanned: int) -> BufferMeasures:
+    tallies = read_tallies(look, name)
+    overdue = _counts(look, _OVERDUE, buffer=name, now=now)
+    found = BufferMeasures(tallies, read_cursors(look, name), _records(look, name, now), overdue, {}, {})
     if sum(n for (_, _, tally), n in tallies.items() if tally in (Tally.SIZE, Tally.LEASED)) <= scanned:
-        _scan(tx, name, found)
+        _scan(look, name, found)
     return found
 
 
-def _records(tx: Transaction, name: str, now: float) -> dict[str, Any]:
-    made = list_checkpoints(tx, name)
-    newest = made[-1] if made else None
+# Groups of leases that are over, which come back with the next draw. Leased groups have lanes of their own: without
+# that, SQLite would look at all groups.
+_OVERDUE = """
+SELECT l.task_name, count(*) FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE l.buffer = :buffer AND l.leased AND g.leased_until <= :now GROUP BY l.task_name"""
+
+_CHECKPOINTS = """
+SELECT count(*) OVER () AS count, step, created_at FROM rb_checkpoint
+WHERE buffer = :buffer AND copied_to IS NULL ORDER BY id DESC LIMIT 1"""
+
+_LAST_BATCH = """
+SELECT step, groups, reward, min_reward, max_reward, staleness, max_staleness, taken_at FROM rb_batch
+WHERE buffer = :buffer AND status = 'completed' ORDER BY id DESC LIMIT 1"""
+
+_WAITERS = """
+SELECT a.kind, count(*), min(a.since) FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
+WHERE w.buffer = :buffer AND a.seen_at > :live GROUP BY a.kind"""
+
+_WORKERS = """
+SELECT CASE WHEN ended_at IS NOT NULL THEN 'ended' WHEN seen_at > :live THEN 'working' ELSE 'silent' END, count(*)
+FROM rb_worker WHERE buffer = :buffer GROUP BY 1"""
+
+_LAST_HOUR = """
+SELECT sum(groups_last_hour) AS groups, sum(rollouts_last_hour) AS rollouts, sum(tokens_last_hour) AS tokens,
+    sum(failures_last_hour) AS failures, sum(taken_last_hour) AS taken
+FROM workers WHERE buffer = :buffer"""
+
+_EVENTS = "SELECT kind, count(*) FROM rb_event WHERE buffer = :buffer AND happened_at > :since GROUP BY kind"
+
+
+def _records(look: Look, name: str, now: float) -> dict[str, Any]:
+    epoch = look.value("SELECT epoch FROM rb_buffer WHERE name = :buffer", buffer=name)
+    hour = look.rows(_LAST_HOUR, buffer=name)[0]
+    waiters = look.table(_WAITERS, buffer=name, live=now - LIVE_SECONDS)[1]
     return {
-        "restores": epoch_of(tx) or 0,
-        "checkpoints": {
-            "count": len(made),
-            "step": newest and newest.step,
-            "created_at": newest and newest.created_at.timestamp(),
-        },
-        "last_batch": _last_batch(tx, name),
-        "waiters": _waiters(tx, name, now),
-        "workers": _workers(tx, name, now),
-        "last_hour": _last_hour(tx, name, now),
-        "events_last_hour": _events(tx, name, now),
+        "restores": epoch or 0,
+        "checkpoints": _first(look, _CHECKPOINTS, name) or {"count": 0},
+        "last_batch": _first(look, _LAST_BATCH, name),
+        "waiters": {kind: {"count": n, "longest_seconds": max(0.0, now - since)} for kind, n, since in waiters},
+        "workers": {"working": 0, "silent": 0, "ended": 0}
+        | _counts(look, _WORKERS, buffer=name, live=now - SILENT_SECONDS),
+        "last_hour": {column: n or 0 for column, n in hour.items()},
+        "events_last_hour": _counts(look, _EVENTS, buffer=name, since=now - _HOUR),
     }
 
 
-def _last_batch(tx: Transaction, name: str) -> dict[str, Any]:
-    """Return the last draw of completed groups; empty before the first."""
-    last = (
-        select(*(batch.c[column] for column in _LAST_BATCH))
-        .where(batch.c.buffer == name, batch.c.status == str(Status.COMPLETED))
-        .order_by(batch.c.id.desc())
-        .limit(1)
-    )
-    return {column: value for row in tx.execute(last).mappings() for column, value in row.items()}
+def _first(look: Look, statement: str, name: str) -> dict[str, Any]:
+    """Return the first row, empty if there is none."""
+    return next(iter(look.rows(statement, buffer=name)), {})
 
 
-def _waiters(tx: Transaction, name: str, now: float) -> dict[str, dict[str, float]]:
-    """Return the number of waits by what they are for, and how long the oldest has lasted; not those of the dead."""
-    counted = (
-        select(waiter.c.kind, func.count(), func.min(waiter.c.since))
-        .select_from(waiter.join(worker, worker.c.id == waiter.c.worker_id))
-        .where(worker.c.buffer == name, waiter.c.seen_at > now - _LIVE_SECONDS)
-        .group_by(waiter.c.kind)
-    )
-    return {
-        kind: {"count": count, "longest_seconds": max(0.0, now - since)} for kind, count, since in tx.execute(counted)
-    }
+def _counts(look: Look, statement: str, **values: Any) -> dict[str, int]:
+    return {str(name): int(count) for name, count in look.table(statement, **values)[1]}
 
 
-def _workers(tx: Transaction, name: str, now: float) -> dict[str, int]:
-    """Return how many processes live, have fallen silent without saying that they end, and have ended."""
-    state = case(
-        (worker.c.ended_at.is_not(None), "ended"),
-        (worker.c.seen_at > now - SILENT_SECONDS, "active"),
-        else_="silent",
-    )
-    counted = select(state, func.count()).where(worker.c.buffer == name).group_by(state)
-    return {"active": 0, "silent": 0, "ended": 0} | _counts(tx, counted)
+# One look at every group
+_GROUPS = """
+SELECT l.task_name, l.status, l.leased AS is_leased, g.times_sampled,
+    CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END AS staleness,
+    count(*) AS groups, sum(g.bytes) AS bytes, min(g.created_at) AS oldest_at, count(g.reward) AS rewards,
+    sum(g.reward) AS reward, min(g.reward) AS lowest, max(g.reward) AS highest
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer GROUP BY 1, 2, 3, 4, 5"""
 
 
-def _last_hour(tx: Transaction, name: str, now: float) -> dict[str, int]:
-    summed = (
-        select(*(func.coalesce(func.sum(activity.c[column]), 0) for column in _ACTIVITY))
-        .select_from(activity.join(worker, worker.c.id == activity.c.worker_id))
-        .where(worker.c.buffer == name, activity.c.since > now - _HOUR - ACTIVITY_SECONDS)
-    )
-    return {column: int(n) for column, n in zip(_ACTIVITY, tx.execute(summed).one(), strict=True)}
-
-
-def _events(tx: Transaction, name: str, now: float) -> dict[str, int]:
-    recent = (event.c.buffer == name) & (event.c.happened_at > now - _HOUR)
-    return _counts(tx, select(event.c.kind, func.count()).where(recent).group_by(event.c.kind))
-
-
-def _overdue(tx: Transaction, name: str, now: float) -> dict[str, int]:
-    """Return the number of leased groups by task whose lease is over: they come back with the next draw."""
-    over = select(lane.c.task_name, func.count()).select_from(group.join(lane, lane.c.id == group.c.lane))
-    over = over.where(group.c.leased_until <= now, lane.c.buffer == name).group_by(lane.c.task_name)
-    return _counts(tx, over)
-
-
-def _counts(tx: Transaction, query: Select[Any]) -> dict[str, int]:
-    return {str(name): int(count) for name, count in tx.execute(query)}
-
-
-def _scan(tx: Transaction, name: str, found: BufferMeasures) -> None:
-    """Look at all groups, once."""
-    drawn = group.c.times_sampled
-    scan = (
-        select(
-            *(lane.c.task_name, lane.c.status, lane.c.leased, staleness.label("staleness"), drawn),
-            func.count().label("groups"),
-            func.sum(group.c.bytes).label("bytes"),
-            func.min(group.c.created_at).label("oldest"),
-            func.count(group.c.reward).label("rewards"),
-            func.sum(cast(group.c.reward, Float)).label("reward"),
-            func.min(group.c.reward).label("lowest"),
-            func.max(group.c.reward).label("highest"),
-        )
-        .select_from(group.join(lane, lane.c.id == group.c.lane))
-        .where(lane.c.buffer == name)
-        .group_by(lane.c.task_name, lane.c.status, lane.c.leased, staleness, drawn)
-    )
-    rewards: dict[str, list[Mapping[Any, Any]]] = {}
-    for row in tx.execute(scan).mappings():
-        task, status = row["task_name"], Status(row["status"])
-        contents = found.contents.setdefault(task, {"bytes": 0})
+def _scan(look: Look, name: str, found: BufferMeasures) -> None:
+    """Look at all groups, once: the distributions are of the completed ones that can be drawn."""
+    drawable: dict[str, list[Mapping[str, Any]]] = {}
+    for row in look.rows(_GROUPS, buffer=name):
+        contents = found.contents.setdefault(row["task_name"], {"bytes": 0})
         contents["bytes"] += int(row["bytes"])
-        if status != Status.COMPLETED or row["leased"]:
-            continue
-        contents["oldest_at"] = min(contents.get("oldest_at", row["oldest"]), row["oldest"])
-        rewards.setdefault(task, []).append(row)
-        for field in ("staleness", "times_sampled"):
-            counts = found.histograms.setdefault(field, {}).setdefault((task, status), {})
-            counts[int(row[field])] = counts.get(int(row[field]), 0) + int(row["groups"])
-    for task, rows in rewards.items():
+        if row["status"] == Status.COMPLETED and not row["is_leased"]:
+            drawable.setdefault(row["task_name"], []).append(row)
+    for task, rows in drawable.items():
+        found.contents[task]["oldest_at"] = min(row["oldest_at"] for row in rows)
         if rewarded := [row for row in rows if row["rewards"]]:
             found.contents[task]["reward"] = {
                 "mean": sum(row["reward"] for row in rewarded) / sum(row["rewards"] for row in rewarded),
                 "min": min(row["lowest"] for row in rewarded),
                 "max": max(row["highest"] for row in rewarded),
             }
+        for field in ("staleness", "times_sampled"):
+            found.histograms.setdefault(field, {})[task, Status.COMPLETED] = _histogram(rows, field)
+
+
+def _histogram(rows: Sequence[Mapping[str, Any]], field: str) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for row in rows:
+        counts[int(row[field])] = counts.get(int(row[field]), 0) + int(row["groups"])
+    return counts

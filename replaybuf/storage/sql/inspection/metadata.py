@@ -83,3 +83,20 @@ def list_oldest(
     if count and len(rows) == limit:
         matching = look.value(f"SELECT count(*) {of_lanes}", **given)
     return Listing(rows, matching, look.now(), several=buffer is None and len(buffers_of(look)) > 1)
+
+
+_EXTREMES = """
+SELECT uid, position FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL{where}
+ORDER BY reward {order}, uid, position LIMIT {count}"""
+
+
+def extreme_rollouts(
+    look: Look, buffer: str | None, task: str | None, count: int, *, worst: bool
+) -> list[tuple[int, int]]:
+    """Return the uids and positions of the completed rollouts with the lowest rewards, or with the highest."""
+    check_buffer(look, buffer)
+    given = {name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None}
+    where = "".join(f" AND {name} = :{name}" for name in given)
+    order = "ASC" if worst else "DESC"
+    _, rows = look.table(_EXTREMES.format(where=where, order=order, count=int(count)), **given)
+    return [(uid, position) for uid, position in rows]

@@ -49,7 +49,7 @@ def overview(look: Look, buffer: str | None, fields: Iterable[str]) -> Overview:
             buffers[name] = BufferFigures(
                 read_tallies(look, name),
                 {field: read_histogram(look, name, field) for field in fields},
-                _cursors(look, name),
+                read_cursors(look, name),
                 [row["step"] for row in steps],
             )
     return Overview(_groups(look, buffer), buffers, _database(look), look.now())
@@ -122,7 +122,8 @@ def read_histogram(look: Look, buffer: str, field: str) -> dict[LaneName, dict[i
     return found
 
 
-def _cursors(look: Look, buffer: str) -> list[Cursor]:
+def read_cursors(look: Look, buffer: str) -> list[Cursor]:
+    """Return the buffer's present cursors."""
     _, rows = look.table(
         "SELECT name, version, position, value FROM rb_cursor WHERE buffer = :buffer AND checkpoint = 0", buffer=buffer
     )

@@ -139,6 +139,8 @@ class SqliteReader(Reader):
         return self._read_either_way(lambda clock, immutable: self._look(function, clock, immutable), timeout)
 
     def _read_either_way(self, read: _Read[T], timeout: float | None) -> T:
+        if not self._path.exists():
+            raise UnreachableError(f"there is no database {self.where} (file {redact(str(self._path))})")
         if not os.access(self._path, os.R_OK):
             raise AccessError(f"{self.where} can't be read: check the permissions of the file")
         try:

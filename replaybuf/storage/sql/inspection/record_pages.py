@@ -1,4 +1,4 @@
-"""The records of what was done, page by page, newest first: draws, events, checkpoints, workers, who waits."""
+"""The records of what was done, page by page, newest first: draws, events, checkpoints, workers."""
 
 from __future__ import annotations
 
@@ -34,11 +34,6 @@ WORKERS = Records(
     "buffer, worker, host, pid, started_at, last_seen, ended_at, groups_last_hour, rollouts_last_hour, "
     "tokens_last_hour, failures_last_hour, taken_last_hour",
     key="last_seen",
-)
-WAITERS = Records(
-    "waiters",
-    "buffer, worker, host, pid, kind, wants, status, query, since, deadline, seen_at, reason, limits",
-    key="since",
 )
 
 

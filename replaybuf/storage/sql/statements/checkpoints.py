@@ -76,7 +76,7 @@ def publish_alone(tx: Transaction, mark: Mark, keep: int | None) -> Checkpoint:
     of_step = select(checkpoint.c.id).where(checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.step == mark.step)
     forget(tx, list(tx.execute(of_step.where(whole)).scalars()))
     made = publish(tx, mark)
-    note(tx, EventKind.CHECKPOINT, step=made.step, groups=made.groups)
+    note(tx, EventKind.CHECKPOINT, worker=tx.scope.worker, step=made.step, groups=made.groups)
     if keep is not None:
         _drop(tx, tx.execute(_of_buffer(tx)).all()[:-keep])
     return made
@@ -159,7 +159,7 @@ def drop_checkpoint(tx: Transaction, step: int) -> None:
 def _drop(tx: Transaction, dropped: Sequence[Any]) -> None:
     forget(tx, [row.id for row in dropped])
     for row in dropped:
-        note(tx, EventKind.CHECKPOINT_DROPPED, step=row.step, groups=row.groups)
+        note(tx, EventKind.CHECKPOINT_DROPPED, worker=tx.scope.worker, step=row.step, groups=row.groups)
 
 
 def _of_buffer(tx: Transaction) -> Any:

@@ -90,7 +90,15 @@ def delete_groups(tx: Transaction, query: Node) -> int:
         for home, uids in by_lane:
             deleted.setdefault(home.task_name, []).extend(uids)
     for task_name, uids in deleted.items():
-        note(tx, EventKind.DELETED, task_name=task_name, groups=len(uids), uids=uids, detail=to_text(query))
+        note(
+            tx,
+            EventKind.DELETED,
+            worker=tx.scope.worker,
+            task_name=task_name,
+            groups=len(uids),
+            uids=uids,
+            detail=to_text(query),
+        )
     return sum(map(len, deleted.values()))
 
 

@@ -54,7 +54,9 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
     for task_name, uids in expired.items():
         if uids:
             step, number = refresh.train_step, len(uids)
-            events.note(tx, EventKind.EXPIRED, task_name=task_name, step=step, groups=number, uids=uids)
+            events.note(
+                tx, EventKind.EXPIRED, worker=tx.scope.worker, task_name=task_name, step=step, groups=number, uids=uids
+            )
     return {task_name: len(uids) for task_name, uids in expired.items()}, leaving or []
 
 

@@ -53,7 +53,7 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
     return_all(tx)
     _let_in(tx, new)
     detail = "groups put since stayed" if keep_new else None
-    note(tx, EventKind.RESTORED, step=step, groups=kept.groups, detail=detail)
+    note(tx, EventKind.RESTORED, worker=tx.scope.worker, step=step, groups=kept.groups, detail=detail)
     return Checkpoint(kept.step, kept.created_at, kept.groups, kept.bytes)
 
 

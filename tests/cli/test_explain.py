@@ -1,0 +1,60 @@
+"""`replaybuf explain`."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.conftest import run, run_json
+
+
+def test_a_draw_is_explained_with_its_index(filled: str) -> None:
+    pinned, following = run_json("explain", filled, "{}", "--task", "math", "--policy", "staleness")
+    assert pinned["indexes"] == ["rb_group_by_pinned"]
+    assert following["indexes"] == ["rb_group_by_step"]
+    assert not following["sorts"]
+    assert following["sentence"] == "reads groups by rb_group_by_step, without a sort"
+
+
+def test_a_query_has_its_sql_and_parameters(filled: str) -> None:
+    where = '{"tags.level": {"$in": [41, 51]}, "reward": {"$gte": 0.75}}'
+    found = run_json("explain", filled, where, "--order-by", "-reward", "--limit", 7)
+    assert found["sql"].startswith("SELECT rb_group.uid")
+    assert {0.75, 7} <= {value for value in found["parameters"] if not isinstance(value, list)}
+    assert "41" in json.dumps(found["parameters"])
+    assert found["sorts"]
+    assert found["sentence"].startswith("scans all 13 groups of the database")
+    assert found["sentence"].endswith("and sorts those that match")
+    assert found["plan"]
+
+
+def test_people_see_the_sentence_first(filled: str) -> None:
+    shown = run("explain", filled, "{}", "--task", "math", "--status", "completed").stdout
+    assert [line for line in shown.splitlines() if line in ("SQL", "parameters", "plan")] == [
+        "SQL",
+        "parameters",
+        "plan",
+    ]
+    assert shown.startswith(("Reads groups by ", "Scans "))
+
+
+def test_a_mistake_is_shown_where_it_is(filled: str) -> None:
+    said = run("explain", filled, '{"$and": [{"staleness": {"$gt": 1, "$lt": "x"}}]}', code=1).stderr.splitlines()
+    assert said[0].startswith("Error: $and[0].staleness.$lt: ")
+    assert said[1][said[2].index("^") : said[2].rindex("^") + 1] == '"$lt": "x"'
+    said = run("explain", filled, '{"staleness": {"$gt": 1]', code=2).stderr.splitlines()
+    assert "QUERY" in said[-3]
+    assert said[-2][said[-1].index("^")] == "]"
+
+
+def test_a_password_in_the_wrong_place_is_not_shown(filled: str) -> None:
+    assert "secret" not in run("explain", filled, "postgresql://me:secret@host/db", code=2).stderr
+
+
+def test_a_draw_of_what_never_was_is_told_the_tasks(filled: str) -> None:
+    assert "tasks: code, math" in run("explain", filled, "{}", "--task", "no", "--policy", "fifo", code=1).stderr
+    assert "--task" in run("explain", filled, "{}", "--policy", "fifo", code=2).stderr
+    assert "unknown policy" in run("explain", filled, "{}", "--task", "math", "--policy", "no", code=1).stderr
+    assert (
+        "unknown status"
+        in run("explain", filled, "{}", "--task", "math", "--policy", "fifo", "--status", "no", code=1).stderr
+    )

@@ -1,0 +1,180 @@
+"""`replaybuf rm`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from replaybuf import FencedError, ReplayBufferConfig
+from replaybuf.cli.app import app
+from tests.cli.conftest import BACKENDS, new_url, run, run_json
+from tests.cli.example import HOSTILE, fill, fill_busy, fill_hostile
+
+
+@pytest.fixture(params=BACKENDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of the example buffer, to be changed at will."""
+    for one in new_url(request.param, request, tmp_path):
+        asyncio.run(fill(one))
+        yield one
+
+
+def uids(url: str) -> list[int]:
+    return [row["uid"] for row in run_json("ls", url, "--limit", 0)]
+
+
+def answer(text: str, *args: str) -> tuple[int, str]:
+    """Return the exit code and what was said to somebody who gives this answer."""
+    result = CliRunner().invoke(app, args, input=text)
+    return result.exit_code, result.stderr
+
+
+def test_it_asks_with_the_exact_number(url: str) -> None:
+    there = uids(url)
+    code, said = answer("n\n", "rm", url, "--task", "code")
+    assert (code, uids(url)) == (1, there)
+    assert "Delete these 4 groups of buffer default in" in said
+    assert "nothing was done" in said
+    code, said = answer("y\n", "rm", url, "--task", "code")
+    assert (code, len(uids(url))) == (0, len(there) - 4)
+    assert said.endswith("4 groups deleted\n")
+
+
+def test_who_cannot_answer_has_to_say_yes_before(url: str) -> None:
+    there = uids(url)
+    code, said = answer("", "rm", url, "--uid", str(there[0]))
+    assert (code, uids(url)) == (1, there)
+    assert "Delete this group of" in said
+    assert "nobody answered; give --yes" in said
+
+
+def test_all_conditions_have_to_hold(url: str) -> None:
+    there = uids(url)
+    assert run_json("rm", url, "--uid", there[0], "--uid", there[1], "--task", "code", "--dry-run")[0]["groups"] == 0
+    [done] = run_json("rm", url, "--uid", there[0], "--uid", there[1], "--where", '{"uid": {"$gt": 3}}', "--yes")
+    gone = [uid for uid in there[:2] if uid > 3]
+    assert done["deleted"] == done["groups"] == len(gone)
+    assert uids(url) == [uid for uid in there if uid not in gone]
+
+
+def test_a_dry_run_deletes_nothing(url: str) -> None:
+    there = uids(url)
+    result = run("rm", url, "--status", "expired", "--dry-run")
+    assert result.stdout.splitlines()[-1].split() == ["total", "2"]
+    assert result.stderr == "nothing was deleted (--dry-run)\n"
+    assert uids(url) == there
+
+
+def test_without_a_condition_only_all_deletes_everything(url: str) -> None:
+    assert "give --all" in run("rm", url, "--yes", code=1).stderr
+    assert len(uids(url)) == 13
+    assert run_json("rm", url, "--all", "--yes")[0]["deleted"] == 13
+    assert uids(url) == []
+
+
+def test_nothing_that_matches_is_told(url: str) -> None:
+    assert run("rm", url, "--task", "nope").stderr == "no such groups; there are the tasks code, math\n"
+    assert run_json("rm", url, "--task", "nope")[0]["deleted"] == 0
+
+
+def test_a_mistake_in_the_query_is_pointed_at(url: str) -> None:
+    said = run("rm", url, "--where", '{"reward": {"$gt": "high"}}', code=1).stderr.splitlines()
+    assert said[0].startswith("Error: reward.$gt: ")
+    assert said[1:] == ['  {"reward": {"$gt": "high"}}', "              ^^^^^^^^^^^^^"]
+
+
+def test_what_is_deleted_is_counted_and_recorded(url: str) -> None:
+    run("rm", url, "--task", "code", "--yes")
+    assert run_json("stats", url)["buffers"]["default"]["tasks"]["code"]["deleted"] == 4
+    [event] = [row for row in run_json("sql", url, "SELECT kind, groups FROM events") if row["kind"] == "deleted"]
+    assert event["groups"] == 4
+
+
+def test_leased_groups_stay(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    asyncio.run(fill_busy(url))
+    result = run("rm", url, "--buffer", "default", "--status", "completed", "--yes")
+    assert "2 more that match are leased, and stay" in result.stderr
+    assert [row["status"] for row in run_json("ls", url, "--buffer", "eval")] == ["completed"]
+
+
+def test_hostile_names_are_escaped(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    asyncio.run(fill_hostile(url))
+    result = run("rm", url, "--task", HOSTILE, "--yes")
+    assert not {"\x1b", "\x9b", "\u202e"} & set(result.stdout + result.stderr)
+    assert uids(url) == []
+
+
+# checkpoint
+
+
+def test_a_restore_asks_and_says_whom_it_fences_off(url: str) -> None:
+    there, fenced = asyncio.run(_restore_while_open(url))
+    assert fenced
+    assert uids(url) == there
+
+
+async def _restore_while_open(url: str) -> tuple[list[int], bool]:
+    """Restore by the command while a buffer is open; return what was in it then, and whether that is fenced off."""
+    async with ReplayBufferConfig(url=url, worker="trainer-0").build() as buffer:
+        await buffer.checkpoint(43)
+        there = sorted([item.uid async for item in buffer.find({})])
+        await buffer.take_batch({"math": 2})
+        await buffer.delete({"task_name": "code"})
+
+        def command() -> None:
+            code, said = answer("n\n", "checkpoint", "restore", url, "43")
+            assert code == 1
+            assert "Restore step 43 of buffer default" in said
+            assert "0 groups put since then are deleted, 6 that have left since then are back" in said
+            code, said = answer("y\n", "checkpoint", "restore", url, "43")
+            assert code == 0
+            assert said.endswith("restored; whoever had the buffer open before is fenced off\n")
+
+        await asyncio.to_thread(command)
+        try:
+            await buffer.take_batch({"math": 1})
+        except FencedError:
+            return there, True
+        return there, False
+
+
+def test_checkpoints_are_listed_and_dropped(url: str) -> None:
+    asyncio.run(_checkpoints(url, 43, 44))
+    assert run("checkpoint", "ls", url).stdout == run("checkpoints", url).stdout == run("checkpoint", url).stdout
+    assert "Did you mean 'restore'?" in run("checkpoint", "restor", url, 43, code=2).stderr
+    code, said = answer("\n", "checkpoint", "drop", url, "43")
+    assert (code, "Drop the checkpoint of step 43 of buffer default" in said) == (1, True)
+    assert run_json("checkpoint", "drop", url, 43, "--yes")[0]["step"] == 43
+    assert [row["step"] for row in run_json("checkpoint", "ls", url)] == [44]
+
+
+def test_a_checkpoint_that_is_not_there_is_told_those_that_are(url: str) -> None:
+    asyncio.run(_checkpoints(url, 43))
+    for call in ("restore", "drop"):
+        said = run("checkpoint", call, url, 40, code=1).stderr
+        assert said == "Error: there is no checkpoint of step 40; there are those of the steps 43\n"
+        assert "not a whole number" in run("checkpoint", call, url, "newest", code=2).stderr
+        assert "it is missing" in run("checkpoint", call, url, code=2).stderr
+
+
+def test_keep_new_keeps_what_was_put_since(url: str) -> None:
+    asyncio.run(_checkpoints(url, 43))
+    run("rm", url, "--task", "code", "--yes")
+    asyncio.run(fill(url))
+    before = len(uids(url))
+    code, said = answer("y\n", "checkpoint", "restore", url, "43", "--keep-new")
+    assert code == 0
+    assert "groups put since then are kept" in said
+    assert len(uids(url)) > before
+
+
+async def _checkpoints(url: str, *steps: int) -> None:
+    async with ReplayBufferConfig(url=url).build() as buffer:
+        for step in steps:
+            await buffer.checkpoint(step)

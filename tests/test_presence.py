@@ -1,0 +1,410 @@
+"""Who works with a buffer, who waits for it, what seldom happened, and how it stood: as others see it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing, suppress
+from typing import Any, TypeVar
+
+import pytest
+from sqlalchemy import func, select
+
+from replaybuf import FullError, NotReadyError, ReplayBuffer, Status
+from replaybuf.buffer import telling
+from replaybuf.produce import wait_published
+from replaybuf.rules.reasons import Reason
+from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.inspection import presence as reading
+from replaybuf.storage.sql.inspection.presence import Waits, Working, list_events, list_waiters, list_workers
+from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.schema import records
+from replaybuf.storage.sql.statements import events
+from replaybuf.storage.sql.statements.presence import (
+    KEEP_ACTIVITY,
+    KEEP_HISTORY,
+    KEEP_WAITERS,
+    KEEP_WORKERS,
+    note_minute,
+)
+from replaybuf.storage.sql.tasks import presence, sweeper
+from replaybuf.worker_name import working_as
+from tests.stores import TASK, build, fill, group, until
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beats and waits of tenths of a second."""
+    monkeypatch.setattr(presence, "_SOON_SECONDS", 0.02)
+    monkeypatch.setattr(presence, "_NEWS_SECONDS", 0.02)
+    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(telling, "SHOW_SECONDS", 0.05)
+    monkeypatch.setattr(telling, "REASON_SECONDS", 0.05)
+
+
+async def seen(url: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Read as another process does."""
+    return await asyncio.to_thread(lambda: open_reader(url).look(lambda look: function(look, *args, **options)))
+
+
+async def waits_of(url: str) -> list[Waits]:
+    return await seen(url, list_waiters)
+
+
+async def workers_of(url: str) -> dict[str, Working]:
+    return {one.worker: one for one in await seen(url, list_workers)}
+
+
+async def count(buffer: ReplayBuffer, table: Any) -> int:
+    storage: Any = buffer.storage
+    return await storage._read(lambda tx: tx.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+# Workers
+
+
+async def test_what_workers_did_is_counted_to_the_last_group(shared_url: str) -> None:
+    """Also by those that share a process; a buffer that was closed says that they have ended."""
+    async with build(shared_url, worker="trainer") as buffer:
+        with working_as("rollout-1"):
+            await asyncio.gather(*(buffer.put(group(number, 3), TASK) for number in range(20)))
+            await buffer.put(group(21, status=Status.FAILED), TASK)
+        await buffer.get(4, TASK)
+        lease = await buffer.lease_batch({TASK: 2}, heartbeat=False)
+        await lease.give_back(failed="out of memory")
+        cancelled = asyncio.create_task(buffer.get(5, TASK))
+        cancelled.cancel()
+        with suppress(asyncio.CancelledError):
+            await cancelled
+    workers = await workers_of(shared_url)
+    made, took = workers["rollout-1"], workers["trainer"]
+    assert (made.groups, made.rollouts, made.tokens, made.failures, made.taken) == (21, 61, 122, 1, 0)
+    assert (took.groups, took.failures, took.taken) == (0, 2, 6)
+    assert {one.state for one in workers.values()} == {"ended"}
+    assert made.pid == took.pid == os.getpid()
+
+
+async def test_who_only_looks_is_no_worker(shared_url: str, quick: None) -> None:
+    """And an idle process writes nothing."""
+    async with build(shared_url) as buffer:
+        assert await buffer.count(TASK, "completed") == 0
+        await asyncio.sleep(0.3)
+        for table in (records.worker, records.history, records.waiter):
+            assert await count(buffer, table) == 0
+
+
+@pytest.mark.parametrize("name", ["'; DROP TABLE rb_worker; --", '"\\\n\t%s :name $1', "x" * 200, "\x1b[2J‮א"])
+async def test_a_name_may_be_any_text(shared_url: str, name: str) -> None:
+    async with build(shared_url, worker=name) as buffer:
+        await buffer.put(group(1), TASK)
+    assert (await workers_of(shared_url))[name].groups == 1
+
+
+async def test_two_buffers_of_a_process_are_one_worker(shared_url: str) -> None:
+    async with build(shared_url, worker="both") as first:
+        await first.put(group(1), TASK)
+        async with build(shared_url, worker="both") as second:
+            await second.put(group(2), TASK)
+        await first.put(group(3), TASK)
+    [worker] = await seen(shared_url, list_workers)
+    assert (worker.groups, worker.state) == (3, "ended")
+
+
+CHILD = """
+import asyncio, sys
+from tests.stores import TASK, build, group
+
+async def main(url, role):
+    async with build(url, worker="same name" if role != "waits" else "waits") as buffer:
+        await buffer.put(group(1), TASK)
+        if role == "waits":
+            await buffer.take_batch({TASK: 100}, timeout=60)
+        elif role == "dies":
+            await asyncio.sleep(60)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def started(url: str, role: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", CHILD, url, role])
+
+
+async def test_the_killed_are_silent_and_wait_no_longer(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others of the same name are workers of their own."""
+    async with build(shared_url) as buffer:
+        await buffer.tallies()  # the tables are there
+    processes = {role: started(shared_url, role) for role in ("waits", "dies", "ends")}
+    try:
+        assert await asyncio.to_thread(processes["ends"].wait, 60) == 0
+
+        async def all_there() -> bool:
+            return bool(await waits_of(shared_url)) and len(await seen(shared_url, list_workers)) == 3
+
+        await until(all_there, 30)
+        [wait] = await waits_of(shared_url)
+        assert (wait.worker, wait.pid, wait.wants) == ("waits", processes["waits"].pid, {TASK: 100})
+        assert wait.reason.startswith(f"Too little is ready for {TASK} (")
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    monkeypatch.setattr(reading, "LIVE_SECONDS", 0.5)
+    monkeypatch.setattr(reading, "SILENT_SECONDS", 0.5)
+    await asyncio.sleep(0.6)
+    assert await waits_of(shared_url) == []
+    assert len(await seen(shared_url, list_waiters, live=False)) == 1
+    states = {(one.worker, one.pid): one.state for one in await seen(shared_url, list_workers)}
+    assert states.pop(("waits", processes["waits"].pid)) == "silent"
+    assert states.pop(("same name", processes["dies"].pid)) == "silent"
+    assert list(states.values()) == ["ended"]
+
+
+# Waits
+
+
+async def test_waits_are_shown_while_they_last(shared_url: str, quick: None) -> None:
+    """For groups, for room, and for the trainer; each with what it goes by."""
+    options: dict[str, Any] = {"capacity": 2, "on_full": "block", "min_size": 2, "worker": "me"}
+    async with build(shared_url, **options) as buffer:
+        await fill(buffer, 2)
+        begun = time.time()
+        tasks = [
+            asyncio.create_task(buffer.take_batch({TASK: 2}, where={"reward": {"$lt": 0.5}}, timeout=60)),
+            asyncio.create_task(buffer.put(group(3), TASK)),
+            asyncio.create_task(buffer.put(group(4), TASK)),
+            asyncio.create_task(wait_published(buffer, timeout=None)),
+        ]
+
+        async def all_shown() -> bool:
+            return len(await waits_of(shared_url)) == 3
+
+        await until(all_shown)
+        waits = {one.kind: one for one in await waits_of(shared_url)}
+        groups, room, trainer = waits["groups"], waits["room"], waits["trainer"]
+        assert groups.wants == {TASK: 2}
+        assert groups.query == '{"reward": {"$lt": 0.5}}'
+        assert groups.deadline is not None
+        assert 59 < groups.deadline.timestamp() - groups.since.timestamp() < 61
+        assert abs(groups.since.timestamp() - begun) < 5
+        assert "none matches" in groups.reason
+        assert room.wants == {TASK: 2}
+        assert "the capacity is 2" in room.reason
+        assert trainer.deadline is None
+        assert {one.worker for one in waits.values()} == {"me"}
+        assert groups.limits == {"capacity": 2, "on_full": "block", "min_size": 2}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+        async def none_shown() -> bool:
+            return not await seen(shared_url, list_waiters, live=False)
+
+        await until(none_shown)
+
+
+async def test_a_reason_is_kept_up_to_date(shared_url: str, quick: None) -> None:
+    async with build(shared_url) as buffer, build(shared_url) as other:
+        waiting = asyncio.create_task(buffer.take_batch({TASK: 3}, timeout=60))
+        for there in range(3):
+
+            async def says_so(there: int = there) -> bool:
+                return any(f"({there} of 3)" in one.reason for one in await waits_of(shared_url))
+
+            await until(says_so)
+            await other.put(group(there), TASK)
+        async with asyncio.timeout(10):
+            await waiting
+
+
+async def test_a_short_wait_tells_nobody(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with build(shared_url) as buffer:
+        monkeypatch.setattr(buffer.storage, "announce", lambda _: pytest.fail("it was announced"))
+        with pytest.raises(NotReadyError):
+            await buffer.take_batch({TASK: 1}, timeout=0.3)
+
+
+async def test_errors_and_why_have_the_reason(shared_url: str) -> None:
+    """A sentence, and then the numbers. Nothing is taken by asking."""
+    async with build(shared_url, capacity=3, on_full="block") as buffer:
+        await fill(buffer, 3)
+        assert (await buffer.why({TASK: 3})).reason == Reason.READY
+        assert (await buffer.why({TASK: 3}, where={"reward": {"$lt": 0}})).reason == Reason.NO_MATCH
+        with pytest.raises(
+            NotReadyError, match=r"^after 0.1 s: Nothing is ready for code .*; task code: 0 of 1 "
+        ) as none:
+            await buffer.take_batch({"code": 1}, timeout=0.1)
+        assert none.value.diagnosis.reason == Reason.NO_SUCH_TASK
+        with pytest.raises(FullError, match=r"^after 0.1 s: No room for math: .* the capacity is 3; .*") as full:
+            await buffer.put(group(4), TASK, timeout=0.1)
+        assert full.value.diagnosis.reason == Reason.PRODUCERS_HELD_BACK
+        assert await buffer.count(TASK, "completed") == 3
+
+
+# Events and history
+
+
+async def test_what_happens_seldom_is_noted(shared_url: str) -> None:
+    """In the transaction in which it happens, with who did it, or held the groups."""
+    options: dict[str, Any] = {"max_deliveries": 1, "keep_checkpoints": 1, "worker": "me"}
+    async with build(shared_url, **options) as buffer:
+        for number in range(6):
+            await buffer.put(group(number), TASK, model_step=number)
+        lease = await buffer.lease_batch({TASK: 2}, heartbeat=False)
+        await lease.give_back(failed="out of memory")
+        await buffer.checkpoint(1)
+        await buffer.checkpoint(2)
+        await buffer.delete({"uid": {"$in": [3]}})
+        await buffer.refresh_staleness(task_stale_thresholds={TASK: 2}, current_train_step=6)
+        await buffer.restore(2)
+        lease = await buffer.lease_batch({TASK: 1}, heartbeat=False, seconds=0.01)
+
+        async def is_back() -> bool:
+            return any(one.kind == "lease_lapsed" for one in await seen(shared_url, list_events))
+
+        await until(is_back)
+        found = [
+            (one.kind, one.worker, one.task_name, one.step, one.groups, one.uids, one.detail)
+            for one in reversed(await seen(shared_url, list_events))
+        ]
+    assert found[:-2] == [
+        ("given_back", "me", TASK, None, 2, [1, 2], "out of memory"),
+        ("set_aside", "me", TASK, None, 2, [1, 2], "out of memory"),
+        ("checkpoint", "me", None, 1, 6, [], None),
+        ("checkpoint", "me", None, 2, 6, [], None),
+        ("checkpoint_dropped", "me", None, 1, 6, [], None),
+        ("deleted", "me", TASK, None, 1, [3], '{"uid": {"$in": [3]}}'),
+        ("expired", "me", TASK, 6, 1, [4], None),
+        ("restored", "me", None, 2, 6, [], None),
+    ]
+    assert [one[:3] for one in found[-2:]] == [("lease_lapsed", "me", TASK), ("set_aside", "me", TASK)]
+
+
+async def test_events_are_read_page_by_page(shared_url: str) -> None:
+    async with build(shared_url, keep_checkpoints=None) as buffer:
+        for step in range(5):
+            await buffer.checkpoint(step)
+    newest = await seen(shared_url, list_events, limit=2)
+    older = await seen(shared_url, list_events, limit=10, before=newest[-1].id)
+    assert [one.step for one in (*newest, *older)] == [4, 3, 2, 1, 0]
+    assert await seen(shared_url, list_events, kind="deleted") == []
+
+
+async def test_refusals_in_a_row_are_one_event(shared_url: str) -> None:
+    async with build(shared_url, capacity=1, on_full="reject", worker="me") as buffer:
+        await fill(buffer, 1)
+        for number in range(30):
+            with pytest.raises(FullError):
+                await buffer.put(group(number), TASK)
+    [event] = await seen(shared_url, list_events)
+    assert (event.kind, event.worker, event.task_name, event.groups) == ("refused", "me", TASK, 30)
+
+
+async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too old goes, with the first look of a minute."""
+    monkeypatch.setattr(events, "MOST_EVENTS", 5)
+    now = time.time()
+    tables = (records.activity, records.history, records.waiter, records.worker)
+    async with build(shared_url, keep_checkpoints=None) as buffer:
+        for step in range(8):
+            await buffer.checkpoint(step)
+        storage: Any = buffer.storage
+
+        def fill_tables(tx: Any) -> None:
+            for place, since in enumerate((now, now - KEEP_WORKERS - 100)):
+                sign = {"started_at": since, "seen_at": since, "ended_at": None}
+                named = {"id": 100 + place, "buffer": "default", "name": f"{place}", "host": "host", "pid": place}
+                tx.execute(records.worker.insert(), named | sign)
+            for since in (now, now - KEEP_ACTIVITY - 100):
+                none = dict.fromkeys(("groups", "rollouts", "tokens", "failures", "taken"), 0)
+                tx.execute(records.activity.insert(), {"worker_id": 100, "since": int(since), **none})
+            tx.execute(
+                records.history.insert(), {"buffer": "default", "since": int(now - KEEP_HISTORY - 100), "data": {}}
+            )
+            for seen_at in (now, now - KEEP_WAITERS - 100):
+                wait = {"worker_id": 100, "number": int(seen_at), "kind": "groups", "wants": {}, "limits": {}}
+                tx.execute(records.waiter.insert(), wait | {"since": now, "seen_at": seen_at, "reason": ""})
+
+        await storage._write(fill_tables)
+        await storage._write(note_minute)
+        assert [await count(buffer, table) for table in tables] == [1, 1, 1, 1]
+        assert [one.step for one in await seen(shared_url, list_events)] == [7, 6, 5, 4, 3]
+
+
+async def test_a_minute_is_noted_once(shared_url: str, quick: None) -> None:
+    """By whoever comes first."""
+    async with build(shared_url) as first, build(shared_url) as second:
+        await fill(first, 3)
+        await second.get(1, TASK)
+
+        async def noted() -> bool:
+            return bool(await seen(shared_url, reading.read_history))
+
+        await until(noted)
+        await asyncio.sleep(0.2)
+        minutes = await seen(shared_url, reading.read_history)
+    assert len(minutes) == len({one.since for one in minutes})
+    figures = minutes[0].tasks[TASK]
+    assert figures["put_of"] == {"completed": 3}
+    assert figures["buffered"]["completed"] + figures.get("taken", 0) == 3
+
+
+# When something is in the way
+
+
+@asynccontextmanager
+async def locked(path: str) -> AsyncIterator[None]:
+    """Hold the write lock of a SQLite file, as a shell would."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as shell:
+        shell.execute("BEGIN IMMEDIATE")
+        yield
+        shell.execute("ROLLBACK")
+
+
+async def test_a_locked_database_costs_one_warning_and_no_count(
+    tmp_path: Any, quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(presence, "_PATIENCE", 0.05)
+    url = f"sqlite:///{tmp_path}/run.db"
+    async with build(url, worker="me") as buffer:
+        await fill(buffer, 5)
+        await buffer.get(1, TASK)
+        async with locked(str(parse_url(url).database)):
+            await asyncio.sleep(0.5)
+    assert (await workers_of(url))["me"].groups == 5
+    warnings = [one for one in caplog.records if one.name == "replaybuf.presence"]
+    assert len([one for one in warnings if one.levelno == logging.WARNING]) <= 1
+
+
+async def test_closing_a_locked_database_is_soon_over(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    buffer = build(url)
+    await fill(buffer, 5)
+    async with locked(str(parse_url(url).database)):
+        begun = time.monotonic()
+        await buffer.close()
+        assert time.monotonic() - begun < 10  # lock_timeout is 30
+
+
+async def test_who_was_fenced_off_is_still_seen(shared_url: str, quick: None) -> None:
+    async with build(shared_url, worker="old") as old, build(shared_url, worker="new") as new:
+        await fill(old, 1)
+        await new.checkpoint(1)
+        await new.restore(1)
+        begun = time.time()
+        storage: Any = old.storage
+        storage._open.presence.of("old")  # something to tell
+
+        async def again() -> bool:
+            workers = await workers_of(shared_url)
+            return "old" in workers and workers["old"].last_seen.timestamp() > begun
+
+        await until(again)

@@ -1,0 +1,143 @@
+"""What happens when the database, the port or the time isn't there."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.errors import ConfigError, LockedError
+from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.web import reading
+from replaybuf.web.server import bind
+from tests.cli.conftest import run
+from tests.web.browser import serving
+from tests.web.conftest import client_of
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build_sync() as buffer:
+        buffer.put([RolloutState(message=[], status=Status.COMPLETED)], "math")
+    return tmp_path / "run.db"
+
+
+def test_a_database_that_goes_away_is_said_and_comes_back(file: Path) -> None:
+    page = client_of(str(file))
+    file.rename(file.with_suffix(".away"))
+    answer = page.get("/")
+    assert answer.status_code == 503
+    assert 'role="alert"' in answer.text
+    assert "Traceback" not in answer.text
+    file.with_suffix(".away").rename(file)
+    assert page.get("/").status_code == 200
+
+
+def test_a_defect_is_answered_without_its_traceback(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = client_of(str(file))
+    monkeypatch.setattr("replaybuf.web.pages.groups.page_of_groups", lambda *_: 1 / 0)
+    answer = page.get("/groups")
+    assert answer.status_code == 500
+    assert "An unexpected ZeroDivisionError" in answer.text
+    assert "division by zero" not in answer.text
+    assert "division by zero" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("filled", ["sqlite", "postgres"], indirect=True)
+def test_a_read_that_takes_too_long_is_stopped(filled: str) -> None:
+    endless = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000000) SELECT count(*) FROM n"
+    )
+    readings = reading.Readings(open_reader(filled), seconds=0.2)
+    started = time.monotonic()
+    with pytest.raises(LockedError, match=r"took longer than 0\.2 s"):
+        asyncio.run(readings.read(lambda tx: tx.connection.exec_driver_sql(endless)))
+    assert time.monotonic() - started < 10
+
+
+def test_few_reads_go_on_at_the_same_time(file: Path) -> None:
+    readings = reading.Readings(open_reader(str(file)))
+    now, most, lock = 0, 0, threading.Lock()
+
+    def work(tx: object) -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.02)
+        with lock:
+            now -= 1
+
+    async def many() -> None:
+        await asyncio.gather(*(readings.read(work) for _ in range(4 * reading.AT_ONCE)))
+
+    asyncio.run(many())
+    assert most <= reading.AT_ONCE
+
+
+def test_a_read_whose_turn_doesnt_come_says_so(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "TURN_SECONDS", 0.05)
+    readings, release = reading.Readings(open_reader(str(file))), threading.Event()
+
+    async def many() -> None:
+        busy = [asyncio.create_task(readings.read(lambda tx: release.wait(10))) for _ in range(reading.AT_ONCE)]
+        await asyncio.sleep(0)
+        try:
+            await readings.read(lambda tx: None)
+        finally:
+            release.set()
+            await asyncio.gather(*busy)
+
+    with pytest.raises(LockedError, match="4 other reads"):
+        asyncio.run(many())
+
+
+def test_an_empty_database_has_pages(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        buffer.count("math", "completed")
+    page = client_of(url)
+    for path in ("/", "/groups", "/steps", "/checkpoints", "/workers", "/events"):
+        assert page.get(path).status_code == 200
+
+
+def test_a_port_that_is_taken_is_named(file: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = run("serve", file, "--port", port, code=1).stderr
+    assert said.startswith(f"Error: port {port} of 127.0.0.1 is taken: give another one with --port")
+
+
+@pytest.mark.parametrize("host", ["nix.invalid", "203.0.113.1"])
+def test_an_address_of_another_machine_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="machine"):
+        bind(host, 0)
+
+
+def test_what_cant_be_served_is_said_before_a_port_is_bound(tmp_path: Path) -> None:
+    (tmp_path / "other.db").write_text("no database, but long enough to be looked at as one" * 40)
+    assert "Error: " in run("serve", tmp_path / "other.db", code=1).stderr
+    assert "there is no database" in run("serve", tmp_path / "nix.db", code=1).stderr
+
+
+def test_the_command_serves_says_where_and_ends_quietly(file: Path) -> None:
+    import httpx
+
+    with serving(str(file)) as address:
+        assert address.startswith("http://127.0.0.1:")
+        assert httpx.get(f"{address}/api/overview.json").json()["tasks"][0]["task"] == "math"
+        assert httpx.get(address, headers={"Host": "evil.example"}).status_code == 421
+    with serving(str(file), "--host", "0.0.0.0") as address:
+        port, token = address.partition("//")[2].partition(":")[2].split("/?token=")
+        assert len(token) >= 32
+        assert httpx.get(f"http://127.0.0.1:{port}").status_code == 401
+        assert httpx.get(f"http://127.0.0.1:{port}?token={token}", follow_redirects=True).status_code == 200
