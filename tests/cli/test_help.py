@@ -148,7 +148,8 @@ def test_the_list_of_commands_takes_none_of_their_imports() -> None:
 
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
-    "args", [("stats",), ("ls",), ("ls", "--task", "math", "--json"), ("show", 15), ("sql", "SELECT 1")]
+    "args",
+    [("stats",), ("ls",), ("ls", "--task", "math", "--json"), ("show", 15), ("sql", "SELECT 1"), ("why", "math")],
 )
 def test_everyday_questions_take_no_slow_import(filled: str, args: tuple[object, ...]) -> None:
     slow = {"sqlalchemy", "numpy", "asyncpg", "aiosqlite", "alembic", "msgpack", "asyncio", "replaybuf.codec"}
