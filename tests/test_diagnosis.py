@@ -127,7 +127,7 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
             errors={"math": "CUDA out of memory"},
         ),
         Reason.FAILED,
-        "64 of the 64 groups put failed, made by gen-2 (60) and gen-3 (4); the last error: CUDA out of memory. Look at the errors",
+        "64 of the 64 groups put failed, made by gen-2 (60) and gen-3 (4); the last error: CUDA out of memory.",
     ),
     "failures of long ago": (
         why(
