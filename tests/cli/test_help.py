@@ -179,15 +179,19 @@ def test_queries_take_no_import_of_what_writes_or_produces(filled: str) -> None:
 def test_commands_and_options_are_completed(shell: str, variables: dict[str, str], typed: str, completed: str) -> None:
     word = str(typed.count(" ") + 1)
     given = {name: text.format(word if name == "COMP_CWORD" else typed) for name, text in variables.items()}
-    env = {**os.environ, "_REPLAYBUF_COMPLETE": f"complete_{shell}", **given}
-    code = "import sys; sys.argv = ['replaybuf']; from replaybuf.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
-    assert completed in done.stdout
+    assert completed in in_a_shell(_REPLAYBUF_COMPLETE=f"complete_{shell}", **given)
+
+
+def in_a_shell(*args: str, **variables: str) -> str:
+    """Return what the program prints as it is called by a shell's completion."""
+    code = "import sys; sys.argv[0] = 'replaybuf'; from replaybuf.cli import main; main()"
+    env = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=env, check=False
+    ).stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_for_completion_is_printed(shell: str) -> None:
-    assert (
-        "_REPLAYBUF_COMPLETE"
-        in run("--show-completion", shell, env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}).stdout
-    )
+    script = in_a_shell("--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert f"_REPLAYBUF_COMPLETE=complete_{shell}" in script

@@ -172,23 +172,15 @@ def test_responses_are_side_by_side(filled: str, columns: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "piece", "style", "meaning"),
-    [
-        ("logprobs", " 42", "1;31", "below -7"),
-        ("mask", " 42", "2", "masked out"),
-        ("steps", "It is", "36", "model step 3"),
-    ],
+    ("by", "style", "meaning"),
+    [("logprobs", "1;31", "below -7"), ("mask", "2", "masked out"), ("steps", "35", "model step 4")],
 )
-async def test_tokens_are_coloured(tmp_path: Path, by: str, piece: str, style: str, meaning: str) -> None:
+async def test_tokens_are_coloured(tmp_path: Path, by: str, style: str, meaning: str) -> None:
     await coloured(f"sqlite:///{tmp_path}/run.db")
     shown = await asyncio.to_thread(on_a_terminal, "show", f"{tmp_path}/run.db", "1", "--colour", by)
-    assert (
-        f"\x1b[{style}m{piece}\x1b[0m" in shown
-        or f"\x1b[{style}m It is" in shown.replace("It", " It")
-        or (f"\x1b[{style}mIt\x1b[0m\x1b[{style}m is" in shown)
-    )
-    assert meaning in shown
-    assert "no response_ids" in " ".join(shown.split())  # of the other rollout
+    assert f"\x1b[{style}m 42\x1b[0m" in shown
+    assert f"\x1b[{style}m {meaning} \x1b[0m" in shown
+    assert "no colours: the rollout has no" in shown  # the other one
 
 
 async def test_without_colours_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +188,7 @@ async def test_without_colours_there_are_none(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("NO_COLOR", "1")
     shown = await asyncio.to_thread(on_a_terminal, "show", f"{tmp_path}/run.db", "1", "--colour", "logprobs")
     assert not re.search(r"\x1b\[[\d;]*3[0-7]m", shown)
-    assert "It is 42." in shown
+    assert "It is 42." in re.sub(r"\x1b\[[\d;]*m", "", shown)
 
 
 async def test_a_group_says_who_made_it_and_rewards_have_their_parts(tmp_path: Path) -> None:
@@ -241,6 +233,6 @@ async def test_a_line_of_a_megabyte_is_shown_in_a_terminal(tmp_path: Path, size:
     with terminal(tmp_path) as shown:
         shown.start(size, "show", tmp_path / "run.db", 1, "--columns", 2)
         seen = await asyncio.to_thread(shown.wait, "ended with 0")
-        assert "998,000 more characters (--full)" in "".join(seen.split("\n")).replace("  ", " ") or size == SIZES[0]
+        assert "998,000 more" in seen
         assert not [character for character in UNSAFE if character in seen]
         assert shown.tmux("display-message", "-p", "#{pane_title}").strip() != "owned"
