@@ -197,7 +197,7 @@ def moment(seconds: float | None) -> datetime | None:
 
 def _undone(look: Look, buffer: str) -> dict[int, int]:
     """Return for each number of restores the first step that a later restore took back."""
-    restored = dict(look.table(_RESTORED, buffer=buffer)[1])
+    restored: dict[int, int] = dict(look.table(_RESTORED, buffer=buffer)[1])
     if not restored:
         return {}
     begins = {epoch: step for epoch, step in look.table(_FIRST_OF_EPOCH, buffer=buffer)[1] if step is not None}
