@@ -86,12 +86,13 @@ def completions_table(
 ) -> Completions:
     """Return a table with a row for each of some rollouts of a batch.
 
-    `step` is the train step, and `advantages` has one number for each rollout of the batch, in its order. Of more than
-    `rows` rollouts those are chosen that come first, have the best or the worst rewards, half of each (`extremes`), or
-    any (`random`): the same ones for the same batch, `step` and `seed`. Prompts and responses are cut to so many
-    `characters`. Where rollouts have other names for their fields, `rollout_type` is that of the buffer. `replayed`
-    says whether the group was drawn before, in contrast to what was generated now. Texts are as they are in the
-    rollouts but for NUL and lone surrogates: whoever shows them has to escape them.
+    `step` is the train step (default: that for which a group was last drawn), and `advantages` has one number for each
+    rollout of the batch, in its order. Of more than `rows` rollouts those are chosen that come first, have the best or
+    the worst rewards, half of each (`extremes`), or any (`random`): the same ones for the same batch, `step` and
+    `seed`. Prompts and responses are cut to so many `characters`. Where rollouts have other names for their fields,
+    `rollout_type` is that of the buffer. `replayed` says whether the group was drawn before, in contrast to what was
+    generated now. Texts are as they are in the rollouts but for NUL and lone surrogates: whoever shows them has to
+    escape them.
 
     Raises InputError.
     """
@@ -162,7 +163,7 @@ def _chosen(there: Sequence[_Rollout], rows: int, choose: Choice, rng: random.Ra
 def _values(one: _Rollout, step: int | None, characters: int, get: _Get) -> list[Any]:
     item, rollout = one.item, one.rollout
     return [
-        step,
+        item.trained_step if step is None else step,
         _text(item.task_name, characters),
         item.uid,
         one.position,
