@@ -57,8 +57,8 @@ class Completions:
             import trackio
         except ImportError as error:
             raise _missing("trackio") from error
-        rows = [[_as_markdown(value) if isinstance(value, str) else value for value in row] for row in self.rows]
-        return trackio.Table(columns=[_as_markdown(name) for name in self.columns], data=rows)
+        rows = [[as_markdown(value) if isinstance(value, str) else value for value in row] for row in self.rows]
+        return trackio.Table(columns=[as_markdown(name) for name in self.columns], data=rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ def _length(values: Any) -> int | None:
         return None
 
 
-def _as_markdown(text: str) -> str:
+def as_markdown(text: str) -> str:
     """Return a text that Markdown shows as it is, as far as it could fetch or link anything."""
     for character in "&<[":
         text = text.replace(character, f"&#{ord(character)};")
