@@ -72,7 +72,7 @@ def watch(
         out = console()
         width = _ON_A_PIPE if not out.is_terminal else out.width
         lines = arrange(state.head(width), panels_of(found), line(), width, None)
-        _print(lines)
+        _print(lines[:-1])  # keys mean nothing here
         return
     signal.signal(signal.SIGTERM, _terminate)
     _live(reader, buffer, interval)
