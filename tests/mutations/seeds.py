@@ -209,6 +209,20 @@ _PRODUCE = [
     ("produce-room", "produce/strategy.py", "wanted = min(wanted, room - flying)", "wanted = min(wanted, room)", "what is in flight needs room, too"),
 ]  # fmt: skip
 
+_OBSERVE = [
+    ("observe-bucket", "observe/samples.py", "if value <= bound)", "if value < bound)", "a bucket counts its own bound"),
+    ("observe-others-lost", "observe/samples.py", "for name in names[MOST_TASKS:]", "for name in names[MOST_TASKS + 1 :]", "tasks beyond the bound are added up"),
+    ("observe-escape", "observe/exposition.py", '.replace("\\n", "\\\\n")', "", "a name stays within its label"),
+    ("observe-leased-drawable", "storage/sql/inspection/measures.py", ' and not row["is_leased"]', "", "distributions are of groups that can be drawn"),
+    ("observe-overdue", "storage/sql/inspection/measures.py", "AND l.leased AND g.leased_until <= :now", "AND l.leased", "a lease that goes on isn't overdue"),
+    ("observe-down", "observe/collector.py", 'return {"up": 0, "buffers": {}}', "raise", "other metrics outlive a database that is away"),
+    ("observe-seed", "observe/completions.py", 'random.Random(f"{seed} {step}")', "random.Random()", "the same rows for the same seed"),
+    ("observe-markdown", "observe/completions.py", 'for character in "&<[":', 'for character in "&<":', "trackio fetches nothing that a rollout names"),
+    ("observe-replayed", "observe/batches.py", "item.times_sampled > 1", "item.times_sampled > 0", "what is drawn for the first time is new"),
+    ("tracing-quotes", "tracing.py", "_QUOTING = (RolloutError, DecodeError, InputError)", "_QUOTING = (DecodeError,)", "spans quote no rollout"),
+    ("tracing-cancelled", "tracing.py", "if isinstance(error, (asyncio.CancelledError, GeneratorExit)):", "if False:", "a cancelled call is no error"),
+]  # fmt: skip
+
 MUTATIONS = [
     Mutation(name, area, file, old, new, law)
     for area, mutations in {
@@ -220,6 +234,7 @@ MUTATIONS = [
         "sql": _SQL,
         "prompts": _PROMPTS,
         "produce": _PRODUCE,
+        "observe": _OBSERVE,
     }.items()
     for name, file, old, new, law in mutations
 ]
