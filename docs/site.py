@@ -1,4 +1,4 @@
-"""What mkdocs does beside its own: pages from the top of the repository, and links between pages that name each other."""
+"""What mkdocs does beside its own: pages from the top of the repository, and links where a page names another."""
 
 from __future__ import annotations
 
