@@ -62,10 +62,9 @@ def rm(
             output.note(_leased(found))
     deleted = 0
     if found.groups and not dry_run:
-        what = "this group" if found.groups == 1 else f"these {units.number(found.groups)} groups"
-        ask(f"Delete {what} of buffer {name} in {reader.where}?", yes=yes)
+        ask(f"Delete {_groups(found.groups)} of buffer {name} in {reader.where}?", yes=yes)
         deleted = asyncio.run(_delete(reader, name, LogicNode("$and", (query, ScalarNode("uid", "$lte", found.last)))))
-        output.note(f"{units.number(deleted)} groups deleted")
+        output.note(f"{_groups(deleted)} deleted")
     if not output.for_people:
         row = {"url": reader.where, "buffer": name, "groups": found.groups, "leased": found.leased, "deleted": deleted}
         output.rows([row], [])
@@ -78,7 +77,11 @@ def _conditions(query: Node, uids: list[int] | None) -> Node:
 
 
 def _leased(found: Removable) -> str:
-    return f"{units.number(found.leased)} more that match are leased, and stay"
+    return f"leased, and therefore left alone: {_groups(found.leased)}"
+
+
+def _groups(count: int) -> str:
+    return "1 group" if count == 1 else f"{units.number(count)} groups"
 
 
 async def _delete(reader: Reader, name: str, query: Node) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from replaybuf import units
 from replaybuf.rollouts.status import Status
-from replaybuf.rules.circumstances import Circumstances, Held, Wait
+from replaybuf.rules.circumstances import Circumstances, Counted, Held, Wait
 from replaybuf.rules.reasons import Cause, Reason
 from replaybuf.rules.tallies import Tally, levels
 from replaybuf.rules.wording import brief, clock, groups, listed, until
@@ -177,21 +177,23 @@ def spoilt(need: Need, about: Circumstances) -> list[Cause]:
 
 
 def _expired(need: Need, about: Circumstances) -> tuple[int, Cause] | None:
-    there, lately = about.count(need.task, Status.EXPIRED), about.expired_lately(need.task)
-    put = about.put_lately(need.task, Status.COMPLETED)
-    faster = lately >= need.missing and 2 * lately >= put
-    if there < need.missing and not faster:
-        return None
-    step = about.steps.get(need.task)
-    at = "" if step is None else f" at the refresh to train step {step}"
+    there, at = about.count(need.task, Status.EXPIRED), _at_step(need, about)
+    lost = _lost(need, about, about.expired(need.task), share=1 / 2)
     if there >= need.missing:
         have, wait = ("has", "waits") if there == 1 else ("have", "wait")
         text = f"{groups(there)} {have} expired{at}, and {wait} to be generated again"
+    elif lost is not None:
+        bad, put, span = lost
+        text = f"{bad:,} of the {groups(put)} put{span} expired{at}: they grow stale faster than they are drawn"
     else:
-        span = _span(about, need.task)
-        text = f"{lately:,} of the {groups(put)} put{span} expired{at}: they grow stale faster than they are drawn"
+        return None
     advice = "Raise the stale threshold or sync the producers' weights sooner; see that a producer generates them again"
-    return max(there, lately), Cause(Reason.EXPIRED, text, advice)
+    return max(there, lost[0] if lost else 0), Cause(Reason.EXPIRED, text, advice)
+
+
+def _at_step(need: Need, about: Circumstances) -> str:
+    step = about.steps.get(need.task)
+    return "" if step is None else f" at the refresh to train step {step}"
 
 
 _UNFIT = {
@@ -201,24 +203,38 @@ _UNFIT = {
 
 
 def _unfit(need: Need, about: Circumstances, status: Status) -> tuple[int, Cause] | None:
-    """Filtered and failed groups stay for SQL: they count only where most of what was put lately became so."""
+    """Filtered and failed groups stay for SQL: they count only where most of what was put became so."""
     reason, advice = _UNFIT[status]
-    bad = about.put_lately(need.task, status)
+    bad = about.put(need.task, status)
     if status == Status.FAILED:
-        bad += about.set_aside_lately(need.task)
-    put = about.put_lately(need.task, Status.COMPLETED)
-    if bad < need.missing or bad < put:
+        bad += about.set_aside(need.task)
+    lost = _lost(need, about, bad, share=1)
+    if lost is None:
         return None
-    put_in_all = f"{bad:,} of the {groups(bad + put)} put{_span(about, need.task)}"
-    text = f"{put_in_all} {'was filtered' if bad == 1 else 'were filtered'}"
-    if status == Status.FAILED:
-        text = f"{put_in_all} failed"
-        makers = sorted((one for one in about.workers if one.failures), key=lambda one: -one.failures)
-        if makers:
-            text += f", made by {listed([f'{brief(one.name)} ({one.failures:,})' for one in makers])}"
-        if need.task in about.errors:
-            text += f"; the last error: {brief(about.errors[need.task], _LONGEST_ERROR)}"
-    return bad, Cause(reason, text, advice)
+    count, put, span = lost
+    text = f"{count:,} of the {groups(count + put)} put{span}"
+    if status == Status.FILTERED:
+        return count, Cause(reason, f"{text} {'was filtered' if count == 1 else 'were filtered'}", advice)
+    text += " failed"
+    makers = sorted((one for one in about.workers if one.failures), key=lambda one: -one.failures)
+    if makers:
+        text += f", made by {listed([f'{brief(one.name)} ({one.failures:,})' for one in makers])}"
+    if need.task in about.errors:
+        text += f"; the last error: {brief(about.errors[need.task], _LONGEST_ERROR)}"
+    return count, Cause(reason, text, advice)
+
+
+def _lost(need: Need, about: Circumstances, bad: Counted, share: float) -> tuple[int, int, str] | None:
+    """Return the groups that were lost in some way if that explains what is missing, those that were put, and since
+    when: lately, or else ever. It does where they are at least this share of those put, also lately."""
+    put = about.put(need.task, Status.COMPLETED)
+    if bad.lately < share * put.lately:
+        return None
+    if bad.lately >= need.missing and about.before is not None:
+        return bad.lately, put.lately, f" in the last {units.age(about.now - about.before.time)}"
+    if bad.ever >= need.missing and bad.ever >= share * put.ever:
+        return bad.ever, put.ever, ""
+    return None
 
 
 def _aborted(need: Need, about: Circumstances) -> tuple[int, Cause] | None:
@@ -227,14 +243,6 @@ def _aborted(need: Need, about: Circumstances) -> tuple[int, Cause] | None:
         return None
     text = f"{groups(there)} {_is(there)} aborted: interrupted, and {'waits' if there == 1 else 'wait'} to be continued"
     return there, Cause(Reason.ABORTED, text, "See that a producer continues them (produce_loop takes them first)")
-
-
-def _span(about: Circumstances, task: str) -> str:
-    return (
-        ""
-        if about.before is None or not about.moves(task)
-        else f" in the last {units.age(about.now - about.before.time)}"
-    )
 
 
 def _is(count: int) -> str:

@@ -89,6 +89,21 @@ class Before:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """A count since `Circumstances.before`, and since the beginning."""
+
+    lately: int
+    ever: int
+
+    @classmethod
+    def of(cls, now: int, earlier: int | None) -> Counted:
+        return cls(max(0, now - (earlier or 0)), now)
+
+    def __add__(self, other: Counted) -> Counted:
+        return Counted(self.lately + other.lately, self.ever + other.ever)
+
+
+@dataclass(frozen=True, slots=True)
 class Taking:
     """The last draw of groups: by whom, when, and how many."""
 
@@ -134,33 +149,26 @@ class Circumstances:
         """Return a tally."""
         return self.tallies.get((task, status, name), 0)
 
-    def moves(self, task: str) -> bool:
-        """Return whether anything was put since `before`: then what happened since tells more than what ever did."""
-        if self.before is None:
-            return False
-        puts = {status: n for (name, status, tally), n in self.tallies.items() if (name, tally) == (task, Tally.PUT)}
-        return any(n > self.before.put.get((task, status), 0) for status, n in puts.items())
-
-    def put_lately(self, task: str, status: Status) -> int:
-        """Return the number of groups of a status that were put since `before`; ever, where nothing was put since."""
-        earlier = self.before.put.get((task, status), 0) if self.before is not None and self.moves(task) else 0
-        return max(0, self.count(task, status, Tally.PUT) - earlier)
+    def put(self, task: str, status: Status) -> Counted:
+        """Return the number of groups of a status that were put."""
+        earlier = None if self.before is None else self.before.put.get((task, status), 0)
+        return Counted.of(self.count(task, status, Tally.PUT), earlier)
 
     def rate(self, task: str, status: Status) -> float:
         """Return how many groups of a status were put in a second, since `before`; 0 where nothing is known of it."""
-        if self.before is None or not self.moves(task):
+        if self.before is None:
             return 0.0
-        return self.put_lately(task, status) / max(1.0, self.now - self.before.time)
+        return self.put(task, status).lately / max(1.0, self.now - self.before.time)
 
-    def expired_lately(self, task: str) -> int:
-        """Return the number of groups that expired since `before`; ever, where nothing was put since."""
-        earlier = self.before.expired.get(task, 0) if self.before is not None and self.moves(task) else 0
-        return max(0, max(self._total(task, Tally.EXPIRED), self._total(task, Tally.DROPPED)) - earlier)
+    def expired(self, task: str) -> Counted:
+        """Return the number of groups that expired: in a refresh, or before they could be stored."""
+        earlier = None if self.before is None else self.before.expired.get(task, 0)
+        return Counted.of(max(self._total(task, Tally.EXPIRED), self._total(task, Tally.DROPPED)), earlier)
 
-    def set_aside_lately(self, task: str) -> int:
-        """Return the number of groups that became FAILED since `before`; ever, where nothing was put since."""
-        earlier = self.before.set_aside.get(task, 0) if self.before is not None and self.moves(task) else 0
-        return max(0, self._total(task, Tally.SET_ASIDE) - earlier)
+    def set_aside(self, task: str) -> Counted:
+        """Return the number of groups that became FAILED after they were put."""
+        earlier = None if self.before is None else self.before.set_aside.get(task, 0)
+        return Counted.of(self._total(task, Tally.SET_ASIDE), earlier)
 
     def _total(self, task: str, name: Tally) -> int:
         return sum(n for (owner, _, tally), n in self.tallies.items() if owner == task and tally == name)

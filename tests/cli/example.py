@@ -20,7 +20,7 @@ _PROBLEMS = {
 
 async def fill(url: str) -> None:
     """16 groups of two tasks, of which two were taken, one was dropped and some expired."""
-    async with ReplayBufferConfig(url=url).build() as buffer:
+    async with ReplayBufferConfig(url=url, worker="gpu-node-7").build() as buffer:
         for n in range(16):
             rng = random.Random(n)
             task_name = "code" if n % 3 == 2 else "math"

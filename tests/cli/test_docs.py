@@ -19,7 +19,7 @@ from tests.cli.example import fill
 from tests.cli.test_help import COMMANDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
-_BLOCK = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
+BLOCK = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
 
 # What differs from machine to machine, or from day to day.
 _VARYING = [
@@ -33,7 +33,7 @@ _VARYING = [
 
 
 def blocks() -> list[tuple[str, str]]:
-    return _BLOCK.findall(PAGE.read_text("utf-8"))
+    return BLOCK.findall(PAGE.read_text("utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asyncio.run(fill(f"sqlite:///{path}/run.db"))
     connection = sqlite3.connect(path / "run.db")
     connection.execute("UPDATE rb_group SET created_at = ? - (26 - uid) * 360", (time.time(),))
+    members = "(SELECT json_group_array(json_set(m.value, '$[6]', :put)) FROM json_each(members) m)"
+    times = {"taken": time.time() - 5000, "put": time.time() - 9000}
+    connection.execute(f"UPDATE rb_batch SET taken_at = :taken, members = {members}", times)
     connection.commit()
     connection.close()
     asyncio.run(_checkpoint(path))
@@ -68,7 +71,7 @@ def same(text: str) -> str:
 def test_outputs_are_those_of_the_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-        page = _BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", PAGE.read_text("utf-8"))
+        page = BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", PAGE.read_text("utf-8"))
         PAGE.write_text(page, "utf-8")
         return  # some commands give another output the second time
     for command, output in blocks():

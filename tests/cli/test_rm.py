@@ -37,7 +37,7 @@ def test_it_asks_with_the_exact_number(url: str) -> None:
     there = uids(url)
     code, said = answer("n\n", "rm", url, "--task", "code")
     assert (code, uids(url)) == (1, there)
-    assert "Delete these 4 groups of buffer default in" in said
+    assert "Delete 4 groups of buffer default in" in said
     assert "nothing was done" in said
     code, said = answer("y\n", "rm", url, "--task", "code")
     assert (code, len(uids(url))) == (0, len(there) - 4)
@@ -48,7 +48,7 @@ def test_who_cannot_answer_has_to_say_yes_before(url: str) -> None:
     there = uids(url)
     code, said = answer("", "rm", url, "--uid", str(there[0]))
     assert (code, uids(url)) == (1, there)
-    assert "Delete this group of" in said
+    assert "Delete 1 group of" in said
     assert "nobody answered; give --yes" in said
 
 
@@ -98,7 +98,7 @@ def test_leased_groups_stay(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/run.db"
     asyncio.run(fill_busy(url))
     result = run("rm", url, "--buffer", "default", "--status", "completed", "--yes")
-    assert "2 more that match are leased, and stay" in result.stderr
+    assert "leased, and therefore left alone: 2 groups" in result.stderr
     assert [row["status"] for row in run_json("ls", url, "--buffer", "eval")] == ["completed"]
 
 

@@ -6,13 +6,13 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from replaybuf.rules.reasons import Reason
 from replaybuf.storage.sql.inspection.circumstances import read_circumstances, read_waiters
 from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.reader import open_reader
@@ -41,12 +41,16 @@ def until_ready(*processes: subprocess.Popen[str]) -> None:
         assert process.stdout.readline() == "ready\n"
 
 
-def until(url: str, buffers: list[str], holds: Callable[[Look, str], bool]) -> None:
+def until(url: str, buffers: Iterable[str], holds: Callable[[Look, str], bool]) -> None:
     """Wait until something is to be seen in all these buffers."""
-    reader, deadline = open_reader(url), time.monotonic() + 30
-    while missing := [name for name in buffers if not reader.look(lambda look, name=name: holds(look, name))]:
+    reader, missing, deadline = open_reader(url), list(buffers), time.monotonic() + 60
+    while missing := reader.look(lambda look: [name for name in missing if not holds(look, name)]):
         assert time.monotonic() < deadline, missing
-        time.sleep(0.2)
+        time.sleep(0.5)
+
+
+def has_put(look: Look, buffer: str) -> bool:
+    return any(one.groups for one in read_circumstances(look, buffer, ()).workers)
 
 
 def silence(url: str, worker: str) -> None:
@@ -63,22 +67,20 @@ def silence(url: str, worker: str) -> None:
 def night(url: str, seed: int) -> Iterator[dict[str, Scene]]:
     """A database in whose buffers somebody waits, and why, by the buffers' names."""
     scenes = shuffled(seed)
-    made = [name for name, scene in scenes.items() if scene.killed]
+    killed = [name for name, scene in scenes.items() if scene.killed]
+    both_wait = [
+        name for name, scene in scenes.items() if scene.reason in (Reason.PRODUCERS_HELD_BACK, Reason.DEADLOCK)
+    ]
     with ExitStack() as stack:
         victim, alive = (stack.enter_context(playing(role, url, seed)) for role in ("gen-2", "gen-1"))
         until_ready(victim, alive)
-        until(url, made, lambda look, name: any(one.groups for one in read_circumstances(look, name, ()).workers))
+        until(url, killed, has_put)
         victim.kill()
         silence(url, "gen-2")
         until_ready(stack.enter_context(playing("trainer-2", url, seed)))
         until_ready(stack.enter_context(playing("trainer-1", url, seed)))
-        until(url, [*scenes], lambda look, name: bool(read_waiters(look, name)))
-        waiting_too = [
-            name
-            for name, scene in scenes.items()
-            if scene.alive and scene.wants and not scene.says.startswith("gen-1 is")
-        ]
-        until(url, waiting_too, lambda look, name: len(read_waiters(look, name)) > 1)
+        until(url, scenes, lambda look, name: bool(read_waiters(look, name)))
+        until(url, both_wait, lambda look, name: len(read_waiters(look, name)) == 2)
         yield scenes
 
 
@@ -91,15 +93,16 @@ def test_the_reason_is_named_in_the_first_line(
         if backend == "postgres":
             url = stack.enter_context(new_database(request.getfixturevalue("postgres_url")))
         scenes = stack.enter_context(night(url, seed))
-        with ThreadPoolExecutor(2) as threads:
-            answers = dict(zip(scenes, threads.map(lambda name: answer(url, name), scenes), strict=True))
+        answers = {name: run("why", url, "--buffer", name).stdout for name in scenes}
         for name, scene in scenes.items():
             first, *below = answers[name].splitlines()
             assert scene.says in first, (scene.reason, answers[name])
             assert scene.also in "\n".join(line for line in below if line.startswith("  also: ")), answers[name]
-            found = run_json("why", url, "--buffer", name)[0]["waits"][0]
-            assert found["reason"] == scene.reason
-            assert found["worker"] == ("trainer-1" if scene.wants else "gen-1")
+            assert first.startswith("trainer-1 waits since" if scene.wants else "gen-1 waits since")
+        reasons = {row["buffer"]: row["reason"] for found in run_json("why", url) for row in found["waits"][:1]}
+        assert reasons == {name: scene.reason for name, scene in scenes.items()}
+        anyone = next(iter(scenes))
+        assert answer(url, anyone).startswith(answers[anyone].partition(" since")[0])
 
 
 def answer(url: str, buffer: str) -> str:

@@ -23,7 +23,7 @@ async def train(url: str) -> None:
     async with ReplayBufferConfig(url=url, policy="fifo", archive=1000, worker=TRAINER).build() as buffer:
         for step in range(FIRST, LAST + 1):
             for n in range(GROUPS):
-                await put(buffer, step, WORKERS[n % 4], "code" if n % 8 > 5 else "math", rng)
+                await put(buffer, step, WORKERS[n % 4], "code" if n >= GROUPS * 3 // 4 else "math", rng)
             async with buffer.lease_batch(
                 {"math": GROUPS * 3 // 4, "code": GROUPS // 4}, heartbeat=False, current_train_step=step
             ):

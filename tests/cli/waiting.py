@@ -60,8 +60,8 @@ def put(count: int, task: str = "math", status: Status = Status.COMPLETED, **det
     return part
 
 
-async def _lease(buffer: ReplayBuffer) -> None:
-    await buffer.lease_batch({"math": 4}, seconds=600, timeout=10)
+async def _lease(buffer: ReplayBuffer) -> Any:
+    return await buffer.lease_batch({"math": 4}, seconds=600, timeout=10)
 
 
 async def _refresh(buffer: ReplayBuffer) -> None:

@@ -20,9 +20,15 @@ def tasks_of(look: Look, buffer: str | None) -> list[str]:
     return sorted({task for owner, task in rows if buffer in (None, owner)})
 
 
+def opened_buffers(look: Look) -> list[str]:
+    """Return the names of the buffers in the database, and of those that were opened, but never put into."""
+    opened = {name for (name,) in look.table("SELECT DISTINCT buffer FROM rb_worker")[1]}
+    return sorted(opened.union(buffers_of(look)))
+
+
 def check_buffer(look: Look, buffer: str | None) -> None:
     """Raise InputError when there are only buffers of other names."""
-    if buffer is not None and (there := buffers_of(look)) and buffer not in there:
+    if buffer is not None and (there := opened_buffers(look)) and buffer not in there:
         raise InputError(
             f"there is no buffer {redact_path(buffer)!r:.200} in this database; there are {', '.join(there)}"
         )

@@ -151,7 +151,7 @@ _LAST_PUTS = (
     f"SELECT l.id, l.task_name, {_OF_NEWEST.format(column='created_at')} FROM rb_lane l WHERE l.buffer = :buffer"  # noqa: S608
 )
 _LAST_BATCH = """
-SELECT worker, taken_at AS time, groups, members FROM rb_batch WHERE buffer = :buffer ORDER BY taken_at DESC LIMIT 1"""
+SELECT worker, taken_at AS time, groups, members FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT 1"""
 
 
 def _read_minutes(look: Look, buffer: str, now: float) -> list[tuple[float, _Figures]]:

@@ -10,7 +10,7 @@ from replaybuf.rollouts.status import Status
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
-from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
+from replaybuf.storage.sql.inspection.buffers import DEFAULT, buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.circumstances import (
     LIVE_SECONDS,
     Waiter,
@@ -22,8 +22,6 @@ from replaybuf.storage.sql.inspection.look import Look
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
-
-_DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +61,13 @@ def explain(
 ) -> list[Explanation]:
     """Explain the waits of one buffer or of all; of the question's task only, if it names one.
 
-    Where nobody waits, or with `asked` anywhere, the question is answered instead. How many groups match a query is
-    looked up only with `tx`, the transaction of the look. Raises InputError when only other buffers exist.
+    Consumers come first, and of these who waits the longest. Where nobody waits, or with `asked` anywhere, the question
+    is answered instead. How many groups match a query is looked up only with `tx`, the transaction of the look. Raises
+    InputError when only other buffers exist.
     """
     check_buffer(look, buffer)
-    names = buffers_of(look) if buffer is None else [buffer]
-    return [_explain(look, name, question, asked, tx) for name in names or [_DEFAULT]]
+    names = sorted({*buffers_of(look), *_waited_for(look)}) if buffer is None else [buffer]
+    return [_explain(look, name, question, asked, tx) for name in names or [DEFAULT]]
 
 
 def needs_transaction(look: Look) -> bool:
@@ -77,12 +76,21 @@ def needs_transaction(look: Look) -> bool:
     return bool(look.value("SELECT count(*) FROM rb_waiter WHERE query IS NOT NULL AND seen_at > :live", live=live))
 
 
+def _waited_for(look: Look) -> list[str]:
+    """Return the buffers in which somebody waits, perhaps since before anything was put."""
+    _, rows = look.table(
+        "SELECT DISTINCT w.buffer FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id WHERE a.seen_at > :live",
+        live=look.seconds() - LIVE_SECONDS,
+    )
+    return [name for (name,) in rows]
+
+
 def _explain(look: Look, buffer: str, question: Question, asked: bool, tx: Transaction | None) -> Explanation:
     waiters = read_waiters(look, buffer)
     about = read_circumstances(look, buffer, [one.wait for one in waiters])
     chosen = [] if asked else [one for one in waiters if question.task is None or question.task in one.wait.wants]
     found = Explanation(buffer, about, asked=not chosen)
-    for one in chosen or _answers(question, about, waiters):
+    for one in sorted(chosen, key=lambda one: one.wait.kind != "groups") or _answers(question, about, waiters):
         known = replace(about, limits=one.limits)
         if tx is not None:
             known = _matching(tx, buffer, one.wait, known)
