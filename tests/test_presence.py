@@ -225,6 +225,17 @@ async def test_a_reason_is_kept_up_to_date(shared_url: str, quick: None) -> None
             await waiting
 
 
+async def test_who_waits_for_each_other_in_one_process_is_told_so(quick: None) -> None:
+    """Whatever the store: here, one in memory."""
+    async with build("memory://", capacity=2, on_full="block") as buffer:
+        await fill(buffer, 2)
+        drawing = asyncio.create_task(buffer.take_batch({TASK: 1}, where={"reward": {"$lt": 0.5}}, timeout=60))
+        await asyncio.sleep(0.2)
+        with pytest.raises(FullError, match="which should draw them, waits itself for 1 completed group"):
+            await buffer.put(group(3), TASK, timeout=0.1)
+        drawing.cancel()
+
+
 async def test_a_short_wait_tells_nobody(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with build(shared_url) as buffer:
         monkeypatch.setattr(buffer.storage, "announce", lambda _: pytest.fail("it was announced"))

@@ -134,7 +134,9 @@ class Waits:
                     return
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or telling.due:
-                    why = await self.why(telling.wait, tallies, None if draw.where is None else there)
+                    why = await self.why(
+                        telling.wait, tallies, None if draw.where is None else there, over=remaining <= 0
+                    )
                     if remaining <= 0:
                         error = NotReadyError(f"after {timeout:g} s: {why}; nothing was taken")
                         error.diagnosis = why
@@ -167,14 +169,19 @@ class Waits:
 
     # Why
 
-    async def why(self, wait: Wait, tallies: Tallies, matches: Mapping[str, int] | None = None) -> Diagnosis:
+    async def why(
+        self, wait: Wait, tallies: Tallies, matches: Mapping[str, int] | None = None, *, over: bool = False
+    ) -> Diagnosis:
         """Return why a wait isn't over, given the tallies, and the numbers that match its query.
 
-        What else the store knows is read at most once a second; it isn't worth an error.
+        What else the store knows isn't worth an error; at the end of waits (`over`), which may be many short ones, it
+        is read at most once a second.
         """
         about = Circumstances(time.time(), tallies)
-        if isinstance(self._storage, PresenceStorage) and time.monotonic() - self._read_at >= _READ_AGAIN_SECONDS:
-            self._read_at = time.monotonic()
+        rested = not over or time.monotonic() - self._read_at >= _READ_AGAIN_SECONDS
+        if isinstance(self._storage, PresenceStorage) and rested:
+            if over:
+                self._read_at = time.monotonic()
             with suppress(StorageError):
                 about = await self._storage.circumstances(wait)
         limits = self._storage.rules.limits
@@ -184,7 +191,6 @@ class Waits:
         """Return why a draw could not be met now, or that it could."""
         tallies = await self._tallies()
         matches = None if draw.where is None else await self._there(draw, tallies)
-        self._read_at = -math.inf
         return await self.why(wait_of(draw, time.time(), 0), tallies, matches)
 
     def for_trainer(self, timeout: float) -> Telling:
@@ -256,7 +262,7 @@ class Waits:
                 why = f"task {new.task_name}: {limits.why_full(level, new.status)}"
             remaining = deadline - time.monotonic()
             if remaining <= 0 or telling.due:
-                found = await self.why(telling.wait, tallies)
+                found = await self.why(telling.wait, tallies, over=remaining <= 0)
                 full = found.reason == Reason.PRODUCERS_HELD_BACK  # the group may need more room than the others
                 sentence, all_of_it = (found.sentence, str(found)) if full else (why, why)
                 if remaining <= 0:
