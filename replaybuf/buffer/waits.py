@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from replaybuf.buffer.telling import Telling
-from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
-from replaybuf.query import LogicNode, ScalarNode, to_text
+from replaybuf.buffer.wants import check_possible, end_of, wait_for_room, wait_of
+from replaybuf.errors import FullError, NotReadyError, StorageError
+from replaybuf.query import LogicNode, ScalarNode
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
-from replaybuf.rules.limits import Limits
 from replaybuf.rules.reasons import Reason
 from replaybuf.rules.tallies import LaneName, Tallies, Tally, levels
 from replaybuf.storage.contract import CheckpointStorage, GroupStorage, PresenceStorage
@@ -196,7 +196,7 @@ class Waits:
     def for_trainer(self, timeout: float) -> Telling:
         """Return what tells others of a producer's wait for what the trainer does. It has to be closed."""
         since = time.time()
-        wait = Wait({}, "trainer", since=since, deadline=_end(since, timeout), worker=self._worker())
+        wait = Wait({}, "trainer", since=since, deadline=end_of(since, timeout), worker=self._worker())
         return self.telling("waiting for the trainer", lambda: wait)
 
     def telling(self, what: str, wait: Callable[[], Wait]) -> Telling:
@@ -295,40 +295,6 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
         if not task.cancelled():
             task.exception()  # marks it as seen: nobody else will
         raise
-
-
-def wait_of(draw: Draw, since: float, timeout: float) -> Wait:
-    """Return the wait of a draw."""
-    wants = {task: least for task, least in draw.at_least.items() if least}
-    query = None if draw.where is None else to_text(draw.where)
-    more = any(draw.sizes[task] > least for task, least in wants.items())
-    return Wait(wants, "groups", draw.status, query, draw.worker, since, _end(since, timeout), at_least=more)
-
-
-def wait_for_room(new: NewGroup, count: int, since: float, timeout: float) -> Wait:
-    """Return the wait of so many puts of a task and status."""
-    wants = {new.task_name: count}
-    return Wait(wants, "room", new.status, worker=new.worker, since=since, deadline=_end(since, timeout))
-
-
-def _end(since: float, timeout: float) -> float | None:
-    return None if math.isinf(timeout) else since + timeout
-
-
-def check_possible(draw: Draw, limits: Limits) -> None:
-    """Raise InputError for a draw that needs more groups than the limits can ever deliver at once."""
-    if draw.status != Status.COMPLETED:
-        return
-    largest = limits.largest_batch
-    for task, size in draw.at_least.items():
-        if largest is None or size <= largest:
-            continue
-        if limits.capacity is not None and size > limits.capacity:
-            why = f"the capacity is {limits.capacity}"
-        else:
-            wide = "a range of twice" if isinstance(limits.error_buffer, tuple) else "at least"
-            why = f"{limits.rate} allows {largest} at most; set error_buffer to {wide} the size of a batch"
-        raise InputError(f"a batch of {size} groups of task {task} would wait for ever: {why}")
 
 
 @contextmanager
