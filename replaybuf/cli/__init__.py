@@ -1,4 +1,4 @@
-"""The command `replaybuf`: looking into a buffer while a run goes on. Everything but `db upgrade` only reads.
+"""The command `replaybuf`: looking into a buffer while a run goes on. Most of it only reads.
 
 Slow imports are made where they are needed: a command's module (`app`) when it is called, and rich, asyncpg, alembic
 and the codec by the commands that use them.

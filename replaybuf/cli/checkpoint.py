@@ -12,9 +12,9 @@ from typer.core import TyperGroup
 
 from replaybuf import units
 from replaybuf.cli.asking import YES, ask
+from replaybuf.cli.checkpoints import checkpoints
 from replaybuf.cli.options import Command, Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output, iso
-from replaybuf.cli.snapshots import checkpoints
 from replaybuf.redact import redact
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.checkpoints import Made, Since, find_made, since

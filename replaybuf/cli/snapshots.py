@@ -11,11 +11,10 @@ import typer
 
 from replaybuf import units
 from replaybuf.cli.copying import with_bar
-from replaybuf.cli.options import Buffer, Url, buffer_option, listing, option, url_and
-from replaybuf.cli.output import Column, Output, iso
+from replaybuf.cli.options import Url, buffer_option, listing, option, url_and
+from replaybuf.cli.output import Column, Output
 from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.checkpoints import list_checkpoints
 from replaybuf.storage.sql.inspection.groups import AS_DICTS
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.snapshots import DEFAULT, Target, choose_buffer, policy_of, save_snapshot
@@ -153,33 +152,3 @@ def _file_in(folder: Path, *, make: bool = False) -> Path:
     from replaybuf.buffer.reader import snapshot_file
 
     return snapshot_file(folder, make=make)
-
-
-@listing
-def checkpoints(url: Url, output: Output, buffer: Buffer = None) -> None:
-    """List the step checkpoints in a database: what buffer.restore(step) can go back to.
-
-    "groups" and "size" are what each holds; payloads that several of them hold, or that are still in the buffer, take
-    their space once.
-
-    \b
-    Examples:
-      replaybuf checkpoint ls run.db
-      replaybuf checkpoints run.db
-    """
-    made = open_reader(url).inspect(lambda tx: list_checkpoints(tx, buffer))
-    rows = [
-        {"buffer": one.buffer, "step": one.step, "created_at": one.created_at, "groups": one.groups, "bytes": one.bytes}
-        for one in made
-    ]
-    columns = [
-        Column("buffer", lambda r: r["buffer"], right=False, text=True),
-        Column("step", lambda r: units.number(r["step"])),
-        Column("made", lambda r: iso(r["created_at"]), right=False),
-        Column("groups", lambda r: units.number(r["groups"])),
-        Column("size", lambda r: units.size(r["bytes"])),
-    ]
-    if rows or not output.for_people:
-        output.rows(rows, columns)
-    else:
-        output.note("there are no checkpoints")

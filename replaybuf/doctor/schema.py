@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from replaybuf.doctor.finding import Check, Finding, Look, fine, problem, repairable, some
 from replaybuf.storage.sql.inspection.checkup import tables
-from replaybuf.storage.sql.inspection.schema import State, read_revision
+from replaybuf.storage.sql.inspection.revision import State
+from replaybuf.storage.sql.inspection.schema import read_revision
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import Transaction

@@ -70,7 +70,7 @@ def test_usage_says_which_arguments_may_be_left_out(path: tuple[str, ...], argum
 def test_help_shows_the_variables_of_configs_only(path: tuple[str, ...]) -> None:
     shown = re.findall(r"REPLAYBUF_\w+", run(*path, "--help", env={"COLUMNS": "200"}).stdout)
     assert "REPLAYBUF_URL" in shown
-    assert set(shown) <= {"REPLAYBUF_URL", "REPLAYBUF_NAME"}
+    assert set(shown) <= {"REPLAYBUF_URL", "REPLAYBUF_NAME", "REPLAYBUF_TOKEN"}
 
 
 def test_errors_name_options_without_their_variables(filled: str) -> None:
@@ -83,9 +83,8 @@ LIVE = [("demo",), ("serve",), ("watch",)]
 
 @pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path not in LIVE])
 def test_every_command_has_every_format(path: tuple[str, ...], command: Any) -> None:
-    assert {"--table", "--json", "--nl", "--csv"} <= {
-        option for parameter in command.params for option in parameter.opts
-    }
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {"--table", "--json", "--nl", "--csv"} <= options
 
 
 def test_the_url_may_come_from_the_variable(filled: str) -> None:
@@ -148,14 +147,17 @@ def test_the_list_of_commands_takes_none_of_their_imports() -> None:
 
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
-    "args",
-    [("stats",), ("ls",), ("ls", "--task", "math", "--json"), ("show", 15), ("sql", "SELECT 1"), ("why", "math")],
+    "command",
+    [
+        *(["stats"], ["ls"], ["ls", "--task", "math", "--json"], ["show", 15], ["sql", "SELECT 1"], ["why"]),
+        *(["trace", "step", 42], ["trace", "uid", 15], ["checkpoints"], ["db current"]),
+    ],
+    ids=lambda command: " ".join(map(str, command)),
 )
-def test_everyday_questions_take_no_slow_import(filled: str, args: tuple[object, ...]) -> None:
+def test_everyday_questions_take_no_slow_import(filled: str, command: list[object]) -> None:
     slow = {"sqlalchemy", "numpy", "asyncpg", "aiosqlite", "alembic", "msgpack", "asyncio", "replaybuf.codec"}
     slow |= {"replaybuf.buffer.replay_buffer", "replaybuf.produce", "replaybuf.rollouts.rollout"}
-    command, *rest = args
-    assert not imported(command, filled, *rest) & slow
+    assert not imported(*str(command[0]).split(), filled, *command[1:]) & slow
 
 
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)

@@ -5,4 +5,3 @@ from tests.cli.conftest import busy as busy
 from tests.cli.conftest import empty as empty
 from tests.cli.conftest import filled as filled
 from tests.cli.conftest import hostile as hostile
-from tests.cli.conftest import postgres_url as postgres_url

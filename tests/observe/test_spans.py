@@ -112,7 +112,7 @@ async def test_a_wait_is_a_span_below_its_call(buffer: ReplayBuffer[Any], export
     for (_, _, wait), (_, _, call) in (found[:2], found[2:]):
         assert wait.parent is not None
         assert wait.parent.span_id == call.context.span_id
-        assert wait.end_time - wait.start_time >= 0.04e9  # type: ignore[operator]
+        assert wait.end_time - wait.start_time > 0.01e9  # type: ignore[operator]
 
 
 async def test_a_call_is_below_the_span_of_its_caller(

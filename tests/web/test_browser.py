@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.million import fill_many
+from tests.postgres import new_database
 from tests.web.browser import chromium, requests_of, serving, show
 from tests.web.example import HOSTILE_UID, LONG, LONG_UID, SCRIPT
 
@@ -255,3 +260,23 @@ def test_a_token_opens_the_page_and_leaves_its_address(driver: Any, filled: str)
         wait(driver, "document.querySelector('h1').textContent === 'Overview'")
         assert "token" not in driver.current_url
         assert driver.execute_script("return document.cookie") == ""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_the_first_pages_of_a_million_groups_take_less_than_200_ms(
+    driver: Any, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        if kind == "sqlite":
+            url = f"sqlite:///{tmp_path}/run.db"
+        else:
+            url = stack.enter_context(new_database(request.getfixturevalue("postgres_url")))
+        asyncio.run(fill_many(url, 1_000_000))
+        address = stack.enter_context(serving(url))
+        for path in ("/", "/groups", "/groups?status=completed&order=uid"):
+            took = []
+            for _ in range(5):
+                driver.get(address + path)
+                took.append(driver.execute_script("return performance.getEntriesByType('navigation')[0].responseEnd"))
+            assert min(took) < 200, (path, took)
+        assert "1,000,000" in text_of(driver)

@@ -100,3 +100,10 @@ def extreme_rollouts(
     order = "ASC" if worst else "DESC"
     _, rows = look.table(_EXTREMES.format(where=where, order=order, count=int(count)), **given)
     return [(uid, position) for uid, position in rows]
+
+
+def read_checkpoints(look: Look, buffer: str | None) -> list[dict[str, Any]]:
+    """Return the checkpoints of one buffer or of all, in the order in which they were made."""
+    check_buffer(look, buffer)
+    made = look.rows("SELECT buffer, step, created_at, groups, bytes FROM checkpoints ORDER BY buffer, created_at")
+    return [one for one in made if buffer in (None, one["buffer"])]

@@ -245,7 +245,14 @@ class PostgresReader(Reader):
     def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         import asyncio
 
-        return asyncio.run(self._read(function, timeout))
+        # A runner, when it ends, makes the repr of its task and so of the result, which may take seconds.
+        results: list[T] = []
+
+        async def read() -> None:
+            results.append(await self._read(function, timeout))
+
+        asyncio.run(read())
+        return results[0]
 
     def look_at_any(self, function: Callable[[Look], T], *, timeout: float | None = None) -> T:
         return self.read(lambda tx: function(Look.over(tx)), timeout=timeout)

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum, auto
-
 from sqlalchemy import inspect
 
 from replaybuf.errors import NotADatabaseError, SchemaError
 from replaybuf.storage.sql.engine.filesystem import refuse_network_filesystem
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.inspection.revision import Revision
 from replaybuf.storage.sql.inspection.writer import open_writer
 from replaybuf.storage.sql.schema.create import check_schema, create_schema, current_revision, upgrade
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS
-
-
-class State(Enum):
-    """How a revision relates to this version of replaybuf."""
-
-    MISSING = auto()
-    CURRENT = auto()
-    OLDER = auto()
-    NEWER = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Revision:
-    """The revision of a schema (None when there is none), and the one that this replaybuf works with."""
-
-    found: str | None
-    wanted: str = HEAD
-
-    @property
-    def state(self) -> State:
-        if self.found is None:
-            return State.MISSING
-        if self.found == self.wanted:
-            return State.CURRENT
-        return State.OLDER if self.found in REVISIONS else State.NEWER
 
 
 def read_revision(tx: Transaction) -> Revision:

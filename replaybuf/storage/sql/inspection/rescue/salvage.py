@@ -23,6 +23,8 @@ from replaybuf.storage.sql.engine.sqlite_uri import quote_path
 ERRORS = (sqlite3.Error, OverflowError, ValueError)
 
 _HIGHEST = 2**62
+# The first byte of a page of a table that only points to others.
+_INTERIOR = 5
 _MOST_PROBES = 200_000
 
 Row = tuple[Any, ...]
@@ -47,9 +49,9 @@ def _connect(path: Path, folder: Path) -> tuple[sqlite3.Connection, bool]:
     for way in ways:
         with suppress(*ERRORS):
             return _usable(f"file:{quote_path(path.absolute())}?{way}"), False
-    # The first page, which says where everything is, is damaged: a copy gets that of a new database instead.
+    # The pages that say where everything is are damaged: a copy gets those of a new database instead.
     copy = folder / "copy.db"
-    _copy_with_new_beginning(path, copy, folder / "new.db")
+    _copy_with_new_schema(path, copy, folder / "new.db")
     try:
         return _usable(f"file:{quote_path(copy)}?mode=ro&immutable=1"), True
     except ERRORS as error:
@@ -70,8 +72,8 @@ def _usable(uri: str) -> sqlite3.Connection:
     return connection
 
 
-def _copy_with_new_beginning(path: Path, copy: Path, new: Path) -> None:
-    """Copy a file with the first page of a new database.
+def _copy_with_new_schema(path: Path, copy: Path, new: Path) -> None:
+    """Copy a file with the first page of a new database, and the others of its list of tables.
 
     Tables begin at the same pages in every database that this version of replaybuf creates.
     """
@@ -87,10 +89,26 @@ def _copy_with_new_beginning(path: Path, copy: Path, new: Path) -> None:
         connection.commit()
     engine.dispose()
     shutil.copyfile(path, copy)
-    beginning = bytearray(new.read_bytes()[:PAGE_SIZE])
-    beginning[28:32] = (copy.stat().st_size // PAGE_SIZE).to_bytes(4, "big")
+    made = new.read_bytes()
+    pages = {page: bytearray(made[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]) for page in _schema_pages(made)}
+    pages[1][28:32] = max(copy.stat().st_size // PAGE_SIZE, *pages).to_bytes(4, "big")
     with copy.open("r+b") as file:
-        file.write(beginning)
+        for page, content in pages.items():
+            file.seek((page - 1) * PAGE_SIZE)
+            file.write(content)
+
+
+def _schema_pages(data: bytes, page: int = 1) -> list[int]:
+    """Return the pages of the table that lists all others, from this one on: a tree, whose root is the first page."""
+    start = (page - 1) * PAGE_SIZE
+    header = start + (100 if page == 1 else 0)
+    if data[header] != _INTERIOR:
+        return [page]
+    cells = int.from_bytes(data[header + 3 : header + 5], "big")
+    places = [int.from_bytes(data[at : at + 2], "big") for at in range(header + 12, header + 12 + 2 * cells, 2)]
+    below = [header + 8, *(start + place for place in places)]
+    children = [int.from_bytes(data[at : at + 4], "big") for at in below]
+    return [page, *(one for child in children for one in _schema_pages(data, child))]
 
 
 class Salvage:

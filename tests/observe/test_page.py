@@ -1,0 +1,95 @@
+"""docs/metrics.md is true: `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/observe/test_page.py` writes the outputs anew."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.util._once import Once
+
+from replaybuf import NotReadyError, ReplayBufferConfig
+from replaybuf.buffer.metrics import flatten
+from replaybuf.observe import METRICS
+from replaybuf.observe.batches import KINDS, NAMES
+from replaybuf.rollouts.rollout import Status
+from tests.observe.test_spans import group
+from tests.pages import Page
+
+PAGE = Page("metrics.md")
+
+
+def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order: they go on with one run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
+    assert len(PAGE.examples) == PAGE.text.count("```python") - 1 == 7
+    for code, output in PAGE.examples:
+        PAGE.check(code, output)
+
+
+def section(begin: str, end: str = "\n## ") -> str:
+    return PAGE.text[PAGE.text.index(begin) :].split(end, 1)[0]
+
+
+def test_every_metric_is_on_the_page_once() -> None:
+    rows = re.findall(r"(?m)^\| `(replaybuf_\w+)` \| (\w+) \| (.*?) ?\| (.*) \|$", PAGE.text)
+    assert [(name, labels.replace("`", "").split(), text) for name, _, labels, text in rows] == [
+        (metric.name, list(metric.labels), metric.help) for metric in METRICS
+    ]
+    assert [kind for _, kind, _, _ in rows] == [metric.kind.removeprefix("gauge") or "gauge" for metric in METRICS]
+
+
+async def test_every_name_of_a_logger_is_on_the_page() -> None:
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        await buffer.put(group(), "math")
+        with pytest.raises(NotReadyError):
+            await buffer.take_batch({"math": 2}, timeout=0.01)
+        names = set(flatten(await buffer.metrics()))
+    statuses = "|".join(Status)
+    names = {re.sub(rf"/buffered/({statuses})$", "/buffered/STATUS", name) for name in names}
+    assert set(_names(section("| name | |\n", "\n\n"))) == {name.replace("/math/", "/TASK/") for name in names}
+
+
+def test_every_name_of_a_batch_is_on_the_page() -> None:
+    told = set(_names(section("| name | of the groups", "\n\n")))
+    assert told == {f"batch/{kind}/{name}" for kind in KINDS for name in NAMES}
+
+
+def _names(table: str) -> list[str]:
+    """Return the names in a table; `min` in the text of a row stands for its name with another end."""
+    found = []
+    for names, text in re.findall(r"(?m)^\| (`.*?`) \|(.*)\|$", table):
+        for name in re.findall(r"`(\S+?)`", names):
+            ends = re.findall(r"`(\w+)`", text.partition("and so")[2] or text.partition("; ")[2])
+            found += [name, *(f"{name.rpartition('/')[0]}/{end}" for end in ends)] if "/" in name else [name]
+    return found
+
+
+async def test_every_span_and_attribute_is_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build() as buffer:
+        for _ in range(4):
+            await buffer.put(group(), "math", model_step=3, current_train_step=4)
+        await buffer.take_batch({"math": 1}, current_train_step=4)
+        with pytest.raises(NotReadyError):
+            await buffer.take_batch({"code": 1}, timeout=0.01)
+        async with buffer.lease_batch({"math": 2}) as lease:
+            one, other = (item.uid for item in lease.items["math"])
+            await lease.save(group(), "math", replaces=[one])
+            await lease.finish(group(), "math", replaces=[other])
+        await (await buffer.lease_batch({"math": 1})).give_back(failed="no")
+        await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=5)
+        await buffer.checkpoint(5)
+        await buffer.restore(5)
+    finished = memory.get_finished_spans()
+    attributes = {name for span in finished for name in span.attributes or {}} | {"replaybuf.cancelled"}
+    told = set(re.findall(r"`(replaybuf\.[a-z_]+)`", section("| span |")))
+    assert told == {span.name for span in finished} | attributes
