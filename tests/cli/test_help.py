@@ -150,7 +150,7 @@ def test_the_list_of_commands_takes_none_of_their_imports() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *(["stats"], ["ls"], ["ls", "--task", "math", "--json"], ["show", 15], ["sql", "SELECT 1"], ["why"]),
+        *(["stats"], ["ls"], ["ls", "--task", "math", "--json"], ["show", 15], ["sql", "SELECT 1"], ["why", "math"]),
         *(["trace", "step", 42], ["trace", "uid", 15], ["checkpoints"], ["db current"]),
     ],
     ids=lambda command: " ".join(map(str, command)),

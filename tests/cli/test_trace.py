@@ -95,6 +95,9 @@ def test_a_worker_has_the_steps_that_were_trained_on_its_groups(trained: str) ->
 def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
     wrong = run("trace", trained, "step", 500, code=1).stderr
     assert wrong == f"Error: no draw for step 500 is recorded; those that are are for steps {FIRST} to {LAST}\n"
+    assert f"no draw for a step before {FIRST}" in run("trace", trained, "--before", FIRST).stderr
+    assert run_json("trace", trained, "--before", 10**30, "--limit", 10**30) == run_json("trace", trained)
+    assert "no database can store" in run("trace", trained, "worker", "\udcff", code=1).stderr
     for uid in (0, 2**62):
         assert "there never was a group" in run("trace", trained, "uid", uid, code=1).stderr
     assert (

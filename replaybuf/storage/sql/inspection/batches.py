@@ -108,7 +108,7 @@ def recorded(look: Look, buffer: str) -> Recorded:
 
 def list_steps(look: Look, buffer: str, *, before: int | None = None, limit: int | None = None) -> list[int]:
     """Return the train steps of a buffer that were drawn for, newest first, `before` one of them."""
-    below, most = (_ENDLESS if value is None else value for value in (before, limit))
+    below, most = (_ENDLESS if value is None else max(-_ENDLESS, min(value, _ENDLESS)) for value in (before, limit))
     return [step for (step,) in look.table(_STEPS, buffer=buffer, before=below, most=most)[1]]
 
 
