@@ -123,11 +123,11 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
         why(
             wait(),
             tallies(failed=64, failed_put=60, init_set_aside=4),
-            workers=[worker("gen-2", failures=60)],
+            failed_by={"math": {"gen-2": 60, "gen-3": 4}},
             errors={"math": "CUDA out of memory"},
         ),
         Reason.FAILED,
-        "64 of the 64 groups put failed, made by gen-2 (60); the last error: CUDA out of memory. Look at the errors",
+        "64 of the 64 groups put failed, made by gen-2 (60) and gen-3 (4); the last error: CUDA out of memory.",
     ),
     "failures of long ago": (
         why(

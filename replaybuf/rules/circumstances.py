@@ -127,7 +127,8 @@ class Circumstances:
 
     `limits` are those in force where somebody waits, None if nobody has said. `matches` are the groups of each task
     that match the query of a wait. `trainer` is what the trainer has published, `steps` the train step of each task's
-    last refresh, `last_put` the time of its last put as far as one can tell, `errors` why its last failed group did.
+    last refresh, `last_put` the time of its last put as far as one can tell, `errors` why its last failed group did,
+    and `failed_by` whose its newest failed groups are.
     """
 
     now: float
@@ -143,6 +144,7 @@ class Circumstances:
     last_put: Mapping[str, float] = field(default_factory=dict)
     last_take: Taking | None = None
     errors: Mapping[str, str] = field(default_factory=dict)
+    failed_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     restored: Restored | None = None
 
     def count(self, task: str, status: Status, name: Tally = Tally.SIZE) -> int:
