@@ -24,6 +24,7 @@ BLOCK = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
 # What differs from machine to machine, or from day to day.
 _VARYING = [
     (r"\d{4}-\d\d-\d\d[T ][\d:.]+Z?", "TIME"),
+    (r"\d\d:\d\d:\d\d UTC", "TIME"),
     (r"(?m)^database .*? unswept", "database unswept"),
     (r"\b\d+ unswept", "unswept"),
     (r"(?m)^ok +(disk|space|log|settings|garbage) .*", r"ok \1"),
@@ -46,6 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     members = "(SELECT json_group_array(json_set(m.value, '$[6]', :put)) FROM json_each(members) m)"
     times = {"taken": time.time() - 5000, "put": time.time() - 9000}
     connection.execute(f"UPDATE rb_batch SET taken_at = :taken, members = {members}", times)
+    connection.execute("UPDATE rb_worker SET seen_at = seen_at - 3900, ended_at = ended_at - 3900")
+    connection.execute("DELETE FROM rb_history")
     connection.commit()
     connection.close()
     asyncio.run(_checkpoint(path))
