@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from replaybuf import ReplayBufferConfig
 from replaybuf.cli.app import app
 from tests.cli.example import fill
-from tests.cli.test_help import COMMANDS
+from tests.cli.test_help import COMMANDS, LIVE
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 BLOCK = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
@@ -81,7 +81,7 @@ def test_outputs_are_those_of_the_commands(folder: Path, monkeypatch: pytest.Mon
         assert same(output) == same(output_of(command)), command
 
 
-@pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path != ("demo",)])
+@pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path not in LIVE])
 def test_every_command_is_shown_with_its_output(path: tuple[str, ...]) -> None:
     assert [output for command, output in blocks() if command.startswith(f"replaybuf {' '.join(path)} ") and output]
 

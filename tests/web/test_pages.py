@@ -111,6 +111,8 @@ def test_a_mistake_in_a_query_is_shown_in_its_place(page: Client, where: str, wr
         {"after": "[1.5,1]", "order": "staleness"},
         {"after": f"[1,{10**30}]"},
         {"buffer": "nix"},
+        {"task": "\0"},
+        {"where": "\0"},
     ],
 )
 def test_bad_parameters_are_answered_with_what_is_wrong(page: Client, parameters: dict[str, str]) -> None:
