@@ -6,7 +6,7 @@ how a group gets its status or how long callers wait: that is for `ReplayBuffer`
 
 Every backend is a `GroupStorage`; further capabilities are `LeaseStorage`, `CheckpointStorage`, `CursorStorage` and
 `CopyStorage`. `StorageBackend` is all of them. `replaybuf.testing` has a test suite for each. A backend that other
-processes can look into may be a `PresenceStorage`, too; without that it says nothing of who waits.
+processes look into may be a `PresenceStorage`, too; without that nobody is told who waits.
 """
 
 from __future__ import annotations

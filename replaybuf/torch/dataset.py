@@ -174,7 +174,9 @@ class GroupDataset(IterableDataset[Delivery]):
             return await self._begin_lease(buffer, _SOON)
         except NotReadyError as error:
             missing = str(error).partition(": ")[2]
-            raise NotReadyError(f"the trainer waited for {self.patience:g} s: {missing}") from None
+            ended = NotReadyError(f"the trainer waited for {self.patience:g} s: {missing}")
+            ended.diagnosis = error.diagnosis
+            raise ended from None
 
     def _begin_lease(self, buffer: ReplayBuffer[Any], timeout: float | None) -> Leasing[Any]:
         return buffer.lease_batch(self.sizes, timeout=timeout, seconds=self.seconds, **self._draw)

@@ -25,6 +25,9 @@ BLOCK = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
 _VARYING = [
     (r"\d{4}-\d\d-\d\d[T ][\d:.]+Z?", "TIME"),
     (r"\d\d:\d\d:\d\d UTC", "TIME"),
+    (r"(?m)^\d\d:\d\d:\d\d\b", "TIME"),
+    (r"\b\d+s\b", "SECONDS"),
+    (r"every [\d.]+ s(: reading takes [\d.e-]+ s)?", "every"),
     (r"(?m)^database .*? unswept", "database unswept"),
     (r"\b\d+ unswept", "unswept"),
     (r"(?m)^ok +(disk|space|log|settings|garbage) .*", r"ok \1"),
@@ -56,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def _checkpoint(path: Path) -> None:
-    async with ReplayBufferConfig(url=f"sqlite:///{path}/run.db").build() as buffer:
+    async with ReplayBufferConfig(url=f"sqlite:///{path}/run.db", worker="trainer").build() as buffer:
         await buffer.checkpoint(43)
 
 

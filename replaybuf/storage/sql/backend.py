@@ -307,8 +307,8 @@ class SQLStorage(StorageBackend, PresenceStorage):
         async def work() -> bool:
             encoded = await store.compute(self._encode_all, groups)
             is_put = await store.write(lambda tx: put_behind(tx, encoded, cursor))
-            for one in encoded if is_put else ():
-                store.presence.count_put(one)
+            if is_put:
+                store.presence.count_puts(encoded)
             return is_put
 
         return await store.thread.run(work)

@@ -226,9 +226,8 @@ class GroupCommit:
                 raise
 
     def _count(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
-        for waiting, outcome in results:
-            if waiting.encoded is not None and not isinstance(outcome, BaseException):
-                self._store.presence.count_put(waiting.encoded)
+        stored = [one.encoded for one, outcome in results if not isinstance(outcome, BaseException)]
+        self._store.presence.count_puts(filter(None, stored))
 
     def _decode_leaving(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
         for waiting, outcome in results:

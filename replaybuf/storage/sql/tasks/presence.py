@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterable
 
 from replaybuf.errors import ReplayBufError
 from replaybuf.rollouts.rollout import Status
@@ -57,13 +58,16 @@ class Presence:
             done = self._done[worker] = Activity()
         return done
 
-    def count_put(self, stored: EncodedGroup) -> None:
-        """Count a group that was put."""
-        done = self.of(stored.group.worker)
-        done.groups += 1
-        done.rollouts += len(stored.group.rollouts)
-        done.tokens += stored.tokens
-        done.failures += stored.group.status is Status.FAILED
+    def count_puts(self, stored: Iterable[EncodedGroup]) -> None:
+        """Count groups that were put."""
+        for one in stored:
+            new = one.group
+            done = self.of(new.worker)
+            done.groups += 1
+            done.rollouts += len(new.rollouts)
+            done.tokens += one.tokens
+            if new.status is Status.FAILED:
+                done.failures += 1
 
     # Any thread
 
