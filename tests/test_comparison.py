@@ -53,6 +53,18 @@ def test_two_groups_are_no_evidence() -> None:
     assert not any(part.stands_out for part in by_worker(some("math", "a", 0) + some("math", "b", 1), []))
 
 
+def test_a_difference_that_is_tiny_beside_the_rewards_is_none() -> None:
+    part, _ = by_worker(some("math", "a", *[0.999] * 8) + some("math", "b", *[1.0] * 8), [])
+    assert (part.name, part.stands_out) == ("a", False)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1e308, -1e308])
+def test_odd_rewards_are_no_trouble(reward: float) -> None:
+    groups = some("math", "a", reward, reward) + some("math", "b", reward, reward, 0)
+    assert len(by_worker(groups, groups)) == 2
+    assert verdict(by_worker(groups, []), by_task(groups, groups), reward, reward)
+
+
 def test_groups_without_a_reward_are_counted_but_not_compared() -> None:
     [part] = by_worker(some("math", None, None, float("nan")), GOOD)
     assert (part.name, part.groups, part.reward, part.below, part.stands_out) == (None, 2, None, None, False)

@@ -100,6 +100,17 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
         Reason.SLOW,
         "36,000 groups an hour arrive, so the missing 4 take about 0s",
     ),
+    "new ones came, but their producer was killed": (
+        why(
+            wait(4),
+            tallies(completed_leased=4, completed_put=1000),
+            held=[Held("math", C, "b", 4, NOW + 60)],
+            workers=[KILLED],
+            before=Before(NOW - 100, {}),
+        ),
+        Reason.LEASED,
+        "all 4 completed groups are leased by b",
+    ),
     "expired": (
         why(wait(), tallies(expired=64, completed_put=64, completed_expired=64), steps={"math": 12}),
         Reason.EXPIRED,
@@ -123,11 +134,11 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
         why(
             wait(),
             tallies(failed=64, failed_put=60, init_set_aside=4),
-            workers=[worker("gen-2", failures=60)],
+            failed_by={"math": {"gen-2": 60, "gen-3": 4}},
             errors={"math": "CUDA out of memory"},
         ),
         Reason.FAILED,
-        "64 of the 64 groups put failed, made by gen-2 (60); the last error: CUDA out of memory. Look at the errors",
+        "64 of the 64 groups put failed, made by gen-2 (60) and gen-3 (4); the last error: CUDA out of memory.",
     ),
     "failures of long ago": (
         why(

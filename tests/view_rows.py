@@ -42,6 +42,9 @@ def _group_row(item: StorageItem) -> dict[str, Any]:
         "tags": item.tags,
         "key": item.key,
         "error": item.error,
+        "worker": item.worker,
+        "leased_by": None,
+        "trained_step": item.trained_step,
     }
 
 
@@ -65,6 +68,7 @@ def _rollout_row(item: StorageItem, position: int) -> dict[str, Any]:
         "prompt": "?",
         "response": preview(rollout.response),
         "error_msg": preview(rollout.error_msg),
+        "worker": item.worker,
     }
 
 

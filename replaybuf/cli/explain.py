@@ -11,6 +11,7 @@ from replaybuf.cli.options import Buffer, OfStatus, OfTask, OrderBy, Url, listin
 from replaybuf.cli.output import Column, Output, console, print_table, write
 from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
+from replaybuf.query import parse
 from replaybuf.redact import redact
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import OUR_STATUSES
@@ -19,6 +20,8 @@ from replaybuf.storage.sql.inspection.buffers import tasks_of
 from replaybuf.storage.sql.inspection.explain import Explained, explain_draw, explain_query
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.snapshots import choose_buffer
+
+_MOST = 2**62
 
 
 @listing
@@ -55,7 +58,9 @@ def explain(
       replaybuf explain postgresql://rl@db/run7 '{}' --order-by -uid --json | jq -r .sql
     """
     url, text = url_and(url, query, "QUERY")
-    reader = open_reader(url)
+    if policy is not None and order_by:
+        raise typer.BadParameter("a draw has the order of its policy", param_hint="--order-by")
+    reader, limit = open_reader(url), min(limit, _MOST)
     if policy is None:
         node, order = (
             query_of(text, task, status, given_as="QUERY"),
@@ -83,6 +88,7 @@ def explain(
 def _task(task: str | None) -> str:
     if task is None:
         raise typer.BadParameter("a draw is of one task: give --task, too", param_hint="--policy")
+    parse({"task_name": task})  # raises for what no database can hold
     return task
 
 

@@ -23,6 +23,7 @@ RATE_SECONDS = 60.0
 _BINS = 8
 _BAR = 24
 _NAME = 20
+_MOST = 20
 
 
 def panels_of(found: Sequence[Glance]) -> list[Panel]:
@@ -32,7 +33,7 @@ def panels_of(found: Sequence[Glance]) -> list[Panel]:
         of = f" of {one.buffer}" if len(found) > 1 else ""
         panels += [
             Panel(f"waiting{of}", _waits(one), least=4),
-            Panel(f"workers{of}", _workers(one.about), least=3),
+            Panel(f"workers{of}", worker_lines(one.about), least=3),
             Panel(f"groups{of}, rates of the last minute", _tasks(one), least=4),
             Panel(f"last draws{of}", _batches(one), least=2),
             Panel(f"staleness, reward{of} of the {one.sample.groups:,} put last", _distributions(one), least=4),
@@ -153,7 +154,8 @@ def _bars(counts: Sequence[tuple[str, int]]) -> list[tuple[str, str, str]]:
 # Who and what
 
 
-def _workers(about: Circumstances) -> list[Text]:
+def worker_lines(about: Circumstances) -> list[Text]:
+    """Return a line for each worker: those that were seen last first, those that have ended last."""
     order = sorted(about.workers, key=lambda one: (one.ended_at is not None, -one.seen_at))
     return [_worker(one, about.now) for one in order] or [line("no worker is known")]
 
@@ -170,7 +172,7 @@ def _worker(one: Worker, now: float) -> Text:
 
 
 def _batches(found: Glance) -> list[Text]:
-    return [_batch(one, found.about.now) for one in found.batches] or [line("nothing was drawn yet")]
+    return [_batch(one, found.about.now) for one in found.batches[:_MOST]] or [line("nothing was drawn yet")]
 
 
 def _batch(row: Mapping[str, Any], now: float) -> Text:
@@ -178,23 +180,27 @@ def _batch(row: Mapping[str, Any], now: float) -> Text:
     reward = "" if row["reward"] is None else f", reward {row['reward']:.3f}"
     stale = "" if row["staleness"] is None else f", staleness {row['staleness']:.1f} (max {row['max_staleness']})"
     ago = units.age(now - row["taken_at"].timestamp())
-    return line((f"{ago:>4} ago ", "dim"), f"{step}{row['groups']:,} groups{reward}{stale}")
+    return line((f"{ago:>4} ago ", "dim"), f"{step}{_groups(row['groups'])}{reward}{stale}")
 
 
 def _events(found: Glance) -> list[Text]:
-    return [_event(one) for one in found.events] or [line("none")]
+    return [_event(one) for one in found.events[:_MOST]] or [line("none")]
 
 
 def _event(row: Mapping[str, Any]) -> Text:
     at = row["happened_at"].astimezone(UTC).strftime("%H:%M:%S")
     facts = [
-        f"{row['groups']:,} groups" if row["groups"] else "",
+        _groups(row["groups"]) if row["groups"] else "",
         f"of {row['task_name']}" if row["task_name"] else "",
         f"step {row['step']}" if row["step"] is not None else "",
         f"by {row['worker']}" if row["worker"] else "",
     ]
     detail = f": {row['detail']}" if row["detail"] else ""
     return line((f"{at} ", "dim"), (row["kind"].replace("_", " "), "bold"), f" {' '.join(filter(None, facts))}{detail}")
+
+
+def _groups(count: int) -> str:
+    return f"{count:,} group{'' if count == 1 else 's'}"
 
 
 def _cell(name: str, width: int = _NAME) -> str:

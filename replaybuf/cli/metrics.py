@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from replaybuf.cli.escape import escape
 from replaybuf.cli.options import Buffer, Url, listing, option
-from replaybuf.cli.output import Output, write
+from replaybuf.cli.output import Column, Output, write
 from replaybuf.observe.database import SCANNED, read_figures
 from replaybuf.observe.exposition import prometheus
 from replaybuf.observe.samples import samples_of
@@ -30,8 +30,8 @@ def metrics(url: Url, output: Output, buffer: Buffer = None, only: _Only = "", s
     """Print the figures of a database as Prometheus reads them, for node_exporter's textfile collector and the like.
 
     docs/metrics.md has every name. "replaybuf serve" gives the same at /metrics, and a trainer with an endpoint of its
-    own registers a collector. With --json they are nested, as buffer.metrics() has them, and all of them; with --nl and
-    --csv each number is a row with its labels.
+    own registers a collector. With --json they are nested, as buffer.metrics() has them, and all of them; with --table,
+    --nl and --csv each number is a row with its labels.
 
     \b
     Examples:
@@ -44,18 +44,28 @@ def metrics(url: Url, output: Output, buffer: Buffer = None, only: _Only = "", s
     figures = read_figures(reader, buffer=buffer, scanned=scanned)
     if output.format == "json":
         output.value(figures)
-    elif not output.for_people:
-        output.rows(_rows(figures, only), [])
+    elif output.asked:
+        rows = _rows(figures, only)
+        output.rows(rows, _columns(rows))
     else:
         text = prometheus(figures, only=only)
         write([escape(text, keep="\n") if sys.stdout.isatty() else text])
 
 
+_LABELS = ("buffer", "task", "status", "kind", "state", "dataset", "version", "le")
+
+
 def _rows(figures: dict[str, Any], only: str) -> list[dict[str, Any]]:
-    names = ("buffer", "task", "status", "kind", "state", "dataset", "version", "le")
     return [
-        {"name": sample.series, **{name: sample.labels.get(name) for name in names}, "value": sample.value}
+        {"name": sample.series, **{name: sample.labels.get(name) for name in _LABELS}, "value": sample.value}
         for metric, samples in samples_of(figures, "")
         for sample in samples
         if metric.name.startswith(only)
     ]
+
+
+def _columns(rows: list[dict[str, Any]]) -> list[Column]:
+    """Return the columns for people: without labels that none of these has."""
+    labels = [name for name in _LABELS if any(row[name] is not None for row in rows)]
+    texts = [Column(name, lambda r, name=name: r[name] or "", right=False, text=True) for name in ("name", *labels)]  # type: ignore[misc]
+    return [*texts, Column("value", lambda r: f"{r['value']:.12g}")]

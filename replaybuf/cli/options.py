@@ -90,7 +90,7 @@ def listing(command: Callable[..., None]) -> Callable[..., None]:
             chosen = [name for name in chosen if _is_typed(ctx, name)] or chosen[:1]
         if len(chosen) > 1:
             raise typer.BadParameter("choose one of --table, --json, --nl and --csv", ctx=ctx)
-        command(output=Output(_FORMATS[chosen[0]][0] if chosen else "table"), **values)
+        command(output=Output(_FORMATS[chosen[0]][0] if chosen else "table", asked=bool(chosen)), **values)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = [

@@ -50,10 +50,11 @@ class Column:
 
 
 class Output:
-    """Prints in the requested format."""
+    """Prints in the requested format. `asked` says whether one was asked for, where the usual one isn't a table."""
 
-    def __init__(self, format: Format) -> None:
+    def __init__(self, format: Format, *, asked: bool = True) -> None:
         self.format = format
+        self.asked = asked
 
     @property
     def for_people(self) -> bool:

@@ -47,8 +47,8 @@ def rm(
       replaybuf rm run.db --uid 17 --uid 23 --yes
     """
     query = _conditions(query_of(where, task, status), uid)
-    if not (where or task or status or uid or everything):
-        raise InputError("without --where, --task, --status or --uid, this deletes all groups: give --all to do so")
+    if is_everything(query) and not everything:
+        raise InputError("without a condition (--where, --task, --status, --uid) this deletes all: give --all to do so")
     reader = open_reader(url)
     name = reader.inspect(lambda tx: choose_buffer(tx, buffer))
     found = reader.inspect(lambda tx: removable(tx, name, query))
@@ -74,6 +74,11 @@ def rm(
 
 def _conditions(query: Node, uids: list[int] | None) -> Node:
     return LogicNode("$and", (query, SetNode("uid", "$in", tuple(uids)))) if uids else query
+
+
+def is_everything(query: Node) -> bool:
+    """Return whether a query has no condition."""
+    return isinstance(query, LogicNode) and query.relation == "$and" and all(map(is_everything, query.conditions))
 
 
 def _leased(found: Removable) -> str:

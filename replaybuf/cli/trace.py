@@ -24,6 +24,7 @@ from replaybuf.storage.sql.inspection.lives import Life, last_uid, life_of
 from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.steps import StepSummary, summarise_steps, trace_step, trace_worker, workers_of
+from replaybuf.worker_name import check_worker
 
 _KINDS = ("steps", "step", "uid", "worker")
 _STEPS, _GROUPS = 20, 10
@@ -85,7 +86,7 @@ def trace(
     elif what == "worker":
         if which is None:
             raise typer.BadParameter("it is missing; replaybuf trace URL worker NAME", param_hint="WHICH")
-        _worker(reader, output, buffer, which, _or(limit, _STEPS))
+        _worker(reader, output, buffer, check_worker(which), _or(limit, _STEPS))
     else:
         _steps(reader, output, buffer, before, _or(limit, _STEPS))
 
@@ -134,7 +135,7 @@ def _steps(reader: Reader, output: Output, buffer: str | None, before: int | Non
     if rows or not output.for_people:
         output.rows(rows, _columns(rows, now))
     else:
-        output.note(_nothing(known, None))
+        output.note(_nothing(known, "for a step" if before is None else f"for a step before {before}"))
         return
     if limit is not None and len({one.step for one in found}) > limit:
         output.note(f"more steps: --before {rows[-1]['step']}, or --limit 0")
@@ -197,7 +198,7 @@ def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: 
 
     runs, known, now = reader.look(read)
     if not runs:
-        raise InputError(_nothing(known, step))
+        raise InputError(_nothing(known, f"for step {step}"))
     if output.format == "json":
         output.value(step_value(runs))
     elif not output.for_people:
@@ -242,10 +243,10 @@ def _worker(reader: Reader, output: Output, buffer: str | None, worker: str, lim
         print_worker(worker, found, now)
 
 
-def _nothing(known: Recorded, step: int | None) -> str:
-    """Return why there are no steps, or not this one."""
+def _nothing(known: Recorded, which: str) -> str:
+    """Return why there are no draws `which` are asked for."""
     if known.last is not None:
-        return f"no draw for step {step} is recorded; those that are are for steps {known.first} to {known.last}"
+        return f"no draw {which} is recorded; those that are are for steps {known.first} to {known.last}"
     if known.batches:
         return (
             f"the {units.number(known.batches)} draws that are recorded name no train step: pass current_train_step= "

@@ -43,7 +43,9 @@ def life_value(life: Life) -> dict[str, Any]:
 def timeline(life: Life) -> list[dict[str, Any]]:
     """Return what befell a group, in order: when, what, by whom, at which train step."""
     put = life.origin
-    rows = [_row(put.created_at, "put", put.worker, put.train_step, None)]
+    rows = []
+    if put.created_at is not None:
+        rows.append(_row(put.created_at, "put", put.worker, put.train_step, None))
     for one in life.draws:
         rows.append(
             _row(one.taken_at, "leased" if one.lease is not None else "taken", one.worker, one.step, _drawn(one))
@@ -85,8 +87,9 @@ def print_life(life: Life) -> None:
     for name, value in _facts(life).items():
         if value:
             out.print(Text(f"  {name:<13}").append(escape(value)), soft_wrap=True)
-    write(["\n"])
-    print_table(timeline(life), _columns(life.now))
+    if rows := timeline(life):
+        write(["\n"])
+        print_table(rows, _columns(life.now))
 
 
 def _facts(life: Life) -> dict[str, str | None]:
@@ -123,7 +126,7 @@ def _now(life: Life) -> str:
         if one.lease is None or one.settled == one.groups:
             step = "" if one.step is None else f" at step {one.step}"
             return f"gone: trained on{step} by {one.worker or 'somebody'}"
-    return "gone"
+    return f"gone: {life.happenings[-1].kind}" if life.happenings else "gone"
 
 
 def _columns(now: datetime) -> list[Column]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import sys
@@ -17,7 +18,7 @@ from replaybuf.cli.frame import RATE_SECONDS, clock, panels_of
 from replaybuf.cli.keyboard import keys
 from replaybuf.cli.options import Buffer, Url, option
 from replaybuf.cli.output import console, write
-from replaybuf.cli.panels import Panel, arrange, line
+from replaybuf.cli.panels import Panel, arrange, line, one_line
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
@@ -31,6 +32,7 @@ _SHARE = 0.1
 _TICK = 0.1
 _READ_TIMEOUT = 20.0
 _ON_A_PIPE = 120
+_ERROR_LINES = 3
 _TERMINATED = 128 + 15
 _HELP = [
     "q        quit (so does Ctrl-C)",
@@ -66,11 +68,11 @@ def watch(
     reader = open_reader(url)
     if once or not sys.stdout.isatty():
         found = _read(reader, buffer)
-        state = _State(reader.where, interval, found=found)
+        state = Watched(reader.where, interval, found=found)
         out = console()
         width = _ON_A_PIPE if not out.is_terminal else out.width
-        lines = arrange(state.head(time.monotonic()), panels_of(found), line(), width, None)
-        _print(lines)
+        lines = arrange(state.head(width), panels_of(found), line(), width, None)
+        _print(lines[:-1])  # keys mean nothing here
         return
     signal.signal(signal.SIGTERM, _terminate)
     _live(reader, buffer, interval)
@@ -96,7 +98,7 @@ def _terminate(*_: Any) -> None:
 
 
 @dataclass(slots=True)
-class _State:
+class Watched:
     """What is on the screen."""
 
     where: str
@@ -131,21 +133,22 @@ class _State:
         own = now - kept[0][0] >= RATE_SECONDS or (len(one.readings) == 1 and len(kept) > 1)
         return replace(one, readings=[*kept]) if own else one
 
-    def head(self, now: float) -> list[Text]:
-        """Return the first line or two: which database, how old the figures are, and what is wrong."""
+    def head(self, width: int) -> list[Text]:
+        """Return the first lines: which database, how old the figures are, and what is wrong."""
         at = f"{clock(self.found[0].about.now)} UTC" if self.found else "reading ..."
-        slow = self.pause > self.interval
-        why = f": reading takes {self.cost:.2g} s" if slow else ""
-        lines = [line((f"{self.where}  ", "bold"), f"{at}  every {self.pause:.2g} s{why}")]
+        why = f": reading takes {self.cost:.2g} s" if self.pause > self.interval else ""
+        lines = [line((at, "bold"), f"  every {self.pause:.2g} s{why}  {self.where}")]
         if self.error:
-            old = f"; the figures are {units.age(now - self.read_at)} old" if self.found else ""
-            lines.append(line((f"trying again: {self.error}{old}", "bold red")))
+            old = f" (the figures are {units.age(time.monotonic() - self.read_at)} old)" if self.found else ""
+            wrong = one_line(f"trying again{old}: {self.error}")
+            starts = range(0, min(len(wrong), _ERROR_LINES * width), width)
+            lines += [line((wrong[start : start + width], "bold red")) for start in starts]
         return lines
 
     def lines(self, width: int, height: int) -> list[Text]:
         """Return the screen."""
         panels = [Panel("help", [line(text) for text in _HELP], least=20)] if self.helping else panels_of(self.found)
-        return arrange(self.head(time.monotonic()), panels, line(("q quit  ? help", "dim")), width, height)
+        return arrange(self.head(width), panels, line(("q quit  ? help", "dim")), width, height)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +193,11 @@ class _Reading(threading.Thread):
 
 
 def _live(reader: Reader, buffer: str | None, interval: float) -> None:
+    from rich.console import ConsoleDimensions
     from rich.live import Live
     from rich.text import Text
 
-    state = _State(reader.where, interval)
+    state = Watched(reader.where, interval)
     reading = _Reading(reader, buffer)
     reading.start()
     out = console()
@@ -207,6 +211,7 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
             while not reading.news.empty():
                 waiting = False
                 state.take(reading.news.get())
+            out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS wouldn't follow it
             lines = state.lines(*out.size)
             if (out.size, lines) != shown:
                 shown = (out.size, lines)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.buffer.metrics import Meter
-from replaybuf.errors import ReplayBufError
+from replaybuf.errors import InputError, ReplayBufError
 from replaybuf.observe.database import read_figures
 from replaybuf.observe.samples import samples_of
 
@@ -24,22 +24,24 @@ class Collector:
 
         prometheus_client.REGISTRY.register(Collector(buffer))
 
-    Of an open buffer there are its own waits, but none of what only the database knows (workers, batches, ...).
-    `buffer` is its name in the labels, and `distributions` are as in `buffer.metrics()`; of a URL, `buffer` is the one
-    to read, if not all. A collection that fails, or isn't over after `timeout` seconds, is logged, and gives
-    `replaybuf_up` 0: the process's other metrics are there all the same. Needs the package prometheus_client.
+    Of an open buffer there are its own waits, but none of what only the database knows (workers, batches, ...);
+    `distributions` are as in `buffer.metrics()`. Of a URL, `name` is the buffer to read, if not all. A collection that
+    fails, or isn't over after `timeout` seconds, is logged, and gives `replaybuf_up` 0: the process's other metrics are
+    there all the same. Needs the package prometheus_client. Raises InputError for any other source.
     """
 
     def __init__(
         self,
         source: ReplayBuffer[Any] | SyncReplayBuffer[Any] | str,
         *,
-        buffer: str | None = None,
+        name: str | None = None,
         distributions: bool = True,
         timeout: float = 10.0,
     ) -> None:
         self._source: Any = getattr(source, "asynchronous", source)
-        self._buffer = buffer
+        if not isinstance(self._source, str) and not hasattr(self._source, "waits"):
+            raise InputError(f"source must be a buffer or the URL of a database, got {type(source).__name__}")
+        self._name = name
         self._distributions = distributions
         self._timeout = timeout
         self._meter = Meter()  # of its own: that of the buffer gives rates since the caller's last reading
@@ -52,21 +54,25 @@ class Collector:
         """Yield the metric families of prometheus_client."""
         from prometheus_client import Metric
 
-        for metric, samples in samples_of(self._figures(), self._buffer or "default"):
+        for metric, samples in samples_of(self._figures(), self._label()):
             family = Metric(metric.name.removesuffix("_total"), metric.help, metric.kind)
             for sample in samples:
                 family.add_sample(sample.series, sample.labels, sample.value)
             yield family
 
+    def _label(self) -> str:
+        """Return the name of an open buffer."""
+        return "" if isinstance(self._source, str) else str(self._source.storage.name)
+
     def _figures(self) -> Mapping[str, Any]:
         try:
             if isinstance(self._source, str):
-                return read_figures(self._source, buffer=self._buffer)
+                return read_figures(self._source, buffer=self._name, timeout=self._timeout)
             from replaybuf.sync.loop import run
 
             return run(self._read(self._source))
         except (ReplayBufError, TimeoutError) as error:
-            _logger.warning("the metrics can't be read: %s", error or f"nothing came for {self._timeout:g} s")
+            _logger.warning("the metrics can't be read: %s", str(error) or f"nothing came for {self._timeout:g} s")
             return {"up": 0, "buffers": {}}
 
     async def _read(self, buffer: ReplayBuffer[Any]) -> dict[str, Any]:

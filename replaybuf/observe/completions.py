@@ -57,8 +57,8 @@ class Completions:
             import trackio
         except ImportError as error:
             raise _missing("trackio") from error
-        rows = [[_as_markdown(value) if isinstance(value, str) else value for value in row] for row in self.rows]
-        return trackio.Table(columns=[_as_markdown(name) for name in self.columns], data=rows)
+        rows = [[as_markdown(value) if isinstance(value, str) else value for value in row] for row in self.rows]
+        return trackio.Table(columns=[as_markdown(name) for name in self.columns], data=rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,13 @@ def completions_table(
 ) -> Completions:
     """Return a table with a row for each of some rollouts of a batch.
 
-    `step` is the train step, and `advantages` has one number for each rollout of the batch, in its order. Of more than
-    `rows` rollouts those are chosen that come first, have the best or the worst rewards, half of each (`extremes`), or
-    any (`random`): the same ones for the same batch, `step` and `seed`. Prompts and responses are cut to so many
-    `characters`. Where rollouts have other names for their fields, `rollout_type` is that of the buffer. `replayed`
-    says whether the group was drawn before, in contrast to what was generated now. Texts are as they are in the
-    rollouts but for NUL and lone surrogates: whoever shows them has to escape them.
+    `step` is the train step (default: that for which a group was last drawn), and `advantages` has one number for each
+    rollout of the batch, in its order. Of more than `rows` rollouts those are chosen that come first, have the best or
+    the worst rewards, half of each (`extremes`), or any (`random`): the same ones for the same batch, `step` and
+    `seed`. Prompts and responses are cut to so many `characters`. Where rollouts have other names for their fields,
+    `rollout_type` is that of the buffer. `replayed` says whether the group was drawn before, in contrast to what was
+    generated now. Texts are as they are in the rollouts but for NUL and lone surrogates: whoever shows them has to
+    escape them.
 
     Raises InputError.
     """
@@ -162,7 +163,7 @@ def _chosen(there: Sequence[_Rollout], rows: int, choose: Choice, rng: random.Ra
 def _values(one: _Rollout, step: int | None, characters: int, get: _Get) -> list[Any]:
     item, rollout = one.item, one.rollout
     return [
-        step,
+        item.trained_step if step is None else step,
         _text(item.task_name, characters),
         item.uid,
         one.position,
@@ -217,7 +218,7 @@ def _length(values: Any) -> int | None:
         return None
 
 
-def _as_markdown(text: str) -> str:
+def as_markdown(text: str) -> str:
     """Return a text that Markdown shows as it is, as far as it could fetch or link anything."""
     for character in "&<[":
         text = text.replace(character, f"&#{ord(character)};")

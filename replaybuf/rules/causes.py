@@ -139,7 +139,7 @@ def leased(need: Need, about: Circumstances) -> Cause | None:
         return None
     held = [one for one in about.held if (one.task_name, one.status) == (need.task, need.status)]
     ends = max((one.until for one in held), default=about.now)
-    if need.missing < about.rate(need.task, need.status) * (ends - about.now):
+    if not about.abandoned and need.missing < about.rate(need.task, need.status) * (ends - about.now):
         return None
     every = f"all {count:,}" if need.there == 0 and count > 1 else f"{count:,} more"
     if need.there == 0 and count == 1:
@@ -216,9 +216,9 @@ def _unfit(need: Need, about: Circumstances, status: Status) -> tuple[int, Cause
     if status == Status.FILTERED:
         return count, Cause(reason, f"{text} {'was filtered' if count == 1 else 'were filtered'}", advice)
     text += " failed"
-    makers = sorted((one for one in about.workers if one.failures), key=lambda one: -one.failures)
-    if makers:
-        text += f", made by {listed([f'{brief(one.name)} ({one.failures:,})' for one in makers])}"
+    if makers := about.failed_by.get(need.task):
+        names = sorted(makers, key=lambda name: (-makers[name], name))
+        text += f", made by {listed([f'{brief(name)} ({makers[name]:,})' for name in names])}"
     if need.task in about.errors:
         text += f"; the last error: {brief(about.errors[need.task], _LONGEST_ERROR)}"
     return count, Cause(reason, text, advice)

@@ -16,7 +16,8 @@ from typing import Protocol
 _STANDS_OUT = 3.0
 #: Fewer rewards than this, beyond one a mean, say nothing about how far they spread.
 _FEWEST = 3
-_LEAST_SPREAD = 1e-9
+#: Of the largest reward: differences that are small beside it aren't worth a word.
+_LEAST_SPREAD = 0.01
 _NAMED = 3
 
 
@@ -108,7 +109,7 @@ def _part(name: str | None, own: Sequence[Drawn], others: Callable[[str], list[f
     expected = sum(len(rewards[task]) * _mean(found) for task, found in compared.items()) / count
     below = expected - sum(map(sum, rewards.values())) / count
     error = _standard_error(rewards, compared)
-    return Part(name, len(own), reward, staleness, expected, below, below / error)
+    return Part(name, len(own), reward, staleness, expected, below, below / error if error else 0.0)
 
 
 def _standard_error(own: Mapping[str, list[float]], others: Mapping[str, list[float]]) -> float:
@@ -118,11 +119,13 @@ def _standard_error(own: Mapping[str, list[float]], others: Mapping[str, list[fl
     if known < _FEWEST:
         return math.inf
     means = [_mean(values) for values in every]
-    squares = sum((value - mean) ** 2 for values, mean in zip(every, means, strict=True) for value in values)
+    apart = (value - mean for values, mean in zip(every, means, strict=True) for value in values)
+    squares = sum(one * one for one in apart)  # of rewards without measure it is infinite; ** would raise
     spread = math.sqrt(squares / known)
     count = sum(map(len, own.values()))
     fewer = 1 / count + sum((len(own[task]) / count) ** 2 / len(others[task]) for task in own)
-    return max(spread, _LEAST_SPREAD) * math.sqrt(fewer)
+    largest = max(abs(value) for values in every for value in values)
+    return max(spread, _LEAST_SPREAD * largest) * math.sqrt(fewer)
 
 
 def _of_tasks(groups: Iterable[Drawn]) -> dict[str, list[tuple[str | None, float]]]:

@@ -20,7 +20,10 @@ class Ask:
 
     def text(self, name: str) -> str | None:
         """Return a text, or None when it isn't given or empty."""
-        return self.parameters.get(name) or None
+        given = self.parameters.get(name) or None
+        if given is not None and "\x00" in given:
+            raise InputError(f"{name} has a NUL character, which no name and no query has")
+        return given
 
     def number(self, name: str, default: int | None = None, *, least: int = 0, most: int = LARGEST) -> int | None:
         """Return a whole number between `least` and `most`, or the default when it isn't given."""

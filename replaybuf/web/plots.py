@@ -143,14 +143,13 @@ class _Frame:
 
     def plot(self, title: str, shapes: list[str], styles: Mapping[str, str], now: Mapping[str, float]) -> Plot:
         values = ", ".join(f"{visible(name)} {_number(value)}" for name, value in now.items())
-        sentence = f"{title}, from {_time(self.left)} to {_time(self.right)} UTC; at the end: {values}"
+        left, right = (_time(one, self.right - self.left) for one in (self.left, self.right))
+        sentence = f"{title}, from {left} to {right} UTC; at the end: {values}"
         if self.low < 0:
             zero = HEIGHT + self.low / (self.high - self.low) * HEIGHT
             shapes = [f'<line class="zero" x1="0" x2="{WIDTH}" y1="{zero:.1f}" y2="{zero:.1f}"/>', *shapes]
         legend = tuple((styles[name], f"{name} {_number(value)}") for name, value in now.items())
-        return Plot(
-            title, _svg(shapes, sentence), _number(self.high), _time(self.left), _time(self.right), legend, sentence
-        )
+        return Plot(title, _svg(shapes, sentence), _number(self.high), left, right, legend, sentence)
 
 
 def _svg(shapes: Sequence[str], sentence: str) -> Markup:
@@ -179,5 +178,5 @@ def _number(value: float) -> str:
     return units.short(round(value)) if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%b %d %H:%M")
+def _time(seconds: float, span: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%b %d %H:%M" if span > 600 else "%H:%M:%S")

@@ -116,8 +116,8 @@ def _texts(ids: Sequence[Any], response: Any, rollout: Mapping[str, Any]) -> lis
             and "".join(value) == response
         ):
             return value
-    if response.isascii() and list(response.encode()) == list(ids):
-        return list(response)
+    if list(response.encode(errors="replace")) == list(ids):  # bytes: a character stands at the first of its own
+        return [piece for one in response for piece in (one, *[""] * (len(one.encode(errors="replace")) - 1))]
     return _characters(ids, response)
 
 

@@ -58,3 +58,10 @@ def test_a_draw_of_what_never_was_is_told_the_tasks(filled: str) -> None:
         "unknown status"
         in run("explain", filled, "{}", "--task", "math", "--policy", "fifo", "--status", "no", code=1).stderr
     )
+
+
+def test_odd_arguments_are_errors(filled: str) -> None:
+    draw = ("--task", "math", "--policy", "fifo")
+    assert "order of its policy" in run("explain", filled, "{}", *draw, "--order-by", "uid", code=2).stderr
+    assert "Error: " in run("explain", filled, "{}", "--task", "\udcff", "--policy", "fifo", code=1).stderr
+    assert run_json("explain", filled, "{}", *draw, "--limit", 10**30)[0]["indexes"] == ["rb_group_in_order"]

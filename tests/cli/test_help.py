@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -149,8 +150,8 @@ def test_the_list_of_commands_takes_none_of_their_imports() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *(["stats"], ["ls"], ["ls", "--task", "math", "--json"], ["show", 15], ["sql", "SELECT 1"], ["why"]),
-        *(["trace", "step", 42], ["trace", "uid", 15], ["checkpoints"], ["db current"]),
+        *(["stats"], ["ls"], ["ls", "--task", "math", "--json"], ["show", 15], ["sql", "SELECT 1"], ["why", "math"]),
+        *(["trace", "step", 42], ["trace", "uid", 15], ["checkpoints"], ["checkpoint ls"], ["db current"]),
     ],
     ids=lambda command: " ".join(map(str, command)),
 )
@@ -164,3 +165,33 @@ def test_everyday_questions_take_no_slow_import(filled: str, command: list[objec
 def test_queries_take_no_import_of_what_writes_or_produces(filled: str) -> None:
     others = {"sqlalchemy.orm", "aiosqlite", "alembic", "replaybuf.buffer.replay_buffer", "replaybuf.produce"}
     assert not imported("ls", filled, "--where", '{"reward": 1}') & others
+
+
+@pytest.mark.parametrize(
+    ("shell", "variables"),
+    [
+        ("bash", {"COMP_WORDS": "replaybuf {}", "COMP_CWORD": "{}"}),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "replaybuf {}"}),
+        ("fish", {"_TYPER_COMPLETE_ARGS": "replaybuf {}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}),
+    ],
+)
+@pytest.mark.parametrize(("typed", "completed"), [("sh", "show"), ("ls --ord", "--order-by"), ("stats --t", "--table")])
+def test_commands_and_options_are_completed(shell: str, variables: dict[str, str], typed: str, completed: str) -> None:
+    word = str(typed.count(" ") + 1)
+    given = {name: text.format(word if name == "COMP_CWORD" else typed) for name, text in variables.items()}
+    assert completed in in_a_shell(_REPLAYBUF_COMPLETE=f"complete_{shell}", **given)
+
+
+def in_a_shell(*args: str, **variables: str) -> str:
+    """Return what the program prints as it is called by a shell's completion."""
+    code = "import sys; sys.argv[0] = 'replaybuf'; from replaybuf.cli import main; main()"
+    env = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=env, check=False
+    ).stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_for_completion_is_printed(shell: str) -> None:
+    script = in_a_shell("--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert f"_REPLAYBUF_COMPLETE=complete_{shell}" in script

@@ -71,6 +71,7 @@ def test_a_dry_run_deletes_nothing(url: str) -> None:
 
 def test_without_a_condition_only_all_deletes_everything(url: str) -> None:
     assert "give --all" in run("rm", url, "--yes", code=1).stderr
+    assert "give --all" in run("rm", url, "--where", '{"$and": [{}]}', "--yes", code=1).stderr
     assert len(uids(url)) == 13
     assert run_json("rm", url, "--all", "--yes")[0]["deleted"] == 13
     assert uids(url) == []

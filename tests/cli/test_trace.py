@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig
+from replaybuf.storage.sql.inspection.look import SqliteLook, Table
+from replaybuf.storage.sql.inspection.steps import summarise_steps, trace_step
 from tests.cli.conftest import BACKENDS, new_url, run, run_json
 from tests.cli.example import HOSTILE, rollout
 from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, TRAINER, WORKERS, train
@@ -93,6 +95,9 @@ def test_a_worker_has_the_steps_that_were_trained_on_its_groups(trained: str) ->
 def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
     wrong = run("trace", trained, "step", 500, code=1).stderr
     assert wrong == f"Error: no draw for step 500 is recorded; those that are are for steps {FIRST} to {LAST}\n"
+    assert f"no draw for a step before {FIRST}" in run("trace", trained, "--before", FIRST).stderr
+    assert run_json("trace", trained, "--before", 10**30, "--limit", 10**30) == run_json("trace", trained)
+    assert "no database can store" in run("trace", trained, "worker", "\udcff", code=1).stderr
     for uid in (0, 2**62):
         assert "there never was a group" in run("trace", trained, "uid", uid, code=1).stderr
     assert (
@@ -154,11 +159,18 @@ def test_a_group_that_was_replaced_has_a_successor(url: str) -> None:
     assert f"gone: replaced by group {second}" in run("trace", url, "uid", first).stdout
 
 
+def test_a_group_that_was_deleted_is_known_by_the_event(url: str) -> None:
+    _, second = asyncio.run(_replace(url))
+    run("rm", url, "--uid", second, "--yes")
+    found = run_json("trace", url, "uid", second)
+    assert [row["what"] for row in found["timeline"]] == ["deleted"]
+    assert (found["now"], found["task_name"]) == ("gone: deleted", "")
+
+
 async def _replace(url: str) -> list[int | None]:
-    """Return a group that a checkpoint has, and the one that was put in its place."""
+    """Return a group, and the one that was put in its place."""
     async with ReplayBufferConfig(url=url).build() as buffer:
         first = await buffer.put([rollout("math", 0, 0, Random(0))], "math")
-        await buffer.checkpoint(1)
         assert first is not None
         return [first, await buffer.put([rollout("math", 0, 0, Random(0))], "math", replaces=[first])]
 
@@ -214,6 +226,25 @@ def test_a_group_is_found_among_640_000_within_a_second(tmp_path: Path) -> None:
     found = run_json("trace", url, "uid", 12_346)
     assert time.process_time() - started < 1.0
     assert [row["step"] for row in found["draws"]] == [2344 // 10 + 1]
+
+
+def test_steps_are_read_by_their_index(tmp_path: Path) -> None:
+    asyncio.run(fill_batches(f"sqlite:///{tmp_path}/run.db", 200, 2))
+    plans: list[str] = []
+
+    class Explaining(SqliteLook):
+        def table(self, statement: str, /, **values: Any) -> Table:
+            if "rb_batch" in statement:
+                plans.extend(row[3] for row in super().table(f"EXPLAIN QUERY PLAN {statement}", **values)[1])
+            return super().table(statement, **values)
+
+    with sqlite3.connect(tmp_path / "run.db") as connection:
+        look = Explaining(connection)
+        assert len(summarise_steps(look, "default", limit=5)) == 5
+        assert len(trace_step(look, "default", 10)) == 1
+        reading = [plan for plan in plans if "rb_batch" in plan]
+        assert reading
+        assert all("rb_batch_by_step" in plan for plan in reading)
 
 
 async def fill_batches(url: str, batches: int, groups: int) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from replaybuf.rules.reasons import Reason
+from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.inspection.circumstances import read_circumstances, read_waiters
 from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.reader import open_reader
@@ -22,6 +25,8 @@ from tests.cli.waiting import Scene, shuffled
 from tests.postgres import execute, new_database
 
 _ROOT = Path(__file__).parents[2]
+PAGE = _ROOT / "docs" / "why.md"
+_BLOCK = re.compile(r"(?ms)^(```console\n\$ replaybuf why run.db --buffer (\w+)\n)(.*?)^```$")
 
 
 @contextmanager
@@ -50,7 +55,10 @@ def until(url: str, buffers: Iterable[str], holds: Callable[[Look, str], bool]) 
 
 
 def has_put(look: Look, buffer: str) -> bool:
-    return any(one.groups for one in read_circumstances(look, buffer, ()).workers)
+    """Whether all that was put is counted as a worker's."""
+    about = read_circumstances(look, buffer, ())
+    put = sum(n for (_, _, name), n in about.tallies.items() if name == Tally.PUT)
+    return 0 < put == sum(one.groups for one in about.workers)
 
 
 def silence(url: str, worker: str) -> None:
@@ -103,6 +111,31 @@ def test_the_reason_is_named_in_the_first_line(
         assert reasons == {name: scene.reason for name, scene in scenes.items()}
         anyone = next(iter(scenes))
         assert answer(url, anyone).startswith(answers[anyone].partition(" since")[0])
+        if backend == "sqlite":
+            check_page({scene.reason: answers[name] for name, scene in scenes.items()})
+
+
+def check_page(answers: Mapping[Reason, str]) -> None:
+    """docs/why.md shows these answers. `REPLAYBUF_TEST_UPDATE_DOCS=1` writes them anew."""
+    page = PAGE.read_text("utf-8")
+    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
+        page = _BLOCK.sub(lambda match: f"{match[1]}{answers[Reason(match[2])]}```", page)
+        PAGE.write_text(page, "utf-8")
+    for _, name, shown in _BLOCK.findall(page):
+        assert lines_of(shown) == lines_of(answers[Reason(name)]), name
+
+
+def lines_of(answer: str) -> list[str]:
+    """Return what is the same at any time; rates and the order of workers aren't."""
+    for pattern in (r"\d\d:\d\d:\d\d UTC", r"\b[\d.]+[smhd]\b"):
+        answer = re.sub(pattern, "TIME", answer)
+    lines = (" ".join(line.replace("─", "").split()) for line in answer.splitlines())
+    return sorted(line for line in lines if line and not line.startswith(("math ", "maths ", "code ")))
+
+
+def test_every_reason_is_on_the_page() -> None:
+    page = PAGE.read_text("utf-8")
+    assert [reason for reason in Reason if f"`{reason}`" not in page] == []
 
 
 def answer(url: str, buffer: str) -> str:
@@ -146,7 +179,7 @@ def test_who_leases_groups_is_below(busy: str) -> None:
     first, *below = run("why", busy, "--buffer", "default", "--size", 3).stdout.splitlines()
     assert "more completed group" in first
     assert any("leased by" in line for line in below)
-    assert any(" in 1.0h" in line or " in 60m" in line for line in below)
+    assert any(re.search(r" in (1\.0h|\d+m)$", line) for line in below)
 
 
 def test_rows_for_programs(filled: str) -> None:

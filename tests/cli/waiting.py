@@ -116,7 +116,7 @@ SCENES = [
         also=_GONE,
     ),
     Scene(Reason.PRODUCERS_SILENT, _GONE, killed=put(1)),
-    Scene(Reason.SLOW, "gen-1 is alive, and 3 more are needed", alive=put(1)),
+    Scene(Reason.SLOW, "Too little is ready for math (1 of 4): ", alive=put(1)),
     Scene(
         Reason.PRODUCERS_HELD_BACK,
         "for code (1 of 2): gen-1 waits since",

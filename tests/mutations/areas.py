@@ -35,4 +35,5 @@ NEAR = {
     ),
     "prompts": ("tests/test_prompts.py", "tests/produce/test_sources.py", "-k", "not postgres"),
     "produce": ("tests/produce", "-k", "not postgres"),
+    "observe": ("tests/observe", "-k", "not postgres"),
 }

@@ -46,7 +46,7 @@ _RULES = [
     ("error-range-too-high", _LIMITS, "if low > begins:", "if False:", "a range that begins too high is refused"),
     ("error-range-shifted", _LIMITS, "return self.error_buffer\n", "return self.error_buffer[0] + self.min_size, self.error_buffer[1]\n", "min_size doesn't shift a range"),
     ("error-buffer-too-small", _LIMITS, "if error < max(1.0, ratio):", "if error < 0.5:", "configs that can't move are refused"),
-    ("deliveries-one-more", _TRANSITIONS, "not 0 < limits.max_deliveries <= group.deliveries", "not 0 < limits.max_deliveries < group.deliveries", "the n-th failed delivery is the last"),
+    ("deliveries-one-more", _TRANSITIONS, "0 < limits.max_deliveries <= group.deliveries", "0 < limits.max_deliveries < group.deliveries", "the n-th failed delivery is the last"),
     ("given-back-still-drawn", _TRANSITIONS, "return _step(before, Place(group.status), counts, draws=-1, deliveries=-1 if reason is None else 0)", "return _step(before, Place(group.status), counts, draws=0, deliveries=-1 if reason is None else 0)", "a group that comes back was not drawn"),
     ("no-reason-counts", _TRANSITIONS, "deliveries=-1 if reason is None else 0)", "deliveries=0)", "giving back without a reason is no delivery"),
     ("archives-other-statuses", _TRANSITIONS, "archived = status == Status.COMPLETED and limits.archives", "archived = limits.archives", "only completed groups are archived"),
@@ -95,7 +95,7 @@ _ROLLOUTS = [
     ("alias-as-status", "rollouts/statuses.py", "return (exact or fitting)[0]", "return fitting[0]", "what is named so comes before an alias"),
     ("no-other-word", "rollouts/statuses.py", "for wanted in (status, *_INSTEAD.get(status, ())):", "for wanted in (status,):", "expired rollouts can be generated again, whatever their class calls it"),
     ("hidden-name", "rollouts/rollout_type.py", "return {**hidden, **{ours", "return {**{ours", "a field that means another isn't the one of its own name"),
-    ("status-precedence", "rollouts/rollout.py", "    Status.FAILED,\n    Status.ABORTED,\n", "    Status.ABORTED,\n    Status.FAILED,\n", "a group with a failed rollout is failed"),
+    ("status-precedence", "rollouts/status.py", "    Status.FAILED,\n    Status.ABORTED,\n", "    Status.ABORTED,\n    Status.FAILED,\n", "a group with a failed rollout is failed"),
 ]  # fmt: skip
 
 _QUERY = [
@@ -164,7 +164,7 @@ _SQL = [
     ("fence-not-checked", f"{_STATEMENTS}/fence.py", "if (row.epoch or 0) != tx.scope.epoch:", "if False:", "who is left over from the run before can't write"),
     ("tickets-not-shifted", f"{_STATEMENTS}/fence.py", "tx.scope = replace(tx.scope, ticket_shift=shift, checkpoint=newest)", "tx.scope = replace(tx.scope, checkpoint=newest)", "tickets go on where the restore has put them"),
     ("checkpoint-without-cursors", f"{_STATEMENTS}/making.py", "    _copy_cursors(tx, new)\n    return", "    return", "cursors are part of checkpoints"),
-    ("checkpoint-keeps-one-less", f"{_STATEMENTS}/checkpoints.py", "forget(tx, ids[:-keep])", "forget(tx, ids[: 1 - keep])", "the last n checkpoints stay"),
+    ("checkpoint-keeps-one-less", f"{_STATEMENTS}/checkpoints.py", "all()[:-keep])", "all()[: 1 - keep])", "the last n checkpoints stay"),
     ("checkpoint-not-kept", f"{_STATEMENTS}/checkpoints.py", "    keep_changing(tx, mark)\n", "", "what changes while a checkpoint is made is in it as it was"),
     ("checkpoint-half-made", f"{_STATEMENTS}/checkpoints.py", "checkpoint.c.buffer == tx.scope.buffer, whole).order_by", "checkpoint.c.buffer == tx.scope.buffer).order_by", "a checkpoint that is being made can't be restored"),
     ("checkpoint-next-ticket", f"{_STATEMENTS}/tickets.py", "last_uid(tx.connection) + 1)", "last_uid(tx.connection) + 2)", "random draws go on as they would have"),
@@ -209,6 +209,20 @@ _PRODUCE = [
     ("produce-room", "produce/strategy.py", "wanted = min(wanted, room - flying)", "wanted = min(wanted, room)", "what is in flight needs room, too"),
 ]  # fmt: skip
 
+_OBSERVE = [
+    ("observe-bucket", "observe/samples.py", "if value <= bound)", "if value < bound)", "a bucket counts its own bound"),
+    ("observe-others-lost", "observe/samples.py", "for name in names[MOST_TASKS:]", "for name in names[MOST_TASKS + 1 :]", "tasks beyond the bound are added up"),
+    ("observe-escape", "observe/exposition.py", '.replace("\\n", "\\\\n")', "", "a name stays within its label"),
+    ("observe-leased-drawable", "storage/sql/inspection/measures.py", ' and not row["is_leased"]', "", "distributions are of groups that can be drawn"),
+    ("observe-overdue", "storage/sql/inspection/measures.py", "AND l.leased AND g.leased_until <= :now", "AND l.leased", "a lease that goes on isn't overdue"),
+    ("observe-down", "observe/collector.py", 'return {"up": 0, "buffers": {}}', "raise", "other metrics outlive a database that is away"),
+    ("observe-seed", "observe/completions.py", 'random.Random(f"{seed} {step}")', "random.Random()", "the same rows for the same seed"),
+    ("observe-markdown", "observe/completions.py", 'for character in "&<[":', 'for character in "&<":', "trackio fetches nothing that a rollout names"),
+    ("observe-replayed", "observe/batches.py", "item.times_sampled > 1", "item.times_sampled > 0", "what is drawn for the first time is new"),
+    ("tracing-quotes", "tracing.py", "_QUOTING = (RolloutError, DecodeError, InputError)", "_QUOTING = (DecodeError,)", "spans quote no rollout"),
+    ("tracing-cancelled", "tracing.py", "if isinstance(error, (asyncio.CancelledError, GeneratorExit)):", "if False:", "a cancelled call is no error"),
+]  # fmt: skip
+
 MUTATIONS = [
     Mutation(name, area, file, old, new, law)
     for area, mutations in {
@@ -220,6 +234,7 @@ MUTATIONS = [
         "sql": _SQL,
         "prompts": _PROMPTS,
         "produce": _PRODUCE,
+        "observe": _OBSERVE,
     }.items()
     for name, file, old, new, law in mutations
 ]

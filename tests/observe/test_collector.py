@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf import InputError, ReplayBufferConfig, RolloutState, Status
 from replaybuf.observe import Collector, prometheus, read_figures
 from tests.observe.test_exposition import EVERYTHING, numbers
 
@@ -28,14 +28,14 @@ def group() -> list[RolloutState]:
 
 @pytest.fixture(params=["sync", "async"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    config = ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db")
+    config = ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db", name="train")
     with config.build_sync() as buffer:
         buffer.put(group(), "math")
         yield buffer if request.param == "sync" else buffer.asynchronous
 
 
 def test_an_open_buffer_is_collected_from_any_thread(opened: Any) -> None:
-    found = collected(Collector(opened, buffer="train"))
+    found = collected(Collector(opened))
     labels = (("buffer", "train"), ("task", "math"))
     assert found["replaybuf_groups_put_total", labels] == 1
     assert found["replaybuf_up", ()] == 1
@@ -82,6 +82,24 @@ def test_what_cannot_be_read_is_down_and_takes_nothing_else_with_it(
         found = collected(Collector(f"sqlite:///{tmp_path}/nothing.db"))
     assert found == {("replaybuf_up", ()): 0, **{key: 1.0 for key in found if key[0] == "replaybuf_info"}}
     assert "nothing.db" in caplog.text
+
+
+def test_a_collection_ends_after_its_time(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def hang(*_: object, **__: object) -> None:
+        await asyncio.sleep(600)
+
+    collector = Collector(opened, timeout=0.05)
+    monkeypatch.setattr(collector._meter, "read", hang)
+    with caplog.at_level(logging.WARNING, "replaybuf.observe"):
+        assert collected(collector)["replaybuf_up", ()] == 0
+    assert "nothing came for 0.05 s" in caplog.text
+
+
+def test_anything_else_is_refused() -> None:
+    with pytest.raises(InputError, match="source must be a buffer or the URL of a database, got int"):
+        Collector(3)  # type: ignore[arg-type]
 
 
 def test_a_closed_buffer_is_down() -> None:

@@ -11,7 +11,7 @@ import pytest
 from replaybuf import InputError, ReplayBufferConfig, RolloutState, Status, StorageItem
 from replaybuf.errors import MissingDriverError
 from replaybuf.observe import Completions, batch_metrics, completions_table
-from replaybuf.observe.completions import COLUMNS
+from replaybuf.observe.completions import COLUMNS, as_markdown
 
 HOSTILE = "<script>alert(1)</script> ![x](http://evil/x.png) & \x1b[31m \x00 \ud800 \u202e"
 
@@ -148,6 +148,10 @@ def test_wandb_shows_the_table() -> None:
     table = completions_table(BATCH, step=7).to_wandb()
     assert isinstance(table, wandb.Table)
     assert len(table.data) == 5
+
+
+def test_markdown_shows_a_text_as_it_is() -> None:
+    assert as_markdown("a < b & [c](http://d)") == "a &#60; b &#38; &#91;c](http://d)"
 
 
 def test_trackio_gets_nothing_that_it_would_fetch_or_link() -> None:

@@ -100,6 +100,11 @@ def test_the_command_prints_the_exposition(busy: str) -> None:
     rows = [json.loads(line) for line in run("metrics", busy, "--nl", "--buffer", "eval").stdout.splitlines()]
     [row] = [row for row in rows if row["name"] == "replaybuf_groups_put_total"]
     assert (row["buffer"], row["task"], row["status"], row["value"]) == ("eval", "math", None, 1)
+    header, _, line = run(
+        "metrics", busy, "--table", "--buffer", "eval", "--only", "replaybuf_groups_put"
+    ).stdout.splitlines()
+    assert header.split() == ["name", "buffer", "task", "value"]
+    assert line.split() == ["replaybuf_groups_put_total", "eval", "math", "1"]
 
 
 def test_hostile_names_stay_in_their_labels(hostile: str) -> None:

@@ -80,7 +80,7 @@ async def test_every_span_and_attribute_is_on_the_page(tmp_path: Path, monkeypat
             await buffer.put(group(), "math", model_step=3, current_train_step=4)
         await buffer.take_batch({"math": 1}, current_train_step=4)
         with pytest.raises(NotReadyError):
-            await buffer.take_batch({"code": 1}, timeout=0.01)
+            await buffer.take_batch({"code": 1}, timeout=0.2)
         async with buffer.lease_batch({"math": 2}) as lease:
             one, other = (item.uid for item in lease.items["math"])
             await lease.save(group(), "math", replaces=[one])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -127,6 +128,13 @@ def test_what_cant_be_served_is_said_before_a_port_is_bound(tmp_path: Path) -> N
     (tmp_path / "other.db").write_text("no database, but long enough to be looked at as one" * 40)
     assert "Error: " in run("serve", tmp_path / "other.db", code=1).stderr
     assert "there is no database" in run("serve", tmp_path / "nix.db", code=1).stderr
+
+
+def test_the_extra_is_asked_for_where_it_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("replaybuf.web", "uvicorn"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'replaybuf[web]'" in run("serve", file, code=1).stderr
 
 
 def test_the_command_serves_says_where_and_ends_quietly(file: Path) -> None:

@@ -108,7 +108,7 @@ def recorded(look: Look, buffer: str) -> Recorded:
 
 def list_steps(look: Look, buffer: str, *, before: int | None = None, limit: int | None = None) -> list[int]:
     """Return the train steps of a buffer that were drawn for, newest first, `before` one of them."""
-    below, most = (_ENDLESS if value is None else value for value in (before, limit))
+    below, most = (_ENDLESS if value is None else max(-_ENDLESS, min(value, _ENDLESS)) for value in (before, limit))
     return [step for (step,) in look.table(_STEPS, buffer=buffer, before=below, most=most)[1]]
 
 
@@ -197,8 +197,11 @@ def moment(seconds: float | None) -> datetime | None:
 
 def _undone(look: Look, buffer: str) -> dict[int, int]:
     """Return for each number of restores the first step that a later restore took back."""
+    restored: dict[int, int] = dict(look.table(_RESTORED, buffer=buffer)[1])
+    if not restored:
+        return {}
     begins = {epoch: step for epoch, step in look.table(_FIRST_OF_EPOCH, buffer=buffer)[1] if step is not None}
-    begins |= {epoch: step + 1 for epoch, step in look.table(_RESTORED, buffer=buffer)[1]}
+    begins |= {epoch: step + 1 for epoch, step in restored.items()}
     last = max(begins, default=0)
     return {epoch: min(step for later, step in begins.items() if later > epoch) for epoch in begins if epoch < last}
 

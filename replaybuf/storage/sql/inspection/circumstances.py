@@ -71,6 +71,7 @@ def circumstances_of(tx: Transaction, wait: Wait) -> Circumstances:
 def read_circumstances(look: Look, buffer: str, waits: Sequence[Wait]) -> Circumstances:
     """Return what is known of a buffer, in which these wait. Limits and matches aren't known yet."""
     now, tallies = look.seconds(), read_tallies(look, buffer)
+    errors, failed_by = _read_failures(look, buffer)
     minutes, drawn = _read_minutes(look, buffer, now), _read_last_batch(look, buffer)
     return Circumstances(
         now,
@@ -83,7 +84,8 @@ def read_circumstances(look: Look, buffer: str, waits: Sequence[Wait]) -> Circum
         before=_before(*minutes[0]) if minutes else None,
         last_put=_read_last_puts(look, buffer, drawn) | _last_changes(minutes, _puts(tallies), now),
         last_take=None if drawn is None else Taking(drawn["worker"], drawn["time"], drawn["groups"]),
-        errors=_read_errors(look, buffer, tallies),
+        errors=errors,
+        failed_by=failed_by,
         restored=_read_restored(look, buffer),
     )
 
@@ -228,16 +230,24 @@ def _read_trainer(look: Look, buffer: str) -> TrainState | None:
     return None
 
 
-_ERRORS = f"""
-SELECT task_name, error FROM groups WHERE uid IN (
-    SELECT {_OF_NEWEST.format(column="uid")} FROM rb_lane l WHERE l.buffer = :buffer AND l.status = 'failed')"""  # noqa: S608
+_FAILED_LANES = f"""
+SELECT l.task_name, l.id, {_OF_NEWEST.format(column="uid")} FROM rb_lane l
+WHERE l.buffer = :buffer AND l.status = 'failed'"""  # noqa: S608
+_FAILED_BY = """
+SELECT worker, count(*) FROM (
+    SELECT worker FROM rb_group WHERE lane BETWEEN :lane AND :lane ORDER BY lane DESC, uid DESC LIMIT 1000) newest
+WHERE worker IS NOT NULL GROUP BY worker"""
 
 
-def _read_errors(look: Look, buffer: str, tallies: Tallies) -> dict[str, str]:
-    """Return why the newest failed group of each task did."""
-    if not any(n for (_, status, name), n in tallies.items() if (status, name) == (Status.FAILED, Tally.SIZE)):
-        return {}
-    return {task: error for task, error in look.table(_ERRORS, buffer=buffer)[1] if error}
+def _read_failures(look: Look, buffer: str) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
+    """Return why the newest failed group of each task did, and whose the newest ones are."""
+    errors, makers = {}, {}
+    for task, lane, uid in look.table(_FAILED_LANES, buffer=buffer)[1]:
+        if uid is not None:
+            makers[task] = {worker: int(n) for worker, n in look.table(_FAILED_BY, lane=lane)[1]}
+            if error := look.value("SELECT error FROM groups WHERE uid = :uid", uid=uid):
+                errors[task] = error
+    return errors, makers
 
 
 def _read_restored(look: Look, buffer: str) -> Restored | None:

@@ -27,7 +27,10 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What is known of a group's put, also when it has left: from its row, a checkpoint's, or a draw's."""
+    """What is known of a group's put, also when it has left: from its row, a checkpoint's, or a draw's.
+
+    Of a group that only an event or its successor names, it is the buffer.
+    """
 
     buffer: str
     task_name: str
@@ -64,19 +67,24 @@ def life_of(look: Look, uid: int) -> Life | None:
     kept = look.rows(_IN_CHECKPOINTS, uid=uid)
     rows = look.rows(_ROW, uid=uid) or kept[-1:]
     buffers = buffers_of(look)
-    buffer, draws = _draws(look, [rows[0]["buffer"]] if rows else buffers, uid)
-    if not (rows or draws):
+    for buffer in [rows[0]["buffer"]] if rows else buffers:
+        draws = batches_with(look, buffer, uid)
+        happenings = [_happening(row) for row in look.rows(_EVENTS[look.dialect].format(uid=int(uid)), buffer=buffer)]
+        later = [row["uid"] for row in look.rows(_LATER[look.dialect].format(uid=int(uid)), buffer=buffer)]
+        if rows or draws or happenings or later:
+            break
+    else:
         return None
     there = read_metadata(look, [uid])
     made_from = rows[0]["made_from"] if rows else None
     return Life(
         uid=uid,
-        origin=_origin_of_row(rows[0]) if rows else _origin_of_draw(buffer, draws[0]),
+        origin=_origin_of_row(rows[0]) if rows else _origin_of_draw(buffer, draws),
         there=there[0] if there else None,
         draws=draws,
-        happenings=[_happening(row) for row in look.rows(_EVENTS[look.dialect].format(uid=int(uid)), buffer=buffer)],
+        happenings=happenings,
         replaces=sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ()),
-        replaced_by=[row["uid"] for row in look.rows(_LATER[look.dialect].format(uid=int(uid)), buffer=buffer)],
+        replaced_by=later,
         checkpoints=[row["checkpoint_step"] for row in kept],
         now=look.now(),
         several=len(buffers) > 1,
@@ -118,21 +126,15 @@ _LATER = {
 }
 
 
-def _draws(look: Look, buffers: Sequence[str], uid: int) -> tuple[str, list[Batch]]:
-    """Return the draws of a group that may be in any of these buffers, and in which it is."""
-    for buffer in buffers:
-        if draws := batches_with(look, buffer, uid):
-            return buffer, draws
-    return (buffers[0] if buffers else ""), []
-
-
 def _origin_of_row(row: dict[str, Any]) -> Origin:
     at, step = moment(row["put_at"]), row["put_step"]
     return Origin(row["buffer"], row["task_name"], at, row["worker"], step, row["oldest_step"], row["reward"])
 
 
-def _origin_of_draw(buffer: str, first: Batch) -> Origin:
-    [mine] = first.members
+def _origin_of_draw(buffer: str, draws: Sequence[Batch]) -> Origin:
+    if not draws:
+        return Origin(buffer, "", None, None, None, None, None)
+    [mine] = draws[0].members
     return Origin(buffer, mine.task_name, mine.created_at, mine.worker, None, mine.oldest_model_step, mine.reward)
 
 

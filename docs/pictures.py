@@ -1,0 +1,132 @@
+"""Makes the pictures of the documentation from a real run: `python docs/pictures.py`, from the top of a checkout.
+
+It runs the demo for two minutes, and takes pictures of `replaybuf watch` in a terminal, and of the pages of `replaybuf
+serve`. Needs the extra `web`, tmux, and a Chromium on the path, as `chromium` or by the name in CHROMIUM.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+PICTURES = Path(__file__).resolve().parent / "pictures"
+_REPLAYBUF = (sys.executable, "-m", "replaybuf")
+_FILE = "run.db"
+_URL = f"sqlite:///{_FILE}"
+_LINES, _COLUMNS = 40, 110
+#: Seconds after which `watch` has read twice.
+_SETTLED = 5
+#: A group that stays, whose answers differ.
+_DIVERSE = """
+SELECT uid FROM rollouts JOIN groups USING (uid) WHERE groups.status = 'archived'
+GROUP BY uid ORDER BY max(rollouts.reward) - min(rollouts.reward) DESC, uid DESC LIMIT 1
+"""
+_MINUTES = "SELECT count(*) FROM rb_history"
+#: Pages, with the width and height of their pictures, and whether they are dark.
+_PAGES = {
+    "overview": ("/", 1280, 1500, False),
+    "overview-dark": ("/", 1280, 900, True),
+    "groups": ("/groups", 1280, 800, False),
+    "group": ("/groups/{uid}", 1280, 1000, False),
+    "step": ("/steps/{step}", 1280, 1000, False),
+}
+
+
+def main() -> None:
+    """Make all of them."""
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        demo = [*_REPLAYBUF, "demo", "--url", _URL, "--steps", "2000"]
+        with _ended(subprocess.Popen(demo, cwd=folder, stdout=subprocess.DEVNULL)):
+            _wait_for_history(folder / _FILE)
+            _picture_of_watch(folder)
+            _pictures_of_pages(folder)
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> Iterator[None]:
+    """Interrupt a process in the end."""
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _ask(file: Path, query: str) -> int:
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+        [value] = connection.execute(query).fetchone()
+        return int(value or 0)
+
+
+def _wait_for_history(file: Path) -> None:
+    """Wait until rates can be told: they are those of the last minute."""
+    for _ in range(600):
+        time.sleep(0.5)
+        if file.exists():
+            try:
+                if _ask(file, "SELECT max(id) > 0 FROM batches") and _ask(file, _MINUTES) >= 3:
+                    return
+            except sqlite3.OperationalError:  # the tables are being made
+                continue
+    raise TimeoutError("the demo has not run for two minutes")
+
+
+def _picture_of_watch(folder: Path) -> None:
+    """Take a picture of a terminal as an SVG."""
+    tmux = ["tmux", "-S", str(folder / "tmux")]
+    watch = shlex.join([*_REPLAYBUF, "watch", _URL])
+    subprocess.run([*tmux, "new-session", "-d", "-x", str(_COLUMNS), "-y", str(_LINES), watch], check=True, cwd=folder)
+    try:
+        time.sleep(_SETTLED)
+        frame = subprocess.run([*tmux, "capture-pane", "-e", "-p"], check=True, capture_output=True, text=True).stdout
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=True)
+    with open(os.devnull, "w") as nowhere:
+        console = Console(record=True, width=_COLUMNS, file=nowhere, force_terminal=True)
+        console.print(Text.from_ansi(frame))
+        svg = console.export_svg(title=f"replaybuf watch {_FILE}")
+    # The font that rich names is fetched from elsewhere.
+    (PICTURES / "watch.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), "utf-8")
+
+
+def _pictures_of_pages(folder: Path) -> None:
+    serve = [*_REPLAYBUF, "serve", _URL, "--port", "0"]
+    with subprocess.Popen(serve, cwd=folder, stdout=subprocess.PIPE, text=True) as process, _ended(process):
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        if found is None:
+            raise SystemExit("replaybuf serve failed")
+        file = folder / _FILE
+        names = {
+            "step": _ask(file, "SELECT max(step) FROM batches WHERE settled = groups"),
+            "uid": _ask(file, _DIVERSE),
+        }
+        for name, (path, width, height, dark) in _PAGES.items():
+            address = found[0].rstrip("/") + path.format(**names)
+            _picture_of_page(address, PICTURES / f"{name}.png", width, height, dark=dark, profile=folder / "chromium")
+
+
+def _picture_of_page(address: str, picture: Path, width: int, height: int, *, dark: bool, profile: Path) -> None:
+    command = [os.environ.get("CHROMIUM", "chromium"), "--headless=new", "--no-sandbox", "--disable-gpu"]
+    command += ["--hide-scrollbars", f"--user-data-dir={profile}", f"--window-size={width},{height}"]
+    command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--virtual-time-budget=3000"]
+    command += [f"--screenshot={picture}", address]
+    subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    main()

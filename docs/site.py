@@ -1,0 +1,35 @@
+"""What mkdocs does beside its own: pages from the top of the repository, and links where a page names another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+_TOP = Path(__file__).resolve().parents[1]
+
+#: Pages of the repository's top, and what they are called here.
+PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+_NAMED = re.compile(r"`(docs/[\w/-]+\.md|README\.md|CHANGELOG\.md|CONTRIBUTING\.md)`")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages of the top."""
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, content=(_TOP / source).read_text("utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
+    """Make links of the pages that a page names by their paths, as `docs/guide.md`."""
+    up = "../" * page.file.src_uri.count("/")
+
+    def link(match: re.Match[str]) -> str:
+        target = PAGES.get(match[1], match[1].removeprefix("docs/"))
+        if files.get_file_from_path(target) is None or target == page.file.src_uri:
+            return match[0]
+        return f"[{match[0]}]({up}{target})"
+
+    return _NAMED.sub(link, markdown)

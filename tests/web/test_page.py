@@ -1,0 +1,59 @@
+"""docs/web.md is true: `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/web/test_page.py` writes the outputs anew."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from replaybuf.cli.app import app
+from replaybuf.web.pages import PAGES
+from replaybuf.web.pages.group import CUT, CUT_ALL_TOKENS, CUT_ROLLOUTS, CUT_TOKENS
+from replaybuf.web.reading import AT_ONCE, READ_SECONDS
+from replaybuf.web.security import MIN_TOKEN
+from tests.pages import Page
+
+PAGE = Page("web.md", "## For programs")
+
+
+@pytest.mark.parametrize(("code", "output"), PAGE.examples)
+def test_an_example_prints_what_the_page_says(
+    code: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    PAGE.check(code, output)
+
+
+def test_every_page_is_named() -> None:
+    for page in PAGES.values():
+        assert not page.in_menu or page.title in PAGE.text
+    paths = {("/overview" if page.path == "/" else page.path).partition("{")[0] for page in PAGES.values()}
+    assert all(f"/api{path}" in PAGE.text for path in paths)
+
+
+def test_every_option_is_on_the_page() -> None:
+    command = typer.main.get_command(app).get_command(None, "serve")  # type: ignore[attr-defined, arg-type]
+    options = [one for one in command.params if one.param_type_name == "option" and one.name != "help"]
+    assert len(options) == 4
+    for one in options:
+        assert f"`{one.opts[0]}`, `{one.envvar}`" in PAGE.text
+
+
+def test_every_figure_is_that_of_the_code() -> None:
+    for text in (f"{CUT:,} characters", f"{CUT_TOKENS:,} tokens", f"{MIN_TOKEN} characters", f"{READ_SECONDS:g} s"):
+        assert text in PAGE.text
+    assert f"of a group {CUT_ROLLOUTS} rollouts" in PAGE.text
+    assert f"together they are {CUT_ALL_TOKENS:,}" in PAGE.text
+    assert {4: "four"}[AT_ONCE] in PAGE.text
+
+
+def test_every_key_is_in_the_list_of_keys() -> None:
+    root = Path(__file__).parents[2] / "replaybuf" / "web"
+    script, base = (root / "static" / "page.js").read_text(), (root / "templates" / "base.html").read_text()
+    keys = re.findall(r'^    "?([^\s":]+)"?: ', script[script.index("const keys = {") : script.index("keydown")], re.M)
+    assert sorted(keys) == sorted(["?", "/", "j", "k", "n", "r", "t", "g"])
+    for key in keys:
+        assert f"<kbd>{key}</kbd>" in base
+        assert f"`{key}`" in PAGE.text
