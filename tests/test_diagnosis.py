@@ -401,3 +401,11 @@ def test_counts_before_are_those_of_each_lane() -> None:
     about = Circumstances(NOW, FEW, before=Before(NOW - 80, before))
     assert about.put("math", C) == Counted(8, 48)
     assert about.rate("math", C) == 0.1
+
+
+def test_of_hundreds_of_tasks_few_are_named() -> None:
+    """A short answer, and soon: it is made in the event loop of who waits."""
+    counts = {(f"task-{number}", C, Tally.PUT): 1 for number in range(300)}
+    found = diagnose(Wait({task: 9 for task, _, _ in counts}), Circumstances(NOW, counts, workers=[LIVE]))
+    assert len(str(found)) < 1500
+    assert found.facts[-1].text == "294 more tasks lack groups"

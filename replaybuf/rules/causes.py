@@ -94,8 +94,7 @@ def too_large(need: Need, about: Circumstances) -> Cause | None:
 
 def no_such_task(need: Need, about: Circumstances) -> Cause | None:
     """Nothing was ever put into this task, but into others."""
-    tasks = sorted({task for (task, _, name), n in about.tallies.items() if n and name != Tally.REFUSED})
-    if not tasks or need.task in tasks:
+    if about.knows(need.task) or not (tasks := about.tasks):
         return None
     near = difflib.get_close_matches(need.task, tasks, n=1, cutoff=0.5)
     meant = f"Did you mean {brief(near[0])}" if near else "Is it the name under which the producers put"
