@@ -378,6 +378,15 @@ def test_long_names_are_shortened() -> None:
     assert len(found.sentence) < 600
 
 
+def test_hostile_texts_stay_on_their_line() -> None:
+    """The sentence goes into logs and error messages as it is."""
+    hostile = "\x1b]0;owned\x07\n2026-01-01 INFO all is well\r\u202e"
+    counts = tallies(hostile, failed=9, failed_put=9)
+    waiting = Wait({hostile: 3}, query=hostile, worker=hostile)
+    about = Circumstances(NOW, counts, errors={hostile: hostile}, failed_by={hostile: {hostile: 9}}, matches={})
+    assert str(diagnose(waiting, about)).isprintable()
+
+
 @pytest.mark.parametrize(
     ("stored", "limits"),
     [

@@ -4,7 +4,7 @@
 of those which, if it went away, would let the waiter go on; the others follow as facts. Where several tasks lack
 groups, the sentence is about the one whose reason comes first in `Reason`.
 
-Names, queries and error texts are quoted as they are, but shortened: escape them before they reach a terminal.
+Names, queries and error texts are shortened, and what could drive a terminal in them is escaped (`wording.brief`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def line_of(need: Need, about: Circumstances) -> str:
         rest = f" (nothing was ever put there; there are the tasks {listed(about.tasks, _TASKS_NAMED)})"
     there = need.there if need.wait.query is None else need.matching
     least = f"at least {need.least}" if need.wait.at_least else f"{need.least}"
-    line = f"task {task}: {there} of {least} {status} groups{rest}"
+    line = f"task {brief(task)}: {there} of {least} {status} groups{rest}"
     if about.limits is not None and need.available < there:
         line += f", but {about.limits.why_slow(levels(about.tallies, [task])[task])}"
     return line
