@@ -5,7 +5,6 @@ What writes is imported by the commands that do: listing takes none of it.
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -141,6 +140,8 @@ def _ask_to_restore(reader: Reader, made: Made, found: Since, *, keep_new: bool,
 
 
 def _on(reader: Reader, name: str, call: Callable[[SQLStorage], Awaitable[T]]) -> T:
+    import asyncio
+
     from replaybuf.storage.sql.backend import SQLStorage
     from replaybuf.storage.sql.inspection.groups import AS_DICTS
 
