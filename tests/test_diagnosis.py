@@ -100,6 +100,17 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
         Reason.SLOW,
         "36,000 groups an hour arrive, so the missing 4 take about 0s",
     ),
+    "new ones came, but their producer was killed": (
+        why(
+            wait(4),
+            tallies(completed_leased=4, completed_put=1000),
+            held=[Held("math", C, "b", 4, NOW + 60)],
+            workers=[KILLED],
+            before=Before(NOW - 100, {}),
+        ),
+        Reason.LEASED,
+        "all 4 completed groups are leased by b",
+    ),
     "expired": (
         why(wait(), tallies(expired=64, completed_put=64, completed_expired=64), steps={"math": 12}),
         Reason.EXPIRED,

@@ -39,6 +39,7 @@ from replaybuf.rules.diagnosis import Diagnosis
 from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
 from replaybuf.storage.values import UNSET, Changes, Leased, R, Refresh, StorageItem, Unset, check_database
 from replaybuf.tracing import traced
+from replaybuf.worker_name import working_as
 
 
 class ReplayBuffer(BufferReader[R], Generic[R]):
@@ -436,4 +437,5 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         mapped = Mapped({} if fields is None else fields, as_task, statuses[1], key, as_they_are, known)
         wanted = Importing(task, statuses[0], partial, again, dry_run)
         read = Source(check_source(source), mapped, table).read
-        return await import_from(self.storage, read, wanted, progress)
+        with working_as(self.worker):
+            return await import_from(self.storage, read, wanted, progress)

@@ -35,6 +35,8 @@ _METADATA: Final = {
     "key": "string",
     "error": "string",
     "deliveries": "int64",
+    "worker": "string",
+    "trained_step": "int64",
     "index": "int32",
     "size": "int32",
 }

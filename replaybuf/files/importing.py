@@ -23,6 +23,7 @@ from replaybuf.checks import (
     check_key,
     check_priority,
     check_staleness,
+    check_step,
     check_storable,
     check_tags,
     check_task_name,
@@ -39,6 +40,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.storage.contract import CursorStorage, GroupStorage, require
 from replaybuf.storage.values import Cursor, NewGroup
+from replaybuf.worker_name import check_worker, worker_name
 
 Lane = tuple[str, Status]
 Reader = Callable[[], Iterator[FileGroup]]
@@ -187,13 +189,14 @@ async def import_groups(
     cursors, done = require(storage, CursorStorage, "import_from()"), Imported(found)
     cursor = await cursors.cursor(_name(found.digest))
     counts: Counter[Lane] = Counter() if wanted.again else _counts(cursor)
-    teller, met = Teller(progress, found.new), Counter[Lane]()
+    teller, met, worker = Teller(progress, found.new), Counter[Lane](), worker_name()
     with closing(_batches(storage.codec, read, wanted, counts, met, done)) as reading:
         while (batch := await in_thread(lambda: next(reading, None))) is not None:
             if not batch:
                 continue
             for new in batch:
                 counts[new.task_name, new.status] += 1
+                new.worker = new.worker or worker
             moved = replace(cursor, position=counts.total(), value=_packed(counts))
             if not await cursors.put_behind(batch, moved):
                 raise ConflictError(
@@ -255,6 +258,8 @@ def prepared(group: FileGroup, codec: Codec) -> NewGroup:
             times_sampled=check_count(group.times_sampled, "times_sampled"),
             deliveries=check_count(group.deliveries, "deliveries"),
             error=None if group.error is None else check_storable(group.error, "error"),
+            worker=None if group.worker is None else check_worker(group.worker),
+            trained_step=None if group.trained_step is None else check_step(group.trained_step, "trained_step"),
         )
         _check_rollouts(new.rollouts, codec.rollout_type)
     except (ReplayBufError, ArithmeticError) as error:

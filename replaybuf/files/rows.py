@@ -31,7 +31,7 @@ REST: Final = "$rest"
 ROLLOUTS: Final = "rollouts"
 METADATA: Final = (
     *("uid", "task_name", "status", "staleness", "priority", "times_sampled", "created_at", "reward", "tags", "key"),
-    *("error", "deliveries"),
+    *("error", "deliveries", "worker", "trained_step"),
 )
 
 
@@ -56,6 +56,8 @@ class FileGroup:
     key: str | None = None
     error: str | None = None
     deliveries: int = 0
+    worker: str | None = None
+    trained_step: int | None = None
     odd: list[str] = field(default_factory=list)
     guessed: bool = False
     by: Literal["prompt", "group_id"] | None = None
@@ -149,12 +151,14 @@ def _begin(place: str, row: Row) -> tuple[FileGroup, int]:
     def wrong(name: str, expected: str) -> FileError:
         return FileError(f"{place}: {prefix}{name} is {values[name]!r:.60}; expected {expected}")
 
-    for name in ("task_name", "key", "error"):
+    for name in ("task_name", "key", "error", "worker"):
         if type(values[name]) is not str and (name == "task_name" or values[name] is not None):
             raise wrong(name, "a text")
     for name in ("staleness", "times_sampled", "deliveries"):
         if type(values[name]) is not int or (values[name] < 0 and name != "staleness"):
             raise wrong(name, "a whole number")
+    if type(values["trained_step"]) not in (int, type(None)):
+        raise wrong("trained_step", "a whole number")
     for name in ("priority", "created_at"):
         if not is_number(values[name]):
             raise wrong(name, "a number")

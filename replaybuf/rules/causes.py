@@ -139,7 +139,7 @@ def leased(need: Need, about: Circumstances) -> Cause | None:
         return None
     held = [one for one in about.held if (one.task_name, one.status) == (need.task, need.status)]
     ends = max((one.until for one in held), default=about.now)
-    if need.missing < about.rate(need.task, need.status) * (ends - about.now):
+    if not about.abandoned and need.missing < about.rate(need.task, need.status) * (ends - about.now):
         return None
     every = f"all {count:,}" if need.there == 0 and count > 1 else f"{count:,} more"
     if need.there == 0 and count == 1:

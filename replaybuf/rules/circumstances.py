@@ -19,6 +19,9 @@ from replaybuf.rules.tallies import LaneName, Tallies, Tally
 if TYPE_CHECKING:
     from replaybuf.rules.train_state import TrainState
 
+#: The statuses of groups that producers lease: to generate, continue or generate them again.
+IN_FLIGHT = (Status.INIT, Status.ABORTED, Status.EXPIRED)
+
 #: A worker that gave no sign of life for this long, and didn't end, is silent: it was killed, or its host is lost.
 SILENT_SECONDS = 60.0
 
@@ -150,6 +153,19 @@ class Circumstances:
     def count(self, task: str, status: Status, name: Tally = Tally.SIZE) -> int:
         """Return a tally."""
         return self.tallies.get((task, status, name), 0)
+
+    @property
+    def producers(self) -> list[Worker]:
+        """The workers that have put groups, or are about to."""
+        waiting = {wait.worker for wait in self.waits if wait.kind != "groups"}
+        busy = {one.holder for one in self.held if one.status in IN_FLIGHT} | waiting
+        return [one for one in self.workers if one.groups or one.failures or one.name in busy]
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether there were producers, and none is left."""
+        known = self.producers
+        return bool(known) and not any(one.is_alive(self.now) for one in known)
 
     def put(self, task: str, status: Status) -> Counted:
         """Return the number of groups of a status that were put."""

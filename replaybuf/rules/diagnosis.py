@@ -58,8 +58,10 @@ def diagnose(wait: Wait, circumstances: Circumstances) -> Diagnosis:
     (need, (first, *others)), *rest = sorted(lacking, key=lambda one: _ORDER.index(one[1][0].reason))
     facts = [Fact(line_of(need, circumstances))]
     facts += [Fact(cause.text, cause.reason) for cause in others]
-    for other, (cause, *_) in rest:
+    for other, (cause, *_) in rest[:_TASKS_NAMED]:
         facts += [Fact(f"{other.head}: {cause.text}", cause.reason), Fact(line_of(other, circumstances))]
+    if len(rest) > _TASKS_NAMED:
+        facts.append(Fact(f"{len(rest) - _TASKS_NAMED:,} more tasks lack groups"))
     return Diagnosis(first.reason, _sentence(need.head, first), need.task, (*facts, *_background(wait, circumstances)))
 
 

@@ -10,29 +10,21 @@ from collections.abc import Sequence
 from replaybuf import units
 from replaybuf.rollouts.status import Status
 from replaybuf.rules.causes import Need
-from replaybuf.rules.circumstances import Circumstances, Wait, Worker
+from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait, Worker
 from replaybuf.rules.reasons import Cause, Reason
 from replaybuf.rules.tallies import Tally
 from replaybuf.rules.wording import ago, brief, clock, groups, listed
 
 #: Producers that are alive, but have put nothing for so long and have nothing in flight, are called silent.
 _IDLE_SECONDS = 600.0
-_IN_FLIGHT = (Status.INIT, Status.ABORTED, Status.EXPIRED)
 _PATIENCE = "Wait, ask for fewer groups, or start more producers"
-
-
-def producers_of(about: Circumstances) -> list[Worker]:
-    """Return the workers that have put groups, or wait to."""
-    waiting = {wait.worker for wait in about.waits if wait.kind != "groups"}
-    holders = {one.holder for one in about.held if one.status in _IN_FLIGHT}
-    return [one for one in about.workers if one.groups or one.failures or one.name in waiting | holders]
 
 
 def finished(need: Need, about: Circumstances) -> Cause | None:
     """The trainer has told the workers that it has finished."""
     if about.trainer is None or not about.trainer.finished:
         return None
-    if any(one.is_alive(about.now) for one in producers_of(about)):
+    if any(one.is_alive(about.now) for one in about.producers):
         return None  # it goes on producing, whatever was published
     text = f"the trainer has published that it has finished (step {about.trainer.train_step}), so the workers stop"
     return Cause(Reason.FINISHED, text, "Publish a state that isn't finished, and start workers, to go on")
@@ -80,7 +72,7 @@ def nothing_put(need: Need, about: Circumstances) -> Cause | None:
 
 def producers_silent(need: Need, about: Circumstances) -> Cause | None:
     """All producers have ended or were killed, or they are alive and do nothing."""
-    known = producers_of(about)
+    known = about.producers
     last = about.last_put.get(need.task)
     if not known:
         if last is None or about.now - last < _IDLE_SECONDS:
@@ -109,9 +101,9 @@ def producers_silent(need: Need, about: Circumstances) -> Cause | None:
 
 def slow(need: Need, about: Circumstances) -> Cause | None:
     """Groups come, or are being made: it takes time."""
-    parts, known = [], producers_of(about)
-    if known and not any(one.is_alive(about.now) for one in known):
+    if about.abandoned:
         return None
+    parts = []
     if rate := about.rate(need.task, need.status):
         lasts = units.age(need.missing / rate)
         parts.append(f"{_hourly(rate * 3600)}, so the missing {need.missing:,} take about {lasts}")
@@ -122,7 +114,7 @@ def slow(need: Need, about: Circumstances) -> Cause | None:
 
 def unexplained(need: Need, about: Circumstances) -> Cause:
     """Return the cause where nothing else is known."""
-    alive = [one for one in producers_of(about) if one.is_alive(about.now)]
+    alive = [one for one in about.producers if one.is_alive(about.now)]
     if alive:
         return Cause(Reason.SLOW, f"{_alive(alive)}, and {need.missing:,} more are needed", _PATIENCE)
     text = "too few were put, and nobody is known to put any"
@@ -135,14 +127,14 @@ def _hourly(rate: float) -> str:
 
 def in_flight(need: Need, about: Circumstances) -> int:
     """Return the number of groups that producers hold to generate or finish them."""
-    return sum(about.count(need.task, status, Tally.LEASED) for status in _IN_FLIGHT if status != need.status)
+    return sum(about.count(need.task, status, Tally.LEASED) for status in IN_FLIGHT if status != need.status)
 
 
 def _all_wait(about: Circumstances, kind: str) -> list[Wait]:
     """Return the waits of this kind if every producer that is alive has one; otherwise nothing."""
     waits = [wait for wait in about.waits if wait.kind == kind]
     waiting = {wait.worker for wait in waits}
-    alive = {one.name for one in producers_of(about) if one.is_alive(about.now)}
+    alive = {one.name for one in about.producers if one.is_alive(about.now)}
     return waits if alive <= waiting else []
 
 

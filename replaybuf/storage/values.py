@@ -41,7 +41,7 @@ class NewGroup:
     commit. `worker` is the name of who puts it, and `put_step` the train step that was given to the put.
 
     A group that was in another store has its `payload`, which is stored as it is, and its `times_sampled`,
-    `deliveries` and `error`; `rollouts` are then only read.
+    `deliveries`, `error` and `trained_step`; `rollouts` are then only read.
     """
 
     task_name: str
@@ -64,6 +64,7 @@ class NewGroup:
     error: str | None = None
     worker: str | None = None
     put_step: int | None = None
+    trained_step: int | None = None
 
 
 @dataclass(slots=True)

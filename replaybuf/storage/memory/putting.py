@@ -81,6 +81,7 @@ class Putting(Memory):
             error=group.error,
             deliveries=group.deliveries,
             worker=group.worker,
+            trained_step=group.trained_step,
         )
         if group.train_step is not None:
             groups.steps.setdefault((group.task_name, group.status), group.train_step)

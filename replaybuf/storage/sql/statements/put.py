@@ -301,7 +301,7 @@ def group_row(
         new.worker,
         new.put_step,
         None,  # holder
-        None,  # trained_step
+        new.trained_step,
     )
 
 

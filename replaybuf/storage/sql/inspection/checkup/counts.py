@@ -14,6 +14,7 @@ from replaybuf.rules.limits import Limits, Rules
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.inspection.groups import buffers_of
+from replaybuf.storage.sql.schema.records import batch
 from replaybuf.storage.sql.schema.tables import checkpoint_group, counter, garbage, group, lane, payload, tally
 from replaybuf.storage.sql.statements.counts import add_counts
 from replaybuf.storage.sql.statements.leases import end_leases, store_clock
@@ -93,7 +94,10 @@ class Uids:
     last: int | None
 
 
-_UID_COLUMNS = (group.c.uid, group.c.lease, payload.c.uid, garbage.c.uid, checkpoint_group.c.uid)
+_UID_COLUMNS = (
+    *(group.c.uid, group.c.lease, payload.c.uid, garbage.c.uid, checkpoint_group.c.uid),
+    *(batch.c.last_uid, batch.c.lease),
+)
 
 
 def read_uids(tx: Transaction) -> Uids:

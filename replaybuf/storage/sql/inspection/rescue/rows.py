@@ -76,6 +76,8 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "tags": _tags,
     "scoped_key": _scoped_key,
     "error": _text,
+    "worker": _text,
+    "holder": _text,
     "mixed": _true,
     **dict.fromkeys(("priority", "created_at", "reward", "leased_until", "archived_at"), _float),
 }

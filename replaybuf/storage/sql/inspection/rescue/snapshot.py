@@ -20,6 +20,7 @@ from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.leases import return_all
+from replaybuf.storage.sql.statements.steps import FREE
 from replaybuf.storage.sql.statements.uids import raise_uid
 
 
@@ -76,7 +77,7 @@ def _groups(damaged: Salvage, found: Found, told: Callable[[int], None]) -> Iter
         if home["leased"] and None in (row["lease"], row["leased_until"]):
             row |= {"lease": row["lease"] or uid, "leased_until": 0.0}
         elif not home["leased"]:
-            row |= {"lease": None, "leased_until": None}
+            row |= FREE
         if row["pinned_staleness"] is None and None in (row["oldest_step"], home["step"]):
             row["pinned_staleness"] = 0
         if row["scoped_key"] in keys:
