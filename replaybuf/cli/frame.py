@@ -33,7 +33,7 @@ def panels_of(found: Sequence[Glance]) -> list[Panel]:
         of = f" of {one.buffer}" if len(found) > 1 else ""
         panels += [
             Panel(f"waiting{of}", _waits(one), least=4),
-            Panel(f"workers{of}", _workers(one.about), least=3),
+            Panel(f"workers{of}", worker_lines(one.about), least=3),
             Panel(f"groups{of}, rates of the last minute", _tasks(one), least=4),
             Panel(f"last draws{of}", _batches(one), least=2),
             Panel(f"staleness, reward{of} of the {one.sample.groups:,} put last", _distributions(one), least=4),
@@ -154,7 +154,8 @@ def _bars(counts: Sequence[tuple[str, int]]) -> list[tuple[str, str, str]]:
 # Who and what
 
 
-def _workers(about: Circumstances) -> list[Text]:
+def worker_lines(about: Circumstances) -> list[Text]:
+    """Return a line for each worker: those that were seen last first, those that have ended last."""
     order = sorted(about.workers, key=lambda one: (one.ended_at is not None, -one.seen_at))
     return [_worker(one, about.now) for one in order] or [line("no worker is known")]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.errors import ConfigError
@@ -18,6 +19,9 @@ from replaybuf.rules.tallies import LaneName, Tallies, Tally
 
 if TYPE_CHECKING:
     from replaybuf.rules.train_state import TrainState
+
+#: The statuses of groups that producers lease: to generate, continue or generate them again.
+IN_FLIGHT = (Status.INIT, Status.ABORTED, Status.EXPIRED)
 
 #: A worker that gave no sign of life for this long, and didn't end, is silent: it was killed, or its host is lost.
 SILENT_SECONDS = 60.0
@@ -121,7 +125,7 @@ class Restored:
     worker: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Circumstances:
     """What is known of a buffer at the time `now`.
 
@@ -151,6 +155,35 @@ class Circumstances:
         """Return a tally."""
         return self.tallies.get((task, status, name), 0)
 
+    @cached_property
+    def producers(self) -> list[Worker]:
+        """The workers that have put groups, or are about to."""
+        waiting = {wait.worker for wait in self.waits if wait.kind != "groups"}
+        busy = {one.holder for one in self.held if one.status in IN_FLIGHT} | waiting
+        return [one for one in self.workers if one.groups or one.failures or one.name in busy]
+
+    @cached_property
+    def alive(self) -> list[Worker]:
+        """The producers that have neither ended nor fallen silent."""
+        return [one for one in self.producers if one.is_alive(self.now)]
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether there were producers, and none is left."""
+        return bool(self.producers) and not self.alive
+
+    def knows(self, task: str) -> bool:
+        """Return whether anything was ever put into a task."""
+        return any(
+            self.count(task, status, name) for status in Status for name in (Tally.PUT, Tally.SIZE, Tally.LEASED)
+        )
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        """The tasks into which something was put."""
+        names = {task for task, _, _ in self.tallies}
+        return sorted(task for task in names if self.knows(task))
+
     def put(self, task: str, status: Status) -> Counted:
         """Return the number of groups of a status that were put."""
         earlier = None if self.before is None else self.before.put.get((task, status), 0)
@@ -173,7 +206,7 @@ class Circumstances:
         return Counted.of(self._total(task, Tally.SET_ASIDE), earlier)
 
     def _total(self, task: str, name: Tally) -> int:
-        return sum(n for (owner, _, tally), n in self.tallies.items() if owner == task and tally == name)
+        return sum(self.count(task, status, name) for status in Status)
 
 
 def limits_of(stored: Mapping[str, Any]) -> Limits | None:

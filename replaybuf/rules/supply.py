@@ -10,29 +10,21 @@ from collections.abc import Sequence
 from replaybuf import units
 from replaybuf.rollouts.status import Status
 from replaybuf.rules.causes import Need
-from replaybuf.rules.circumstances import Circumstances, Wait, Worker
+from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait, Worker
 from replaybuf.rules.reasons import Cause, Reason
 from replaybuf.rules.tallies import Tally
 from replaybuf.rules.wording import ago, brief, clock, groups, listed
 
 #: Producers that are alive, but have put nothing for so long and have nothing in flight, are called silent.
 _IDLE_SECONDS = 600.0
-_IN_FLIGHT = (Status.INIT, Status.ABORTED, Status.EXPIRED)
 _PATIENCE = "Wait, ask for fewer groups, or start more producers"
-
-
-def producers_of(about: Circumstances) -> list[Worker]:
-    """Return the workers that have put groups, or wait to."""
-    waiting = {wait.worker for wait in about.waits if wait.kind != "groups"}
-    holders = {one.holder for one in about.held if one.status in _IN_FLIGHT}
-    return [one for one in about.workers if one.groups or one.failures or one.name in waiting | holders]
 
 
 def finished(need: Need, about: Circumstances) -> Cause | None:
     """The trainer has told the workers that it has finished."""
     if about.trainer is None or not about.trainer.finished:
         return None
-    if any(one.is_alive(about.now) for one in producers_of(about)):
+    if about.alive:
         return None  # it goes on producing, whatever was published
     text = f"the trainer has published that it has finished (step {about.trainer.train_step}), so the workers stop"
     return Cause(Reason.FINISHED, text, "Publish a state that isn't finished, and start workers, to go on")
@@ -67,7 +59,7 @@ def producers_held_back(need: Need, about: Circumstances) -> Cause | None:
 
 def nothing_put(need: Need, about: Circumstances) -> Cause | None:
     """Nothing was ever put, into no task."""
-    if any(n for (_, _, name), n in about.tallies.items() if name != Tally.REFUSED):
+    if about.tasks:
         return None
     known = [one.name for one in about.workers if one.is_alive(about.now) and one.name != need.wait.worker]
     who = f"; {listed(known)} {'has' if len(known) == 1 else 'have'} it open" if known else ""
@@ -80,7 +72,7 @@ def nothing_put(need: Need, about: Circumstances) -> Cause | None:
 
 def producers_silent(need: Need, about: Circumstances) -> Cause | None:
     """All producers have ended or were killed, or they are alive and do nothing."""
-    known = producers_of(about)
+    known = about.producers
     last = about.last_put.get(need.task)
     if not known:
         if last is None or about.now - last < _IDLE_SECONDS:
@@ -90,7 +82,7 @@ def producers_silent(need: Need, about: Circumstances) -> Cause | None:
             f"nobody is known to put groups; the last was put at {clock(last)} ({ago(about.now - last)})",
             "Start the producers",
         )
-    alive = [one for one in known if one.is_alive(about.now)]
+    alive = about.alive
     if not alive:
         return Cause(Reason.PRODUCERS_SILENT, f"no producer is left: {ends_of(known, about.now)}", "Start them again")
     fenced = [one for one in alive if _is_fenced(one, about)]
@@ -109,9 +101,9 @@ def producers_silent(need: Need, about: Circumstances) -> Cause | None:
 
 def slow(need: Need, about: Circumstances) -> Cause | None:
     """Groups come, or are being made: it takes time."""
-    parts, known = [], producers_of(about)
-    if known and not any(one.is_alive(about.now) for one in known):
+    if about.abandoned:
         return None
+    parts = []
     if rate := about.rate(need.task, need.status):
         lasts = units.age(need.missing / rate)
         parts.append(f"{_hourly(rate * 3600)}, so the missing {need.missing:,} take about {lasts}")
@@ -122,9 +114,8 @@ def slow(need: Need, about: Circumstances) -> Cause | None:
 
 def unexplained(need: Need, about: Circumstances) -> Cause:
     """Return the cause where nothing else is known."""
-    alive = [one for one in producers_of(about) if one.is_alive(about.now)]
-    if alive:
-        return Cause(Reason.SLOW, f"{_alive(alive)}, and {need.missing:,} more are needed", _PATIENCE)
+    if about.alive:
+        return Cause(Reason.SLOW, f"{_alive(about.alive)}, and {need.missing:,} more are needed", _PATIENCE)
     text = "too few were put, and nobody is known to put any"
     return Cause(Reason.PRODUCERS_SILENT, text, "Start the producers, or see that they use the same url, name and task")
 
@@ -135,15 +126,16 @@ def _hourly(rate: float) -> str:
 
 def in_flight(need: Need, about: Circumstances) -> int:
     """Return the number of groups that producers hold to generate or finish them."""
-    return sum(about.count(need.task, status, Tally.LEASED) for status in _IN_FLIGHT if status != need.status)
+    return sum(about.count(need.task, status, Tally.LEASED) for status in IN_FLIGHT if status != need.status)
 
 
 def _all_wait(about: Circumstances, kind: str) -> list[Wait]:
     """Return the waits of this kind if every producer that is alive has one; otherwise nothing."""
     waits = [wait for wait in about.waits if wait.kind == kind]
+    if not waits:
+        return []
     waiting = {wait.worker for wait in waits}
-    alive = {one.name for one in producers_of(about) if one.is_alive(about.now)}
-    return waits if alive <= waiting else []
+    return waits if all(one.name in waiting for one in about.alive) else []
 
 
 def _waiters(waits: Sequence[Wait], now: float) -> str:
