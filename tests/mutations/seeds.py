@@ -230,6 +230,15 @@ _VIEWS = [
     ("doctor-loses-places", "storage/sql/inspection/checkup/texts.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
 ]  # fmt: skip
 
+_DIAGNOSIS = [
+    ("leased-when-new-ones-come", "rules/causes.py", "if not about.abandoned and need.missing <", "if False and need.missing <", "leases are no reason while new groups come sooner"),
+    ("failures-of-long-ago", "rules/causes.py", "    if bad.lately < share * put.lately:\n        return None\n", "", "what failed long ago is no reason now"),
+    ("one-of-two-waits", "rules/supply.py", "if all(one.name in waiting for one in about.alive)", "if any(one.name in waiting for one in about.alive)", "it is a deadlock only if all producers wait"),
+    ("first-task-is-named", "rules/diagnosis.py", "sorted(explained, key=lambda one: _ORDER.index(one[1][0].reason))", "explained", "of several tasks the worst is named"),
+    ("held-scans", "storage/sql/inspection/circumstances.py", "AND l.leased AND g.leased_until", "AND g.leased_until", "only leased lanes are looked at"),
+    ("texts-as-they-are", "rules/wording.py", "line = escape(", "line = str(", "hostile texts stay on their line"),
+]  # fmt: skip
+
 MUTATIONS = [
     Mutation(name, area, file, old, new, law)
     for area, mutations in {
@@ -243,6 +252,7 @@ MUTATIONS = [
         "produce": _PRODUCE,
         "observe": _OBSERVE,
         "views": _VIEWS,
+        "diagnosis": _DIAGNOSIS,
     }.items()
     for name, file, old, new, law in mutations
 ]
