@@ -15,6 +15,7 @@ from replaybuf.codec.payload import Codec
 from replaybuf.codec.texts import Texts
 from replaybuf.rollouts.outline import preview, reward_parts
 from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.storage.sql.inspection.checkup.texts import mend_texts
 from tests.stores import TASK, build
 
 
@@ -198,3 +199,25 @@ def test_a_text_is_looked_for_in_its_own_rollout_from_an_offset_on() -> None:
     assert at < second[0] < other[0]
     assert texts.find(0, "xx", second[0] + 1) is None
     assert texts.find(0, "yy") is None
+
+
+async def test_whole_texts_stay_whole_wherever_groups_go(tmp_path: Path) -> None:
+    """Through the doctor, who writes damaged outlines anew, a snapshot, and a state dict."""
+    url = f"sqlite:///{tmp_path}/run.db"
+    query = "SELECT full_prompt, full_response FROM groups JOIN rollouts USING (uid)"
+    whole = [(LONG, LONG)]
+    async with build(url) as buffer:
+        await buffer.put([rollout(message=[{"role": "user", "content": LONG}], response=LONG)], TASK)
+        storage: Any = buffer.storage
+        spoil = "UPDATE rb_payload SET outline = CAST(x'5ba5' AS TEXT)"
+        await storage._write(lambda tx: tx.connection.exec_driver_sql(spoil))
+        await storage._write(mend_texts)
+        assert await rows(buffer, query) == whole
+        await buffer.save(tmp_path / "saved")
+        state = buffer.state_dict()
+    async with build(f"sqlite:///{tmp_path}/resumed.db") as resumed:
+        await resumed.resume(tmp_path / "saved")
+        assert await rows(resumed, query) == whole
+    async with build(f"sqlite:///{tmp_path}/loaded.db") as loaded:
+        loaded.load_state_dict(state)
+        assert await rows(loaded, query) == whole

@@ -223,6 +223,13 @@ _OBSERVE = [
     ("tracing-cancelled", "tracing.py", "if isinstance(error, (asyncio.CancelledError, GeneratorExit)):", "if False:", "a cancelled call is no error"),
 ]  # fmt: skip
 
+_VIEWS = [
+    ("text-of-another", "codec/texts.py", "at = max(start, since)", "at = since", "a text is that of its own rollout"),
+    ("text-with-nul", "codec/texts.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
+    ("places-of-short", "rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
+    ("doctor-loses-places", "storage/sql/inspection/checkup/texts.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
+]  # fmt: skip
+
 MUTATIONS = [
     Mutation(name, area, file, old, new, law)
     for area, mutations in {
@@ -235,6 +242,7 @@ MUTATIONS = [
         "prompts": _PROMPTS,
         "produce": _PRODUCE,
         "observe": _OBSERVE,
+        "views": _VIEWS,
     }.items()
     for name, file, old, new, law in mutations
 ]
