@@ -36,4 +36,5 @@ NEAR = {
     "prompts": ("tests/test_prompts.py", "tests/produce/test_sources.py", "-k", "not postgres"),
     "produce": ("tests/produce", "-k", "not postgres"),
     "observe": ("tests/observe", "-k", "not postgres"),
+    "web": ("tests/web", "-k", "not postgres"),
 }
