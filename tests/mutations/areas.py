@@ -38,4 +38,5 @@ NEAR = {
     "observe": ("tests/observe", "-k", "not postgres"),
     "diagnosis": ("tests/test_diagnosis.py", "tests/test_circumstances.py", "-k", "not postgres"),
     "views": ("tests/test_views.py", "-k", "not postgres"),
+    "web": ("tests/web", "-k", "not postgres"),
 }

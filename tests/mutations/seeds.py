@@ -239,6 +239,24 @@ _DIAGNOSIS = [
     ("texts-as-they-are", "rules/wording.py", "line = escape(", "line = str(", "hostile texts stay on their line"),
 ]  # fmt: skip
 
+_WEB = [
+    ("web-escaped", "web/app.py", "autoescape=True", "autoescape=False", "no text becomes markup"),
+    ("web-hidden", "web/app.py", "finalize=texts.shown", "finalize=None", "hidden characters are shown"),
+    ("web-rebinding", "web/security.py", "if not is_loopback(host_of(request.headers)):", "if False:", "other names are refused without a token"),
+    ("web-token", "web/security.py", "return hmac.compare_digest(given.encode(errors=\"replace\"), self.token.encode())", "return bool(given)", "only the token opens"),
+    ("web-other-host", "web/security.py", '"/" + request.url.path.lstrip("/\\\\")', "request.url.path", "a token leads to no other host"),
+    ("web-methods", "web/security.py", 'if request.method not in ("GET", "HEAD"):', "if False:", "only reading is answered"),
+    ("web-headers", "web/security.py", "headers[name] = value", "pass", "every answer has the policy"),
+    ("web-token-of-host", "cli/serve.py", "elif not security.is_loopback(host):", "elif False:", "who listens elsewhere asks for a token"),
+    ("web-turns", "web/reading.py", "anyio.Semaphore(AT_ONCE)", "anyio.Semaphore(100)", "few reads at a time"),
+    ("web-endless", "web/reading.py", "return work(self.reader, self._seconds)", "return work(self.reader, 600.0)", "long reads are stopped"),
+    ("web-nulls-last", "storage/sql/inspection/group_pages.py", ", value.is_(None))", ")", "groups without a value are on the last pages"),
+    ("web-ties", "storage/sql/inspection/group_pages.py", "return or_(beyond, and_(value == after.value, uid)", "return or_(beyond, value == after.value", "a group is on one page"),
+    ("web-cut", "web/pages/group.py", "Text(text[: self.characters]", "Text(text[:]", "long texts are cut"),
+    ("web-prompt-values", "web/tokens.py", "found[-len(ids) :]", "found[: len(ids)]", "values of the prompt are left out"),
+    ("web-one-buffer", "web/app.py", 'parameters["buffer"] = self._buffer', 'parameters.setdefault("buffer", self._buffer)', "one buffer, whatever is asked for"),
+]  # fmt: skip
+
 MUTATIONS = [
     Mutation(name, area, file, old, new, law)
     for area, mutations in {
@@ -253,6 +271,7 @@ MUTATIONS = [
         "observe": _OBSERVE,
         "views": _VIEWS,
         "diagnosis": _DIAGNOSIS,
+        "web": _WEB,
     }.items()
     for name, file, old, new, law in mutations
 ]
