@@ -36,5 +36,6 @@ NEAR = {
     "prompts": ("tests/test_prompts.py", "tests/produce/test_sources.py", "-k", "not postgres"),
     "produce": ("tests/produce", "-k", "not postgres"),
     "observe": ("tests/observe", "-k", "not postgres"),
+    "record": ("tests/test_batches.py", "tests/contract/test_sqlite.py"),
     "views": ("tests/test_views.py", "-k", "not postgres"),
 }
