@@ -13,7 +13,7 @@ from replaybuf import DiskFullError, ReplayBuffer
 from tests.faults.ledger import Ledger
 from tests.stores import TASK, build, group, numbers_of, take_all
 
-LIMIT = 3_000_000
+LIMIT = 4_000_000
 _SIZE = 60_000
 
 Room = Callable[[], None]
