@@ -235,7 +235,6 @@ _DIAGNOSIS = [
     ("failures-of-long-ago", "rules/causes.py", "    if bad.lately < share * put.lately:\n        return None\n", "", "what failed long ago is no reason now"),
     ("one-of-two-waits", "rules/supply.py", "if all(one.name in waiting for one in about.alive)", "if any(one.name in waiting for one in about.alive)", "it is a deadlock only if all producers wait"),
     ("first-task-is-named", "rules/diagnosis.py", "sorted(explained, key=lambda one: _ORDER.index(one[1][0].reason))", "explained", "of several tasks the worst is named"),
-    ("held-scans", "storage/sql/inspection/circumstances.py", "AND l.leased AND g.leased_until", "AND g.leased_until", "only leased lanes are looked at"),
     ("texts-as-they-are", "rules/wording.py", "line = escape(", "line = str(", "hostile texts stay on their line"),
 ]  # fmt: skip
 
