@@ -378,6 +378,15 @@ def test_long_names_are_shortened() -> None:
     assert len(found.sentence) < 600
 
 
+def test_hostile_texts_stay_on_their_line() -> None:
+    """The sentence goes into logs and error messages as it is."""
+    hostile = "\x1b]0;owned\x07\n2026-01-01 INFO all is well\r\u202e"
+    counts = tallies(hostile, failed=9, failed_put=9)
+    waiting = Wait({hostile: 3}, query=hostile, worker=hostile)
+    about = Circumstances(NOW, counts, errors={hostile: hostile}, failed_by={hostile: {hostile: 9}}, matches={})
+    assert str(diagnose(waiting, about)).isprintable()
+
+
 @pytest.mark.parametrize(
     ("stored", "limits"),
     [
@@ -401,3 +410,11 @@ def test_counts_before_are_those_of_each_lane() -> None:
     about = Circumstances(NOW, FEW, before=Before(NOW - 80, before))
     assert about.put("math", C) == Counted(8, 48)
     assert about.rate("math", C) == 0.1
+
+
+def test_of_hundreds_of_tasks_few_are_named() -> None:
+    """A short answer, and soon: it is made in the event loop of who waits."""
+    counts = {(f"task-{number}", C, Tally.PUT): 1 for number in range(300)}
+    found = diagnose(Wait({task: 9 for task, _, _ in counts}), Circumstances(NOW, counts, workers=[LIVE]))
+    assert len(str(found)) < 1500
+    assert found.facts[-1].text == "294 more tasks lack groups"

@@ -45,6 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beats and waits of tenths of a second."""
     monkeypatch.setattr(presence, "_SOON_SECONDS", 0.02)
     monkeypatch.setattr(presence, "_NEWS_SECONDS", 0.02)
+    monkeypatch.setattr(presence, "_WAIT_SECONDS", 0.02)
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.02)
     monkeypatch.setattr(telling, "SHOW_SECONDS", 0.05)
     monkeypatch.setattr(telling, "REASON_SECONDS", 0.05)
@@ -223,6 +224,17 @@ async def test_a_reason_is_kept_up_to_date(shared_url: str, quick: None) -> None
             await other.put(group(there), TASK)
         async with asyncio.timeout(10):
             await waiting
+
+
+async def test_who_waits_for_each_other_in_one_process_is_told_so(quick: None) -> None:
+    """Whatever the store: here, one in memory."""
+    async with build("memory://", capacity=2, on_full="block") as buffer:
+        await fill(buffer, 2)
+        drawing = asyncio.create_task(buffer.take_batch({TASK: 1}, where={"reward": {"$lt": 0.5}}, timeout=60))
+        await asyncio.sleep(0.2)
+        with pytest.raises(FullError, match="which should draw them, waits itself for 1 completed group"):
+            await buffer.put(group(3), TASK, timeout=0.1)
+        drawing.cancel()
 
 
 async def test_a_short_wait_tells_nobody(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from replaybuf import ConfigError, InputError, Status
-from replaybuf.buffer.waits import check_possible
+from replaybuf.buffer.wants import check_possible
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.race import UNIT, Clock, share
 from replaybuf.storage.values import Draw

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from replaybuf.buffer.telling import Telling
-from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
-from replaybuf.query import LogicNode, ScalarNode, to_text
+from replaybuf.buffer.wants import check_possible, end_of, wait_for_room, wait_of
+from replaybuf.errors import FullError, NotReadyError, StorageError
+from replaybuf.query import LogicNode, ScalarNode
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
-from replaybuf.rules.limits import Limits
 from replaybuf.rules.reasons import Reason
 from replaybuf.rules.tallies import LaneName, Tallies, Tally, levels
 from replaybuf.storage.contract import CheckpointStorage, GroupStorage, PresenceStorage
@@ -134,7 +134,9 @@ class Waits:
                     return
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or telling.due:
-                    why = await self.why(telling.wait, tallies, None if draw.where is None else there)
+                    why = await self.why(
+                        telling.wait, tallies, None if draw.where is None else there, over=remaining <= 0
+                    )
                     if remaining <= 0:
                         error = NotReadyError(f"after {timeout:g} s: {why}; nothing was taken")
                         error.diagnosis = why
@@ -167,14 +169,19 @@ class Waits:
 
     # Why
 
-    async def why(self, wait: Wait, tallies: Tallies, matches: Mapping[str, int] | None = None) -> Diagnosis:
+    async def why(
+        self, wait: Wait, tallies: Tallies, matches: Mapping[str, int] | None = None, *, over: bool = False
+    ) -> Diagnosis:
         """Return why a wait isn't over, given the tallies, and the numbers that match its query.
 
-        What else the store knows is read at most once a second; it isn't worth an error.
+        What else the store knows isn't worth an error; at the end of waits (`over`), which may be many short ones, it
+        is read at most once a second.
         """
         about = Circumstances(time.time(), tallies)
-        if isinstance(self._storage, PresenceStorage) and time.monotonic() - self._read_at >= _READ_AGAIN_SECONDS:
-            self._read_at = time.monotonic()
+        rested = not over or time.monotonic() - self._read_at >= _READ_AGAIN_SECONDS
+        if isinstance(self._storage, PresenceStorage) and rested:
+            if over:
+                self._read_at = time.monotonic()
             with suppress(StorageError):
                 about = await self._storage.circumstances(wait)
         limits = self._storage.rules.limits
@@ -184,13 +191,12 @@ class Waits:
         """Return why a draw could not be met now, or that it could."""
         tallies = await self._tallies()
         matches = None if draw.where is None else await self._there(draw, tallies)
-        self._read_at = -math.inf
         return await self.why(wait_of(draw, time.time(), 0), tallies, matches)
 
     def for_trainer(self, timeout: float) -> Telling:
         """Return what tells others of a producer's wait for what the trainer does. It has to be closed."""
         since = time.time()
-        wait = Wait({}, "trainer", since=since, deadline=_end(since, timeout), worker=self._worker())
+        wait = Wait({}, "trainer", since=since, deadline=end_of(since, timeout), worker=self._worker())
         return self.telling("waiting for the trainer", lambda: wait)
 
     def telling(self, what: str, wait: Callable[[], Wait]) -> Telling:
@@ -256,7 +262,7 @@ class Waits:
                 why = f"task {new.task_name}: {limits.why_full(level, new.status)}"
             remaining = deadline - time.monotonic()
             if remaining <= 0 or telling.due:
-                found = await self.why(telling.wait, tallies)
+                found = await self.why(telling.wait, tallies, over=remaining <= 0)
                 full = found.reason == Reason.PRODUCERS_HELD_BACK  # the group may need more room than the others
                 sentence, all_of_it = (found.sentence, str(found)) if full else (why, why)
                 if remaining <= 0:
@@ -289,40 +295,6 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
         if not task.cancelled():
             task.exception()  # marks it as seen: nobody else will
         raise
-
-
-def wait_of(draw: Draw, since: float, timeout: float) -> Wait:
-    """Return the wait of a draw."""
-    wants = {task: least for task, least in draw.at_least.items() if least}
-    query = None if draw.where is None else to_text(draw.where)
-    more = any(draw.sizes[task] > least for task, least in wants.items())
-    return Wait(wants, "groups", draw.status, query, draw.worker, since, _end(since, timeout), at_least=more)
-
-
-def wait_for_room(new: NewGroup, count: int, since: float, timeout: float) -> Wait:
-    """Return the wait of so many puts of a task and status."""
-    wants = {new.task_name: count}
-    return Wait(wants, "room", new.status, worker=new.worker, since=since, deadline=_end(since, timeout))
-
-
-def _end(since: float, timeout: float) -> float | None:
-    return None if math.isinf(timeout) else since + timeout
-
-
-def check_possible(draw: Draw, limits: Limits) -> None:
-    """Raise InputError for a draw that needs more groups than the limits can ever deliver at once."""
-    if draw.status != Status.COMPLETED:
-        return
-    largest = limits.largest_batch
-    for task, size in draw.at_least.items():
-        if largest is None or size <= largest:
-            continue
-        if limits.capacity is not None and size > limits.capacity:
-            why = f"the capacity is {limits.capacity}"
-        else:
-            wide = "a range of twice" if isinstance(limits.error_buffer, tuple) else "at least"
-            why = f"{limits.rate} allows {largest} at most; set error_buffer to {wide} the size of a batch"
-        raise InputError(f"a batch of {size} groups of task {task} would wait for ever: {why}")
 
 
 @contextmanager

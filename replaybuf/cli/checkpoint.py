@@ -1,11 +1,13 @@
-"""`replaybuf checkpoint`: listing, restoring and dropping step checkpoints."""
+"""`replaybuf checkpoint`: listing, restoring and dropping step checkpoints.
+
+What writes is imported by the commands that do: listing takes none of it.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -16,11 +18,11 @@ from replaybuf.cli.checkpoints import checkpoints
 from replaybuf.cli.options import Command, Url, buffer_option, listing, option, url_and
 from replaybuf.cli.output import Column, Output, iso
 from replaybuf.redact import redact
-from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.checkpoints import Made, Since, find_made, since
-from replaybuf.storage.sql.inspection.groups import AS_DICTS
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.inspection.snapshots import choose_buffer
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.backend import SQLStorage
+    from replaybuf.storage.sql.inspection.checkpoints import Made, Since
 
 T = TypeVar("T")
 
@@ -80,6 +82,8 @@ def restore(
       replaybuf checkpoint restore run.db 400
       replaybuf checkpoint restore postgresql://rl@db/run7 400 --keep-new --yes
     """
+    from replaybuf.storage.sql.inspection.checkpoints import since
+
     reader, name, made = _find(url, step, buffer)
     found = reader.inspect(lambda tx: since(tx, made))
     _ask_to_restore(reader, made, found, keep_new=keep_new, yes=yes)
@@ -107,6 +111,9 @@ def drop(url: Url, output: Output, step: _Step = None, buffer: _Buffer = None, y
 
 def _find(url: str, step: str | None, buffer: str | None) -> tuple[Reader, str, Made]:
     """Return the database, the buffer and the checkpoint that arguments name."""
+    from replaybuf.storage.sql.inspection.checkpoints import find_made
+    from replaybuf.storage.sql.inspection.snapshots import choose_buffer
+
     url, number = url_and(url, step, "STEP")
     try:
         wanted = int(number)
@@ -133,6 +140,11 @@ def _ask_to_restore(reader: Reader, made: Made, found: Since, *, keep_new: bool,
 
 
 def _on(reader: Reader, name: str, call: Callable[[SQLStorage], Awaitable[T]]) -> T:
+    import asyncio
+
+    from replaybuf.storage.sql.backend import SQLStorage
+    from replaybuf.storage.sql.inspection.groups import AS_DICTS
+
     async def run() -> T:
         storage = SQLStorage(reader.url.render_as_string(hide_password=False), AS_DICTS, name=name)
         try:

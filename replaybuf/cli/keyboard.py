@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import sys
+import time
 from collections.abc import Iterator
 
 
@@ -37,7 +38,7 @@ class Keys:
     def wait(self, seconds: float) -> str:
         """Wait so long for a key, and return it; "" if none came, "q" if none will come any more."""
         if self._fd is None:
-            select.select([], [], [], seconds)
+            time.sleep(seconds)
             return ""
         ready, _, _ = select.select([self._fd], [], [], seconds)
         if not ready:

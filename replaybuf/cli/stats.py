@@ -38,7 +38,7 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
     Examples:
       replaybuf stats run.db
       replaybuf stats postgresql://rl@db/run7 --json | jq .buffers.default.tasks.math.put
-      watch -n 5 replaybuf stats run.db
+      replaybuf stats run.db --buffer eval --csv
     """
     reader = open_reader(url)
     found = reader.look(lambda look: overview(look, buffer, DISTRIBUTIONS))

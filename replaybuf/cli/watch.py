@@ -68,7 +68,7 @@ def watch(
     reader = open_reader(url)
     if once or not sys.stdout.isatty():
         found = _read(reader, buffer)
-        state = _State(reader.where, interval, found=found)
+        state = Watched(reader.where, interval, found=found)
         out = console()
         width = _ON_A_PIPE if not out.is_terminal else out.width
         lines = arrange(state.head(width), panels_of(found), line(), width, None)
@@ -98,7 +98,7 @@ def _terminate(*_: Any) -> None:
 
 
 @dataclass(slots=True)
-class _State:
+class Watched:
     """What is on the screen."""
 
     where: str
@@ -197,7 +197,7 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    state = _State(reader.where, interval)
+    state = Watched(reader.where, interval)
     reading = _Reading(reader, buffer)
     reading.start()
     out = console()

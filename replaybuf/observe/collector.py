@@ -26,8 +26,9 @@ class Collector:
 
     Of an open buffer there are its own waits, but none of what only the database knows (workers, batches, ...);
     `distributions` are as in `buffer.metrics()`. Of a URL, `name` is the buffer to read, if not all. A collection that
-    fails, or isn't over after `timeout` seconds, is logged, and gives `replaybuf_up` 0: the process's other metrics are
-    there all the same. Needs the package prometheus_client. Raises InputError for any other source.
+    fails, or isn't over after `timeout` seconds, gives `replaybuf_up` 0, and the first of several a warning in the log:
+    the process's other metrics are there all the same. Needs the package prometheus_client. Raises InputError for any
+    other source.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Collector:
         self._name = name
         self._distributions = distributions
         self._timeout = timeout
+        self._down = False
         self._meter = Meter()  # of its own: that of the buffer gives rates since the caller's last reading
 
     def describe(self) -> list[Any]:
@@ -66,16 +68,23 @@ class Collector:
 
     def _figures(self) -> Mapping[str, Any]:
         try:
-            if isinstance(self._source, str):
-                return read_figures(self._source, buffer=self._name, timeout=self._timeout)
-            from replaybuf.sync.loop import run
-
-            return run(self._read(self._source))
+            figures = self._read()
         except (ReplayBufError, TimeoutError) as error:
-            _logger.warning("the metrics can't be read: %s", str(error) or f"nothing came for {self._timeout:g} s")
+            level = logging.DEBUG if self._down else logging.WARNING  # once, not at every scrape
+            _logger.log(level, "metrics can't be read: %s", str(error) or f"nothing came for {self._timeout:g} s")
+            self._down = True
             return {"up": 0, "buffers": {}}
+        self._down = False
+        return figures
 
-    async def _read(self, buffer: ReplayBuffer[Any]) -> dict[str, Any]:
+    def _read(self) -> Mapping[str, Any]:
+        if isinstance(self._source, str):
+            return read_figures(self._source, buffer=self._name, timeout=self._timeout)
+        from replaybuf.sync.loop import run
+
+        return run(self._read_open(self._source))
+
+    async def _read_open(self, buffer: ReplayBuffer[Any]) -> dict[str, Any]:
         async with asyncio.timeout(self._timeout):
             buffer.waits.check_open()
             return await self._meter.read(buffer.storage, buffer.waits, distributions=self._distributions)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ImportString, field_validator
 
 from replaybuf.bar import progress_bar
-from replaybuf.buffer.waits import check_possible
+from replaybuf.buffer.wants import check_possible
 from replaybuf.checks import check_step, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError, PromptsExhaustedError
 from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume

@@ -17,8 +17,10 @@ from replaybuf.rules.reasons import Cause, Reason
 from replaybuf.rules.tallies import Tally, levels
 from replaybuf.rules.wording import brief, clock, groups, listed, until
 
-#: An error is quoted up to this length.
-_LONGEST_ERROR = 200
+#: Errors are quoted, and names compared, up to this length.
+_LONGEST = 200
+#: So many names are compared with one that isn't there.
+_TASKS_COMPARED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +96,10 @@ def too_large(need: Need, about: Circumstances) -> Cause | None:
 
 def no_such_task(need: Need, about: Circumstances) -> Cause | None:
     """Nothing was ever put into this task, but into others."""
-    tasks = sorted({task for (task, _, name), n in about.tallies.items() if n and name != Tally.REFUSED})
-    if not tasks or need.task in tasks:
+    if about.knows(need.task) or not (tasks := about.tasks):
         return None
-    near = difflib.get_close_matches(need.task, tasks, n=1, cutoff=0.5)
+    comparable = [task for task in tasks[:_TASKS_COMPARED] if len(task) <= _LONGEST]
+    near = difflib.get_close_matches(need.task[:_LONGEST], comparable, n=1, cutoff=0.5)
     meant = f"Did you mean {brief(near[0])}" if near else "Is it the name under which the producers put"
     there = f"there {'is the task' if len(tasks) == 1 else 'are the tasks'} {listed(tasks, 5)}"
     return Cause(Reason.NO_SUCH_TASK, f"nothing was ever put into this task; {there}", f"{meant}?")
@@ -220,7 +222,7 @@ def _unfit(need: Need, about: Circumstances, status: Status) -> tuple[int, Cause
         names = sorted(makers, key=lambda name: (-makers[name], name))
         text += f", made by {listed([f'{brief(name)} ({makers[name]:,})' for name in names])}"
     if need.task in about.errors:
-        text += f"; the last error: {brief(about.errors[need.task], _LONGEST_ERROR)}"
+        text += f"; the last error: {brief(about.errors[need.task], _LONGEST)}"
     return count, Cause(reason, text, advice)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.errors import ConfigError
@@ -124,7 +125,7 @@ class Restored:
     worker: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Circumstances:
     """What is known of a buffer at the time `now`.
 
@@ -154,18 +155,34 @@ class Circumstances:
         """Return a tally."""
         return self.tallies.get((task, status, name), 0)
 
-    @property
+    @cached_property
     def producers(self) -> list[Worker]:
         """The workers that have put groups, or are about to."""
         waiting = {wait.worker for wait in self.waits if wait.kind != "groups"}
         busy = {one.holder for one in self.held if one.status in IN_FLIGHT} | waiting
         return [one for one in self.workers if one.groups or one.failures or one.name in busy]
 
+    @cached_property
+    def alive(self) -> list[Worker]:
+        """The producers that have neither ended nor fallen silent."""
+        return [one for one in self.producers if one.is_alive(self.now)]
+
     @property
     def abandoned(self) -> bool:
         """Whether there were producers, and none is left."""
-        known = self.producers
-        return bool(known) and not any(one.is_alive(self.now) for one in known)
+        return bool(self.producers) and not self.alive
+
+    def knows(self, task: str) -> bool:
+        """Return whether anything was ever put into a task."""
+        return any(
+            self.count(task, status, name) for status in Status for name in (Tally.PUT, Tally.SIZE, Tally.LEASED)
+        )
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        """The tasks into which something was put."""
+        names = {task for task, _, _ in self.tallies}
+        return sorted(task for task in names if self.knows(task))
 
     def put(self, task: str, status: Status) -> Counted:
         """Return the number of groups of a status that were put."""
@@ -189,7 +206,7 @@ class Circumstances:
         return Counted.of(self._total(task, Tally.SET_ASIDE), earlier)
 
     def _total(self, task: str, name: Tally) -> int:
-        return sum(n for (owner, _, tally), n in self.tallies.items() if owner == task and tally == name)
+        return sum(self.count(task, status, name) for status in Status)
 
 
 def limits_of(stored: Mapping[str, Any]) -> Limits | None:

@@ -4,7 +4,7 @@
 of those which, if it went away, would let the waiter go on; the others follow as facts. Where several tasks lack
 groups, the sentence is about the one whose reason comes first in `Reason`.
 
-Names, queries and error texts are quoted as they are, but shortened: escape them before they reach a terminal.
+Names, queries and error texts are shortened, and what could drive a terminal in them is escaped (`wording.brief`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from replaybuf.rules.tallies import Tally, levels
 from replaybuf.rules.wording import ago, brief, groups, listed, wanted
 
 _TASKS_NAMED = 5
+# Of more, the first ones are looked at: a wait for hundreds of tasks holds up the event loop for no longer.
+_TASKS_EXPLAINED = 20
 _ORDER = list(Reason)
 
 
@@ -52,14 +54,17 @@ def diagnose(wait: Wait, circumstances: Circumstances) -> Diagnosis:
     if wait.kind == "trainer":
         return _of_trainer(wait, circumstances)
     needs = [Need.of(wait, task, circumstances) for task in wait.wants]
-    lacking = [(need, causes_of(need, circumstances)) for need in needs if need.missing]
+    lacking = [need for need in needs if need.missing]
     if not lacking:
         return _ready(needs, circumstances)
-    (need, (first, *others)), *rest = sorted(lacking, key=lambda one: _ORDER.index(one[1][0].reason))
+    explained = [(need, causes_of(need, circumstances)) for need in lacking[:_TASKS_EXPLAINED]]
+    (need, (first, *others)), *rest = sorted(explained, key=lambda one: _ORDER.index(one[1][0].reason))
     facts = [Fact(line_of(need, circumstances))]
     facts += [Fact(cause.text, cause.reason) for cause in others]
-    for other, (cause, *_) in rest:
+    for other, (cause, *_) in rest[:_TASKS_NAMED]:
         facts += [Fact(f"{other.head}: {cause.text}", cause.reason), Fact(line_of(other, circumstances))]
+    if len(lacking) > 1 + _TASKS_NAMED:
+        facts.append(Fact(f"{len(lacking) - 1 - _TASKS_NAMED:,} more tasks lack groups"))
     return Diagnosis(first.reason, _sentence(need.head, first), need.task, (*facts, *_background(wait, circumstances)))
 
 
@@ -87,21 +92,18 @@ def line_of(need: Need, about: Circumstances) -> str:
     """Return `task math: 12 of 64 completed groups (3 expired, 1 failed)`, and what holds them back."""
     task, status = need.task, need.status
     others = sorted(
-        f"{n} {other}"
-        for (name, other, tally), n in about.tallies.items()
-        if name == task and tally == Tally.SIZE and n and other not in (status, Status.ARCHIVED)
+        f"{n} {other}" for other in Status if other not in (status, Status.ARCHIVED) and (n := about.count(task, other))
     )
-    leased = sum(n for (name, _, tally), n in about.tallies.items() if name == task and tally == Tally.LEASED)
+    leased = sum(about.count(task, other, Tally.LEASED) for other in Status)
     others += [f"{leased} leased"] if leased else []
     if need.wait.query is not None:
         others.insert(0, f"{need.there} {status} before the where")
     rest = f" ({', '.join(others)})" if others else ""
-    tasks = sorted({name for name, _, _ in about.tallies})
-    if tasks and task not in tasks:
-        rest = f" (nothing was ever put there; there are the tasks {listed(tasks, _TASKS_NAMED)})"
+    if not about.knows(task) and about.tasks:
+        rest = f" (nothing was ever put there; there are the tasks {listed(about.tasks, _TASKS_NAMED)})"
     there = need.there if need.wait.query is None else need.matching
     least = f"at least {need.least}" if need.wait.at_least else f"{need.least}"
-    line = f"task {task}: {there} of {least} {status} groups{rest}"
+    line = f"task {brief(task)}: {there} of {least} {status} groups{rest}"
     if about.limits is not None and need.available < there:
         line += f", but {about.limits.why_slow(levels(about.tallies, [task])[task])}"
     return line

@@ -24,7 +24,7 @@ def finished(need: Need, about: Circumstances) -> Cause | None:
     """The trainer has told the workers that it has finished."""
     if about.trainer is None or not about.trainer.finished:
         return None
-    if any(one.is_alive(about.now) for one in about.producers):
+    if about.alive:
         return None  # it goes on producing, whatever was published
     text = f"the trainer has published that it has finished (step {about.trainer.train_step}), so the workers stop"
     return Cause(Reason.FINISHED, text, "Publish a state that isn't finished, and start workers, to go on")
@@ -59,7 +59,7 @@ def producers_held_back(need: Need, about: Circumstances) -> Cause | None:
 
 def nothing_put(need: Need, about: Circumstances) -> Cause | None:
     """Nothing was ever put, into no task."""
-    if any(n for (_, _, name), n in about.tallies.items() if name != Tally.REFUSED):
+    if about.tasks:
         return None
     known = [one.name for one in about.workers if one.is_alive(about.now) and one.name != need.wait.worker]
     who = f"; {listed(known)} {'has' if len(known) == 1 else 'have'} it open" if known else ""
@@ -82,7 +82,7 @@ def producers_silent(need: Need, about: Circumstances) -> Cause | None:
             f"nobody is known to put groups; the last was put at {clock(last)} ({ago(about.now - last)})",
             "Start the producers",
         )
-    alive = [one for one in known if one.is_alive(about.now)]
+    alive = about.alive
     if not alive:
         return Cause(Reason.PRODUCERS_SILENT, f"no producer is left: {ends_of(known, about.now)}", "Start them again")
     fenced = [one for one in alive if _is_fenced(one, about)]
@@ -114,9 +114,8 @@ def slow(need: Need, about: Circumstances) -> Cause | None:
 
 def unexplained(need: Need, about: Circumstances) -> Cause:
     """Return the cause where nothing else is known."""
-    alive = [one for one in about.producers if one.is_alive(about.now)]
-    if alive:
-        return Cause(Reason.SLOW, f"{_alive(alive)}, and {need.missing:,} more are needed", _PATIENCE)
+    if about.alive:
+        return Cause(Reason.SLOW, f"{_alive(about.alive)}, and {need.missing:,} more are needed", _PATIENCE)
     text = "too few were put, and nobody is known to put any"
     return Cause(Reason.PRODUCERS_SILENT, text, "Start the producers, or see that they use the same url, name and task")
 
@@ -133,9 +132,10 @@ def in_flight(need: Need, about: Circumstances) -> int:
 def _all_wait(about: Circumstances, kind: str) -> list[Wait]:
     """Return the waits of this kind if every producer that is alive has one; otherwise nothing."""
     waits = [wait for wait in about.waits if wait.kind == kind]
+    if not waits:
+        return []
     waiting = {wait.worker for wait in waits}
-    alive = {one.name for one in about.producers if one.is_alive(about.now)}
-    return waits if alive <= waiting else []
+    return waits if all(one.name in waiting for one in about.alive) else []
 
 
 def _waiters(waits: Sequence[Wait], now: float) -> str:

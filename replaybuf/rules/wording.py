@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from replaybuf import units
+from replaybuf.unsafe import escape
 
 _NAMED = 3
 _LONGEST = 80
 
 
 def brief(text: str, length: int = _LONGEST) -> str:
-    """Return the beginning of a text."""
-    return text if len(text) <= length else text[: length - 3] + "..."
+    """Return the beginning of a text on one line, without anything that could drive a terminal or forge a log."""
+    line = escape(" ".join(text[: 4 * length].split()))
+    return line if len(line) <= length else line[: length - 3] + "..."
 
 
 def listed(names: Iterable[str], most: int = _NAMED, *, link: str = "and") -> str:

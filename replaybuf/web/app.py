@@ -23,6 +23,7 @@ from replaybuf.errors import InputError, QueryError, ReplayBufError, StorageErro
 from replaybuf.observe import CONTENT_TYPE, prometheus, read_figures
 from replaybuf.redact import redact_words
 from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.unsafe import escape
 from replaybuf.web import texts
 from replaybuf.web.ask import Ask
 from replaybuf.web.pages import PAGES, Page
@@ -176,7 +177,7 @@ class _Site:
 
     async def defect(self, request: Request, error: Exception) -> Response:
         """Answer what nobody foresaw without a traceback, which may quote rollouts; it goes to stderr."""
-        print("".join(traceback.format_exception(error)), file=sys.stderr)
+        print(escape("".join(traceback.format_exception(error)), keep="\n"), file=sys.stderr)
         return self.refusal(request, 500, f"An unexpected {type(error).__name__}; the server's terminal shows where.")
 
 

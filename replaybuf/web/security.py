@@ -37,7 +37,6 @@ HEADERS = {
 }
 #: The fewest characters of a token that somebody chose.
 MIN_TOKEN = 16
-_COOKIE = "replaybuf_token"
 _SECONDS = 30 * 86_400
 
 Refuse = Callable[[Request, int, str], Response]
@@ -113,7 +112,7 @@ class Guard:
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._is_right(bearer.strip()):
             return None
-        if self._is_right(request.cookies.get(_COOKIE, "")):
+        if self._is_right(request.cookies.get(_cookie(request), "")):
             return None
         return self._refuse_token(request)
 
@@ -127,11 +126,16 @@ class Guard:
         rest = [(name, value) for name, value in parse_qsl(request.url.query) if name != "token"]
         path = "/" + request.url.path.lstrip("/\\")  # never to another host
         response = RedirectResponse(f"{path}?{urlencode(rest)}" if rest else path, 303)
-        response.set_cookie(_COOKIE, self.token, max_age=_SECONDS, httponly=True, samesite="strict", path="/")
+        response.set_cookie(_cookie(request), self.token, max_age=_SECONDS, httponly=True, samesite="strict", path="/")
         return response
 
     def _refuse_token(self, request: Request) -> Response:
         return self.refuse(request, 401, "Open the address that the server printed, with its token.")
+
+
+def _cookie(request: Request) -> str:
+    """Return the name of the cookie: browsers give those of a host to all of its ports."""
+    return f"replaybuf_token_{request.url.port or 80}"
 
 
 def host_of(headers: Headers) -> str:

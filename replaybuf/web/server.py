@@ -73,7 +73,7 @@ def serve(app: ASGIApp, listening: socket.socket, ready: Callable[[], None]) -> 
         limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=_SECONDS_TO_END,
     )
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # the application says what went wrong, escaped
     try:
         Server(config).run(sockets=[listening])
     finally:

@@ -151,7 +151,7 @@ def test_the_list_of_commands_takes_none_of_their_imports() -> None:
     "command",
     [
         *(["stats"], ["ls"], ["ls", "--task", "math", "--json"], ["show", 15], ["sql", "SELECT 1"], ["why", "math"]),
-        *(["trace", "step", 42], ["trace", "uid", 15], ["checkpoints"], ["db current"]),
+        *(["trace", "step", 42], ["trace", "uid", 15], ["checkpoints"], ["checkpoint ls"], ["db current"]),
     ],
     ids=lambda command: " ".join(map(str, command)),
 )

@@ -135,7 +135,7 @@ def test_where_that_is_no_json_object_is_a_usage_error(file: Path, where: str) -
 )
 def test_a_wrong_query_says_what_is_wrong_with_it(file: Path, args: Any, message: str) -> None:
     stderr = run("ls", file, *args, code=1).stderr
-    assert stderr.splitlines()[-1].startswith("Error: ")  # after the query, with what is wrong marked
+    assert stderr.startswith("Error: ")  # before the query, with what is wrong marked
     assert message in stderr
 
 

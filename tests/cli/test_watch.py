@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf import NotReadyError, ReplayBufferConfig
-from replaybuf.cli.frame import binned, histogram, rate
+from replaybuf.cli.frame import binned, histogram, rate, worker_lines
 from replaybuf.cli.panels import Panel, arrange, line, share
+from replaybuf.cli.watch import Watched
+from replaybuf.rules.circumstances import Circumstances, Worker
 from tests.cli.conftest import run
 from tests.cli.example import fill
 from tests.cli.terminal import SIZES, needs_tmux, terminal
@@ -43,6 +45,12 @@ def test_a_screen_is_as_high_as_the_terminal_and_never_wider(
     assert all(one.cell_len <= width for one in lines)
 
 
+def test_why_somebody_waits_goes_on_in_the_next_line() -> None:
+    panel = Panel("waiting", [line("word " * 50)], wraps=True)
+    lines = arrange([], [panel], line(), 80, 24)
+    assert "".join(one.plain for one in lines).count("word") == 50
+
+
 def readings(*totals: tuple[float, int]) -> list[tuple[float, dict[str, dict[str, int]]]]:
     return [(time, {"math": {"put": n}}) for time, n in totals]
 
@@ -70,6 +78,28 @@ def test_every_reward_is_in_a_bin(values: list[float]) -> None:
 def test_every_staleness_is_in_a_bin(counts: dict[int, int]) -> None:
     assert sum(binned(counts).values()) == sum(counts.values())
     assert len(binned(counts)) <= 8
+
+
+def test_slow_readings_are_made_less_often_and_that_is_said() -> None:
+    assert Watched("run.db", interval=2, cost=0.01).pause == 2
+    slow = Watched("run.db", interval=2, cost=1.5)
+    assert slow.pause == pytest.approx(15)
+    assert "every 15 s: reading takes 1.5 s" in slow.head(80)[0].plain
+
+
+def test_silent_workers_are_marked() -> None:
+    now = 1000.0
+    workers = [
+        Worker("quick", 0, seen_at=now - 5, groups=7, failures=2),
+        Worker("killed", 0, seen_at=now - 300),
+        Worker("done", 0, seen_at=now - 300, ended_at=now - 290),
+    ]
+    shown = [one.plain for one in worker_lines(Circumstances(now, {}, workers=workers))]
+    assert [text.split()[0] for text in shown] == ["killed", "quick", "done"]
+    assert "SILENT for 5.0m" in shown[0]
+    assert "alive" in shown[1]
+    assert "put 7, 2 failed" in shown[1]
+    assert "ended" in shown[2]
 
 
 # One frame

@@ -36,5 +36,7 @@ NEAR = {
     "prompts": ("tests/test_prompts.py", "tests/produce/test_sources.py", "-k", "not postgres"),
     "produce": ("tests/produce", "-k", "not postgres"),
     "observe": ("tests/observe", "-k", "not postgres"),
+    "diagnosis": ("tests/test_diagnosis.py", "tests/test_circumstances.py", "-k", "not postgres"),
     "views": ("tests/test_views.py", "-k", "not postgres"),
+    "web": ("tests/web", "-k", "not postgres"),
 }

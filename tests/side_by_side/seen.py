@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -22,7 +23,11 @@ async def outcome(operation: Callable[[ReplayBuffer], Awaitable[Any]], buffer: R
 
 
 def plain_error(result: Any) -> Any:
-    return (type(result).__name__, str(result)) if isinstance(result, BaseException) else result
+    if not isinstance(result, BaseException):
+        return result
+    # Only a database knows the workers of other processes, which its sentence is about; the numbers are the same.
+    numbers = re.sub(r"(?s)^(after [^:]*: ).*?; (task )", r"\1\2", str(result))
+    return type(result).__name__, numbers
 
 
 async def caught(operation: Callable[[ReplayBuffer], Awaitable[Any]], buffer: ReplayBuffer) -> Any:

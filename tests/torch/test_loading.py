@@ -81,7 +81,7 @@ def test_a_wait_ends_with_what_was_missing(config: ReplayBufferConfig, options: 
     dataset = GroupDataset(config, {TASK: 4}, timeout=0.3)
     with (
         leased_steps(loader(dataset, **options)) as steps,
-        pytest.raises(NotReadyError, match=r"waited for 0.3 s: Too little .*; task math: 3 of 4 completed groups"),
+        pytest.raises(NotReadyError, match=r"the trainer waited for 0.3 s: Too little .*; task math: 3 of 4 completed"),
     ):
         next(steps)
     assert totals(config)[Tally.SIZE] == 3

@@ -10,7 +10,7 @@ import typer
 
 from replaybuf.cli.app import app
 from replaybuf.web.pages import PAGES
-from replaybuf.web.pages.group import CUT, CUT_TOKENS
+from replaybuf.web.pages.group import CUT, CUT_ALL_TOKENS, CUT_ROLLOUTS, CUT_TOKENS
 from replaybuf.web.reading import AT_ONCE, READ_SECONDS
 from replaybuf.web.security import MIN_TOKEN
 from tests.pages import Page
@@ -44,6 +44,8 @@ def test_every_option_is_on_the_page() -> None:
 def test_every_figure_is_that_of_the_code() -> None:
     for text in (f"{CUT:,} characters", f"{CUT_TOKENS:,} tokens", f"{MIN_TOKEN} characters", f"{READ_SECONDS:g} s"):
         assert text in PAGE.text
+    assert f"of a group {CUT_ROLLOUTS} rollouts" in PAGE.text
+    assert f"together they are {CUT_ALL_TOKENS:,}" in PAGE.text
     assert {4: "four"}[AT_ONCE] in PAGE.text
 
 

@@ -183,6 +183,18 @@ def test_long_texts_are_cut_until_all_is_asked_for(page: Client) -> None:
     assert LONG in read(page, f"/groups/{LONG_UID}", all=1)
 
 
+def test_a_group_of_very_many_rollouts_is_cut(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        rollout = {"message": [], "response": "ab" * 500, "response_ids": [1, 2] * 500, "status": Status.COMPLETED}
+        buffer.put([RolloutState(**rollout, reward=float(place)) for place in range(200)], "math")
+    text = client_of(url).get("/groups/1?sort=best").text
+    assert text.count("<article") == 64
+    assert text.count('class="token') < 25_000
+    assert 'title="reward">199.000<' in text
+    assert client_of(url).get("/groups/1?all=1").text.count("<article") == 200
+
+
 def test_a_step_leads_to_its_groups_and_their_workers(page: Client) -> None:
     assert 'href="/steps/413"' in read(page, "/steps")
     text = read(page, "/steps/413")

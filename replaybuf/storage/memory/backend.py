@@ -15,6 +15,7 @@ from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.memory.drawing import Drawing, Drawn, all_of
 from replaybuf.storage.memory.loans import now as lease_time
 from replaybuf.storage.memory.matching import Matching
+from replaybuf.storage.memory.presence import Presence
 from replaybuf.storage.memory.putting import Putting
 from replaybuf.storage.memory.world import World, add_new, load, state_of
 from replaybuf.storage.portable import check_empty, pack_state, unpack_state
@@ -22,7 +23,7 @@ from replaybuf.storage.state_copies import StateCopies
 from replaybuf.storage.values import Checkpoint, Cursor, Leased, NewGroup
 
 
-class MemoryStorage(StateCopies, Putting, Drawing, Matching, StorageBackend):
+class MemoryStorage(StateCopies, Putting, Drawing, Matching, Presence, StorageBackend):
     """Groups in a dict of this process; they are lost when it ends. Threads share it, one operation at a time."""
 
     # Checkpoints

@@ -16,6 +16,7 @@ from replaybuf.storage.memory.items import Items
 from replaybuf.storage.memory.loans import Loans
 from replaybuf.storage.memory.loans import now as lease_time
 from replaybuf.storage.memory.world import Checkpoints
+from replaybuf.storage.presence import Waiting
 from replaybuf.storage.values import Cursor, NewGroup, StorageItem
 from replaybuf.storage.wakes import Wakes
 
@@ -34,6 +35,7 @@ class Memory(GroupStorage):
         self._loans = Loans(self._groups)
         self._checkpoints = Checkpoints()
         self._cursors: dict[str, Cursor] = {}
+        self._waits: dict[int, Waiting] = {}
         self._next_uid = 1
         self._ticket_shift = 0  # uid minus ticket
         self._epoch = 0

@@ -22,9 +22,10 @@ from replaybuf.web.wrong import NotThereError
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import Transaction
 
-#: Characters of a text, tokens and messages that are shown at once, and, with `all`, at most.
-CUT, CUT_TOKENS, CUT_MESSAGES = 20_000, 2_000, 100
-_ALL, _ALL_TOKENS, _ALL_MESSAGES = 20_000_000, 100_000, 10_000
+#: Rollouts that are shown at once, characters of a text, messages, tokens of a response and of all responses together.
+CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS = 64, 20_000, 100, 2_000, 20_000
+#: The same where all is asked for.
+_MOST = (1_000, 20_000_000, 10_000, 100_000, 500_000)
 #: Payloads above this many bytes are read only when all is asked for.
 _LARGE = 50_000_000
 _SORTS = ("position", "best", "worst")
@@ -67,9 +68,10 @@ def read_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
     if life is None:
         raise NotThereError(f"there is no group {uid}, and none is on record")
     everything = ask.text("all") is not None
-    limits = _Limits(_ALL, _ALL_TOKENS, _ALL_MESSAGES) if everything else _Limits(CUT, CUT_TOKENS, CUT_MESSAGES)
     group, rows, decoded, problem = _read(tx, uid, everything=everything)
-    rollouts = [_rollout(row, decoded[place] if decoded else {}, by, limits) for place, row in enumerate(rows)]
+    limits = _Limits.of(len(rows), everything=everything)
+    order = _sorted(rows, sort)[: limits.rollouts]
+    rollouts = [_rollout(rows[place], decoded[place] if decoded else {}, by, limits) for place in order]
     prompts = [one.pop("messages") for one in rollouts]
     shared = bool(prompts) and all(one == prompts[0] for one in prompts)
     if not shared:
@@ -82,7 +84,8 @@ def read_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "life": life,
         "problem": problem,
         "prompt": prompts[0] if shared else [],
-        "rollouts": _sorted(rollouts, sort),
+        "rollouts": rollouts,
+        "count": len(rows),
         "everything": everything,
     }
 
@@ -109,11 +112,19 @@ def _read(
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """How much is shown: characters of a text, tokens, messages."""
+    """How much is shown: rollouts, characters of a text, messages, tokens of a response."""
 
+    rollouts: int
     characters: int
-    tokens: int
     messages: int
+    tokens: int
+
+    @classmethod
+    def of(cls, rollouts: int, *, everything: bool) -> _Limits:
+        """Return the limits for a group of so many rollouts."""
+        cut = _MOST if everything else (CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS)
+        shown, characters, messages, tokens, all_tokens = cut
+        return cls(shown, characters, messages, min(tokens, all_tokens // max(1, min(rollouts, shown))))
 
     def text(self, value: Any) -> Text:
         text = as_text(value)
@@ -183,11 +194,12 @@ def _known(number: int | None) -> str:
     return "" if number is None else str(number)
 
 
-def _sorted(rollouts: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
+def _sorted(rows: list[dict[str, Any]], sort: str) -> list[int]:
+    """Return the places of rollouts in the order that is asked for."""
     if sort == "position":
-        return rollouts
+        return list(range(len(rows)))
     sign = -1 if sort == "best" else 1
-    return sorted(rollouts, key=lambda one: (one["reward"] is None, sign * (one["reward"] or 0), one["position"]))
+    return sorted(range(len(rows)), key=lambda n: (rows[n]["reward"] is None, sign * (rows[n]["reward"] or 0), n))
 
 
 def draw_group(data: dict[str, Any], ask: Ask) -> dict[str, Any]:

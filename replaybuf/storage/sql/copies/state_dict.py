@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from sqlalchemy import select, update
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.race import KEYS, PRIORITIZED, UNIFORM, Clock
@@ -76,7 +77,7 @@ def _given_back(
     item = replace(stored.item, times_sampled=times, deliveries=deliveries)
     tallies.update({(item.task_name, status, name): n for (status, name), n in step.counts.items()})
     keys = new_keys(rules, home, [(item.uid, stored.ticket, item.priority)])[item.uid]
-    return StoredGroup(item, stored.payload, stored.ticket, keys)
+    return StoredGroup(item, stored.payload, stored.ticket, keys, time.time() if item.status in ASIDE else None)
 
 
 def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:

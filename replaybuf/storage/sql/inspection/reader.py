@@ -139,9 +139,9 @@ class SqliteReader(Reader):
         return self._read_either_way(lambda clock, immutable: self._look(function, clock, immutable), timeout)
 
     def _read_either_way(self, read: _Read[T], timeout: float | None) -> T:
-        if not self._path.exists():
-            raise UnreachableError(f"there is no database {self.where} (file {redact(str(self._path))})")
         if not os.access(self._path, os.R_OK):
+            if not os.path.exists(self._path) and os.access(self._path.parent, os.X_OK):
+                raise UnreachableError(f"there is no database {self.where} (file {redact(str(self._path))})")
             raise AccessError(f"{self.where} can't be read: check the permissions of the file")
         try:
             return self._quietly_or_not(read, timeout)

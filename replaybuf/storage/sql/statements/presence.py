@@ -29,6 +29,8 @@ from replaybuf.storage.sql.statements.counts import read_tallies
 from replaybuf.storage.sql.statements.events import prune_events
 
 _HOUR = 3600.0
+# Of longer queries, the beginning is enough for people.
+_MOST_CHARS = 10_000
 #: How long is kept what workers did, how the buffer stood, workers that ended or are silent, and waits of which nothing
 #: was heard.
 KEEP_ACTIVITY, KEEP_HISTORY, KEEP_WORKERS, KEEP_WAITERS = 24 * _HOUR, 48 * _HOUR, 7 * 24 * _HOUR, 300.0
@@ -129,7 +131,7 @@ def _write_waiter(tx: Transaction, worker_id: int, waiting: Waiting, now: float,
         number=waiting.number,
         kind=wait.kind,
         status=str(wait.status),
-        query=wait.query,
+        query=None if wait.query is None else wait.query[:_MOST_CHARS],
         since=now if wait.since is None else wait.since + ahead,
         deadline=None if wait.deadline is None else wait.deadline + ahead,
         limits=_written(waiting.limits),

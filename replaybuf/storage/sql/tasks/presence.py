@@ -1,9 +1,9 @@
 """Presence: what this process tells others of itself, every few seconds, in the background.
 
 Calls only count in memory. A beat writes the counts and the waits: within a second or so when a wait has begun or
-ended, every `_NEWS_SECONDS` while anybody waits or anything was counted, and every `_SIGN_SECONDS` otherwise. Commits
-to a SQLite file wake all that wait there, so there are no more. A process that has neither put nor drawn nor waited
-writes nothing.
+ended, every `_NEWS_SECONDS` if anything was counted, every `_WAIT_SECONDS` while anybody waits, and every
+`_SIGN_SECONDS` otherwise. Commits to a SQLite file wake all that wait there, so there are no more. A process that has
+neither put nor drawn nor waited writes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, i
 from replaybuf.storage.sql.statements.rows import EncodedGroup
 from replaybuf.worker_name import host_name
 
-_SOON_SECONDS, _NEWS_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 30.0
+# Waits of which nothing was heard for 15 seconds count as those of the dead.
+_SOON_SECONDS, _NEWS_SECONDS, _WAIT_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 10.0, 30.0
 #: Seconds that a beat waits for a lock; the next one tells what this one had to.
 _PATIENCE = 1.0
 #: The names that are kept seen though they do nothing, and the waits that are shown, of one process.
@@ -88,9 +89,10 @@ class Presence:
             return
         waits = list(self._waits.values())[:_MOST_WAITS]
         news = self._shown != {one.number for one in waits}
-        counted = bool(waits or self._done) and now - self._beat_at >= _NEWS_SECONDS
+        counted = bool(self._done) and now - self._beat_at >= _NEWS_SECONDS
+        waiting = bool(waits) and now - self._beat_at >= _WAIT_SECONDS
         sign = bool(self._names) and now - self._sign_at >= _SIGN_SECONDS
-        if not (news or counted or sign or (self._done and not self._names)):
+        if not (news or counted or waiting or sign or (self._done and not self._names)):
             return
         self._beat_at = now
         try:
