@@ -32,7 +32,7 @@ def panels_of(found: Sequence[Glance]) -> list[Panel]:
     for one in found:
         of = f" of {one.buffer}" if len(found) > 1 else ""
         panels += [
-            Panel(f"waiting{of}", _waits(one), least=4),
+            Panel(f"waiting{of}", _waits(one), least=4, wraps=True),
             Panel(f"workers{of}", worker_lines(one.about), least=3),
             Panel(f"groups{of}, rates of the last minute", _tasks(one), least=4),
             Panel(f"last draws{of}", _batches(one), least=2),
@@ -155,8 +155,12 @@ def _bars(counts: Sequence[tuple[str, int]]) -> list[tuple[str, str, str]]:
 
 
 def worker_lines(about: Circumstances) -> list[Text]:
-    """Return a line for each worker: those that were seen last first, those that have ended last."""
-    order = sorted(about.workers, key=lambda one: (one.ended_at is not None, -one.seen_at))
+    """Return a line for each worker: silent ones first, then those that live, then those that have ended."""
+
+    def place(one: Worker) -> tuple[bool, bool, float, str]:
+        return one.ended_at is not None, not one.is_silent(about.now), -(one.ended_at or 0), one.name
+
+    order = sorted(about.workers, key=place)
     return [_worker(one, about.now) for one in order] or [line("no worker is known")]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from replaybuf.cli.escape import escape_line
+from replaybuf.cli.output import console
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -20,11 +21,21 @@ _LONGEST = 2000
 
 @dataclass(slots=True)
 class Panel:
-    """A title and lines below it, of which at least `least` are shown while there is any room."""
+    """A title and lines below it, of which at least `least` are shown while there is any room.
+
+    Lines that are too wide are cut or, if it `wraps`, go on below.
+    """
 
     title: str
     lines: list[Text] = field(default_factory=list)
     least: int = 3
+    wraps: bool = False
+
+    def fitted(self, width: int) -> list[Text]:
+        """Return the lines, none of which goes on beyond the width if it wraps."""
+        if not self.wraps:
+            return self.lines
+        return [part for one in self.lines for part in one.wrap(console(), width, no_wrap=False, overflow="fold")]
 
 
 def line(*parts: str | tuple[str, str]) -> Text:
@@ -67,15 +78,16 @@ def arrange(head: Sequence[Text], panels: Sequence[Panel], foot: Text, width: in
 
 def stack(panels: Sequence[Panel], width: int, room: int | None) -> list[Text]:
     """Return panels one below the other, each cut so that all of them have their share of the room."""
-    shares = share([len(panel.lines) for panel in panels], [panel.least for panel in panels], room)
+    fitted = [panel.fitted(width) for panel in panels]
+    shares = share([len(one) for one in fitted], [panel.least for panel in panels], room)
     lines = []
-    for panel, share_ in zip(panels, shares, strict=True):
-        if share_ is None:
+    for panel, texts, given in zip(panels, fitted, shares, strict=True):
+        if given is None:
             continue
-        more = f" ({share_} of {len(panel.lines)})" if share_ < len(panel.lines) else ""
+        more = f" ({given} of {len(texts)})" if given < len(texts) else ""
         title = f"── {panel.title}{more} "
         lines.append(line((title + "─" * max(0, width - len(title)), "dim")))
-        lines += panel.lines[:share_]
+        lines += texts[:given]
     for one in lines:
         one.truncate(width, overflow="ellipsis")
     return lines

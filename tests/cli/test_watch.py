@@ -45,6 +45,12 @@ def test_a_screen_is_as_high_as_the_terminal_and_never_wider(
     assert all(one.cell_len <= width for one in lines)
 
 
+def test_why_somebody_waits_goes_on_in_the_next_line() -> None:
+    panel = Panel("waiting", [line("word " * 50)], wraps=True)
+    lines = arrange([], [panel], line(), 80, 24)
+    assert "".join(one.plain for one in lines).count("word") == 50
+
+
 def readings(*totals: tuple[float, int]) -> list[tuple[float, dict[str, dict[str, int]]]]:
     return [(time, {"math": {"put": n}}) for time, n in totals]
 
@@ -89,10 +95,10 @@ def test_silent_workers_are_marked() -> None:
         Worker("done", 0, seen_at=now - 300, ended_at=now - 290),
     ]
     shown = [one.plain for one in worker_lines(Circumstances(now, {}, workers=workers))]
-    assert [text.split()[0] for text in shown] == ["quick", "killed", "done"]
-    assert "alive" in shown[0]
-    assert "put 7, 2 failed" in shown[0]
-    assert "SILENT for 5.0m" in shown[1]
+    assert [text.split()[0] for text in shown] == ["killed", "quick", "done"]
+    assert "SILENT for 5.0m" in shown[0]
+    assert "alive" in shown[1]
+    assert "put 7, 2 failed" in shown[1]
     assert "ended" in shown[2]
 
 

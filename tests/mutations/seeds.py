@@ -240,6 +240,33 @@ _RECORD = [
     ("lease-of-another", "storage/values.py", "if None not in (lease.database, database) and lease.database != database:", "if False:", "a lease of another store is refused"),
 ]  # fmt: skip
 
+_DIAGNOSIS = [
+    ("leased-when-new-ones-come", "rules/causes.py", "if not about.abandoned and need.missing <", "if False and need.missing <", "leases are no reason while new groups come sooner"),
+    ("failures-of-long-ago", "rules/causes.py", "    if bad.lately < share * put.lately:\n        return None\n", "", "what failed long ago is no reason now"),
+    ("one-of-two-waits", "rules/supply.py", "if all(one.name in waiting for one in about.alive)", "if any(one.name in waiting for one in about.alive)", "it is a deadlock only if all producers wait"),
+    ("first-task-is-named", "rules/diagnosis.py", "sorted(explained, key=lambda one: _ORDER.index(one[1][0].reason))", "explained", "of several tasks the worst is named"),
+    ("held-scans", "storage/sql/inspection/circumstances.py", "AND l.leased AND g.leased_until", "AND g.leased_until", "only leased lanes are looked at"),
+    ("texts-as-they-are", "rules/wording.py", "line = escape(", "line = str(", "hostile texts stay on their line"),
+]  # fmt: skip
+
+_WEB = [
+    ("web-escaped", "web/app.py", "autoescape=True", "autoescape=False", "no text becomes markup"),
+    ("web-hidden", "web/app.py", "finalize=texts.shown", "finalize=None", "hidden characters are shown"),
+    ("web-rebinding", "web/security.py", "if not is_loopback(host_of(request.headers)):", "if False:", "other names are refused without a token"),
+    ("web-token", "web/security.py", "return hmac.compare_digest(given.encode(errors=\"replace\"), self.token.encode())", "return bool(given)", "only the token opens"),
+    ("web-other-host", "web/security.py", '"/" + request.url.path.lstrip("/\\\\")', "request.url.path", "a token leads to no other host"),
+    ("web-methods", "web/security.py", 'if request.method not in ("GET", "HEAD"):', "if False:", "only reading is answered"),
+    ("web-headers", "web/security.py", "headers[name] = value", "pass", "every answer has the policy"),
+    ("web-token-of-host", "cli/serve.py", "elif not security.is_loopback(host):", "elif False:", "who listens elsewhere asks for a token"),
+    ("web-turns", "web/reading.py", "anyio.Semaphore(AT_ONCE)", "anyio.Semaphore(100)", "few reads at a time"),
+    ("web-endless", "web/reading.py", "return work(self.reader, self._seconds)", "return work(self.reader, 600.0)", "long reads are stopped"),
+    ("web-nulls-last", "storage/sql/inspection/group_pages.py", ", value.is_(None))", ")", "groups without a value are on the last pages"),
+    ("web-ties", "storage/sql/inspection/group_pages.py", "return or_(beyond, and_(value == after.value, uid)", "return or_(beyond, value == after.value", "a group is on one page"),
+    ("web-cut", "web/pages/group.py", "Text(text[: self.characters]", "Text(text[:]", "long texts are cut"),
+    ("web-prompt-values", "web/tokens.py", "found[-len(ids) :]", "found[: len(ids)]", "values of the prompt are left out"),
+    ("web-one-buffer", "web/app.py", 'parameters["buffer"] = self._buffer', 'parameters.setdefault("buffer", self._buffer)', "one buffer, whatever is asked for"),
+]  # fmt: skip
+
 MUTATIONS = [
     Mutation(name, area, file, old, new, law)
     for area, mutations in {
@@ -254,6 +281,8 @@ MUTATIONS = [
         "observe": _OBSERVE,
         "views": _VIEWS,
         "record": _RECORD,
+        "diagnosis": _DIAGNOSIS,
+        "web": _WEB,
     }.items()
     for name, file, old, new, law in mutations
 ]

@@ -32,7 +32,8 @@ def test_every_answer_forbids_what_the_page_doesnt_need(url: str, path: str) -> 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_only_reading_is_answered(url: str, method: str) -> None:
-    assert client_of(url).request(method, "/").status_code == 405
+    for path in ("/", "/nix"):
+        assert client_of(url).request(method, path).status_code == 405
     assert client_of(url).request("HEAD", "/").status_code == 200
 
 
