@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -26,22 +26,21 @@ _REPLAYBUF = (sys.executable, "-m", "replaybuf")
 _FILE = "run.db"
 _URL = f"sqlite:///{_FILE}"
 _LINES, _COLUMNS = 40, 110
-#: Seconds after which `watch` has read twice.
-_SETTLED = 5
 #: A group that stays, whose answers differ.
 _DIVERSE = """
 SELECT uid FROM rollouts JOIN groups USING (uid) WHERE groups.status = 'archived'
 GROUP BY uid ORDER BY max(rollouts.reward) - min(rollouts.reward) DESC, uid DESC LIMIT 1
 """
 _MINUTES = "SELECT count(*) FROM rb_history"
-#: Pages, with the width and height of their pictures, and whether they are dark.
-_PAGES = {
-    "overview": ("/", 1280, 1500, False),
-    "overview-dark": ("/", 1280, 900, True),
-    "groups": ("/groups", 1280, 800, False),
-    "group": ("/groups/{uid}", 1280, 1000, False),
-    "step": ("/steps/{step}", 1280, 1000, False),
+#: Pages, with the height of their pictures, and whether they are dark: while the run goes on, and after it, when what
+#: they show stays.
+_LIVE = {"overview": ("/", 1500, False), "overview-dark": ("/", 900, True)}
+_AFTERWARDS = {
+    "groups": ("/groups", 800, False),
+    "group": ("/groups/{uid}", 1000, False),
+    "step": ("/steps/{step}", 1000, False),
 }
+_WIDTH = 1280
 
 
 def main() -> None:
@@ -53,7 +52,8 @@ def main() -> None:
         with _ended(subprocess.Popen(demo, cwd=folder, stdout=subprocess.DEVNULL)):
             _wait_for_history(folder / _FILE)
             _picture_of_watch(folder)
-            _pictures_of_pages(folder)
+            _pictures_of_pages(folder, _LIVE)
+        _pictures_of_pages(folder, _AFTERWARDS)
 
 
 @contextmanager
@@ -91,8 +91,7 @@ def _picture_of_watch(folder: Path) -> None:
     watch = shlex.join([*_REPLAYBUF, "watch", _URL])
     subprocess.run([*tmux, "new-session", "-d", "-x", str(_COLUMNS), "-y", str(_LINES), watch], check=True, cwd=folder)
     try:
-        time.sleep(_SETTLED)
-        frame = subprocess.run([*tmux, "capture-pane", "-e", "-p"], check=True, capture_output=True, text=True).stdout
+        frame = _frame(tmux)
     finally:
         subprocess.run([*tmux, "kill-server"], check=True)
     with open(os.devnull, "w") as nowhere:
@@ -103,7 +102,17 @@ def _picture_of_watch(folder: Path) -> None:
     (PICTURES / "watch.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), "utf-8")
 
 
-def _pictures_of_pages(folder: Path) -> None:
+def _frame(tmux: Sequence[str]) -> str:
+    """Return what a terminal shows, with its colours, once something was read."""
+    for _ in range(60):
+        time.sleep(1)
+        seen = subprocess.run([*tmux, "capture-pane", "-e", "-p"], check=True, capture_output=True, text=True).stdout
+        if "last draws" in seen:
+            return seen
+    raise TimeoutError("replaybuf watch has shown nothing for a minute")
+
+
+def _pictures_of_pages(folder: Path, pages: Mapping[str, tuple[str, int, bool]]) -> None:
     serve = [*_REPLAYBUF, "serve", _URL, "--port", "0"]
     with subprocess.Popen(serve, cwd=folder, stdout=subprocess.PIPE, text=True) as process, _ended(process):
         assert process.stdout is not None
@@ -115,14 +124,14 @@ def _pictures_of_pages(folder: Path) -> None:
             "step": _ask(file, "SELECT max(step) FROM batches WHERE settled = groups"),
             "uid": _ask(file, _DIVERSE),
         }
-        for name, (path, width, height, dark) in _PAGES.items():
+        for name, (path, height, dark) in pages.items():
             address = found[0].rstrip("/") + path.format(**names)
-            _picture_of_page(address, PICTURES / f"{name}.png", width, height, dark=dark, profile=folder / "chromium")
+            _picture_of_page(address, PICTURES / f"{name}.png", height, dark=dark, profile=folder / "chromium")
 
 
-def _picture_of_page(address: str, picture: Path, width: int, height: int, *, dark: bool, profile: Path) -> None:
+def _picture_of_page(address: str, picture: Path, height: int, *, dark: bool, profile: Path) -> None:
     command = [os.environ.get("CHROMIUM", "chromium"), "--headless=new", "--no-sandbox", "--disable-gpu"]
-    command += ["--hide-scrollbars", f"--user-data-dir={profile}", f"--window-size={width},{height}"]
+    command += ["--hide-scrollbars", f"--user-data-dir={profile}", f"--window-size={_WIDTH},{height}"]
     command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--virtual-time-budget=3000"]
     command += [f"--screenshot={picture}", address]
     subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -94,7 +94,9 @@ async def test_a_lease_is_settled_by_what_it_acknowledges(buffer: ReplayBuffer) 
     await lease.acknowledge(uids[:1])
     await lease.give_back(uids[1:2])
     assert [row["settled"] for row in await rows(buffer)] == [1]
+    late = buffer.adopt(lease.handle, heartbeat=False)
     await lease.acknowledge()
+    await late.acknowledge()  # what was acknowledged before is passed over
     assert [row["settled"] for row in await rows(buffer)] == [2]
     left = {row["uid"]: (row["holder"], row["trained_step"]) for row in await rows(buffer, tables.group)}
     assert left == {uids[0]: (None, 9), uids[1]: (None, None), uids[2]: (None, 9)}
@@ -114,6 +116,21 @@ async def test_a_draw_that_nobody_received_is_not_kept(buffer: ReplayBuffer, sec
     assert [row["first_uid"] for row in await rows(buffer)] == uids[:1]
     [there] = [row for row in await rows(buffer, tables.group) if row["uid"] == uids[1]]
     assert (there["trained_step"], there["holder"], there["times_sampled"]) == (None, None, 0)
+
+
+async def test_an_undone_draw_has_trained_nothing(shared_url: str) -> None:
+    """A group that stays has the step of the draw before."""
+    async with build(shared_url, max_times_sampled=0) as buffer:
+        await put(buffer, 0, "gpu")
+        await buffer.get(1, TASK, current_train_step=1)
+        storage = buffer.storage
+        assert isinstance(storage, SQLStorage)
+        store = await storage._ready()
+        drawing = Drawing(store, storage.codec, Draw({TASK: 1}, train_step=2))
+        taken = await store.thread.run(drawing.run)
+        assert [row["trained_step"] for row in await rows(buffer, tables.group)] == [2]
+        await store.thread.run(lambda: drawing.undo(taken))
+        assert [row["trained_step"] for row in await rows(buffer, tables.group)] == [1]
 
 
 async def test_names_and_rewards_may_be_anything(buffer: ReplayBuffer) -> None:

@@ -150,6 +150,16 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
         Reason.SLOW,
         "1,000 groups an hour arrive, so the missing 64 take about 3.8m. Wait",
     ),
+    "failures of a bad beginning": (
+        why(
+            wait(),
+            tallies(failed=500, failed_put=500, completed_put=300),
+            workers=[LIVE],
+            before=Before(NOW - 3600, {("math", Status.FAILED): 500, ("math", C): 200}),
+        ),
+        Reason.SLOW,
+        "100 groups an hour arrive",
+    ),
     "failures before anybody counted by the minute": (
         why(
             wait(),

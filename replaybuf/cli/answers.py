@@ -58,8 +58,8 @@ def show_several(reader: Reader, uids: list[int], output: Output, layout: Layout
         return
     for found, decoded in groups:
         print_group(found, with_prompt=False)
-        if decoded and names_are_ours(found.rollouts[0], decoded[0]):
-            print_prompt(decoded[0].get("message"))
+        ours = decoded and names_are_ours(found.rollouts[0], decoded[0])
+        print_prompt(decoded[0].get("message") if ours else found.group["prompt"])
         console().print()
     for answers in chosen:
         print_beside(answers, layout)
@@ -85,16 +85,17 @@ def show_extremes(reader: Reader, wanted: Extremes, output: Output, layout: Layo
     places = reader.look(
         lambda look: extreme_rollouts(look, wanted.buffer, wanted.task, wanted.count, worst=wanted.worst)
     )
-    answers = []
+    answers, prompts = [], {}
     for uid, position in places:
         found, decoded = read_full(reader, uid)
+        prompt = decoded[position].get("message")
+        prompts[uid] = found.group["prompt"] if prompt is None else prompt  # of classes with other names: its beginning
         answers.append(answers_of(found, decoded, f"group {uid}, {found.group['task_name']}, ")[position])
     if not output.for_people:
         _print_rows(answers, output)
     elif not answers:
         output.note("there are no completed rollouts with a reward")
     else:
-        prompts = {one.row["uid"]: one.fields.get("message") for one in answers}
         for uid, prompt in prompts.items():
             print_prompt(prompt, f" of group {uid}")
         print_beside(answers, layout)

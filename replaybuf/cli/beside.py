@@ -84,6 +84,8 @@ def _cell(one: Answer, layout: Layout) -> tuple[Text, Sequence[tuple[str, str]]]
     cell.append(escape_line(one.title), style="bold")
     cell.append(f"\n{escape_line(summary(one.row))}\n", style=status_style(one.row))
     response = one.fields.get("response")
+    if response is None:  # of classes with other names the beginning is known
+        response = one.row["response"]
     tokens = None
     if layout.colour is not None:
         tokens = coloured(one.fields, response, layout.colour, full=layout.full)

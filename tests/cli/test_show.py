@@ -52,6 +52,13 @@ class Sample:
     turns: list[dict[str, str]]
 
 
+@dataclass
+class Scored:
+    question: str
+    answer: str
+    score: float
+
+
 async def test_full_shows_the_fields_of_a_class_with_other_names(tmp_path: Path) -> None:
     fields = {"prompt": "question", "response": "answer"}
     config = ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}", rollout_type=Sample, fields=fields)
@@ -213,6 +220,16 @@ def test_the_worst_and_the_best_answers_of_a_task_are_found(filled: str, option:
     shown = run("show", filled, option, 3, "--task", "math").stdout
     assert shown.count("The answer is") == 3
     assert "code" not in shown
+
+
+async def test_answers_of_a_class_with_other_names_are_shown(tmp_path: Path) -> None:
+    fields = {"prompt": "question", "response": "answer", "reward": "score"}
+    config = ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}", rollout_type=Scored, fields=fields)
+    async with config.build() as buffer:
+        await buffer.put([Scored("3+4=", "7", 1.0), Scored("3+4=", "8", 0.0)], "math")
+    shown = run("show", tmp_path / "run.db", "--worst", 2).stdout
+    assert "\n3+4=\n" in shown
+    assert re.search(r"(?m)^8 +7$", shown)
 
 
 def test_uids_and_extremes_are_a_usage_error(filled: str) -> None:

@@ -37,6 +37,7 @@ NEAR = {
     "produce": ("tests/produce", "-k", "not postgres"),
     "observe": ("tests/observe", "-k", "not postgres"),
     "diagnosis": ("tests/test_diagnosis.py", "tests/test_circumstances.py", "-k", "not postgres"),
+    "record": ("tests/test_batches.py", "tests/contract/test_sqlite.py"),
     "views": ("tests/test_views.py", "-k", "not postgres"),
     "web": ("tests/web", "-k", "not postgres"),
 }

@@ -235,7 +235,6 @@ _DIAGNOSIS = [
     ("failures-of-long-ago", "rules/causes.py", "    if bad.lately < share * put.lately:\n        return None\n", "", "what failed long ago is no reason now"),
     ("one-of-two-waits", "rules/supply.py", "if all(one.name in waiting for one in about.alive)", "if any(one.name in waiting for one in about.alive)", "it is a deadlock only if all producers wait"),
     ("first-task-is-named", "rules/diagnosis.py", "sorted(explained, key=lambda one: _ORDER.index(one[1][0].reason))", "explained", "of several tasks the worst is named"),
-    ("held-scans", "storage/sql/inspection/circumstances.py", "AND l.leased AND g.leased_until", "AND g.leased_until", "only leased lanes are looked at"),
     ("texts-as-they-are", "rules/wording.py", "line = escape(", "line = str(", "hostile texts stay on their line"),
 ]  # fmt: skip
 
@@ -257,6 +256,16 @@ _WEB = [
     ("web-one-buffer", "web/app.py", 'parameters["buffer"] = self._buffer', 'parameters.setdefault("buffer", self._buffer)', "one buffer, whatever is asked for"),
 ]  # fmt: skip
 
+_RECORD = [
+    ("batch-of-dollars", f"{_STATEMENTS}/batches.py", '.replace("$", r"\\u0024")', "", "no name ends the literal of a batch"),
+    ("batch-stays-undone", "storage/sql/tasks/delivery.py", "if taken.batch is not None:", "if False:", "a draw that nobody received is not kept"),
+    ("batch-settled-twice", f"{_STATEMENTS}/leases.py", "settle(tx, lease.token, len(mine))", "settle(tx, lease.token, len(uids))", "what was acknowledged before is passed over"),
+    ("holder-stays", f"{_STATEMENTS}/steps.py", '"leased_until": None, "holder": None}', '"leased_until": None}', "a group that came back has no holder"),
+    ("step-of-lane-lost", f"{_STATEMENTS}/batches.py", "return max((row.step for row in rows if row.step is not None), default=None)", "return None", "by default the step is that of the last refresh"),
+    ("undone-step-stays", f"{_STATEMENTS}/undoing.py", "case((nobody_since, row.column(\"trained_step\"))", "case((nobody_since, group.c.trained_step)", "a draw that is undone trained nothing"),
+    ("lease-of-another", "storage/values.py", "if None not in (lease.database, database) and lease.database != database:", "if False:", "a lease of another store is refused"),
+]  # fmt: skip
+
 MUTATIONS = [
     Mutation(name, area, file, old, new, law)
     for area, mutations in {
@@ -272,6 +281,7 @@ MUTATIONS = [
         "views": _VIEWS,
         "diagnosis": _DIAGNOSIS,
         "web": _WEB,
+        "record": _RECORD,
     }.items()
     for name, file, old, new, law in mutations
 ]
