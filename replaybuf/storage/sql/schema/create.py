@@ -80,8 +80,8 @@ def drop_views(connection: Connection) -> None:
     """Drop the views for people, if they are there. Raises SchemaError when somebody else has one of their names."""
     if taken := _taken_by_others(connection):
         raise SchemaError(
-            f"the database has tables or views named {', '.join(sorted(taken))} that are not replaybuf's; its views need "
-            "these names: rename yours, and upgrade again; nothing was changed"
+            f"the database has tables or views named {', '.join(sorted(taken))} that are not replaybuf's; its views "
+            "need these names: rename yours, and upgrade again; nothing was changed"
         )
     for view in VIEWS:
         connection.execute(text(f"DROP VIEW IF EXISTS {view}"))
