@@ -28,7 +28,7 @@ from replaybuf.web import texts
 from replaybuf.web.ask import Ask
 from replaybuf.web.pages import PAGES, Page
 from replaybuf.web.reading import READ_SECONDS, Readings
-from replaybuf.web.security import Guard
+from replaybuf.web.security import Guard, path_of
 from replaybuf.web.wrong import NotThereError
 
 _HERE = Path(__file__).parent
@@ -155,10 +155,10 @@ class _Site:
     def refusal(self, request: Request, status: int, reason: str) -> Response:
         """Return the page that says why something isn't answered."""
         title = _REASONS.get(status, "That didn't work")
-        if request.url.path.startswith("/api/"):
+        if path_of(request).startswith("/api/"):
             return Response(texts.as_json({"error": reason}), status, media_type="application/json")
         text = self._render(
-            "error.html", Ask({}), name="", title=title, reason=reason, status=status, path=request.url.path
+            "error.html", Ask({}), name="", title=title, reason=reason, status=status, path=path_of(request)
         )
         return HTMLResponse(text, status)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ HEADERS = {
 #: The fewest characters of a token that somebody chose.
 MIN_TOKEN = 16
 _SECONDS = 30 * 86_400
+_HOST = re.compile(r"[A-Za-z0-9._-]*(?::\d*)?|\[[0-9A-Fa-f:.]+\](?::\d*)?")
 
 Refuse = Callable[[Request, int, str], Response]
 
@@ -101,7 +103,9 @@ class Guard:
             response = self.refuse(request, 405, "These pages are only read: there is nothing but GET and HEAD.")
             response.headers["Allow"] = "GET, HEAD"
             return response
-        if request.url.path.startswith("/static/"):  # of the package: the same for everybody
+        if not _HOST.fullmatch(request.headers.get("host", "")):
+            return self.refuse(request, 400, "The Host header is no name or address with a port.")
+        if path_of(request).startswith("/static/"):  # of the package: the same for everybody
             return None
         if self.token is None:
             if not is_loopback(host_of(request.headers)):
@@ -123,8 +127,8 @@ class Guard:
     def _let_in(self, request: Request) -> Response:
         """Keep the token in a cookie, and open the same page without it in the URL."""
         assert self.token is not None
-        rest = [(name, value) for name, value in parse_qsl(request.url.query) if name != "token"]
-        path = "/" + request.url.path.lstrip("/\\")  # never to another host
+        rest = [(name, value) for name, value in parse_qsl(request.scope["query_string"]) if name != b"token"]
+        path = "/" + path_of(request).lstrip("/\\")  # never to another host
         response = RedirectResponse(f"{path}?{urlencode(rest)}" if rest else path, 303)
         response.set_cookie(_cookie(request), self.token, max_age=_SECONDS, httponly=True, samesite="strict", path="/")
         return response
@@ -135,7 +139,13 @@ class Guard:
 
 def _cookie(request: Request) -> str:
     """Return the name of the cookie: browsers give those of a host to all of its ports."""
-    return f"replaybuf_token_{request.url.port or 80}"
+    _, port = request.scope.get("server") or ("", None)
+    return f"replaybuf_token_{port or 80}"
+
+
+def path_of(request: Request) -> str:
+    """Return the path that is asked for: `request.url` is made from the Host header, too, which anybody may write."""
+    return str(request.scope["path"])
 
 
 def host_of(headers: Headers) -> str:

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 
 from replaybuf.errors import ConfigError
 
-#: Requests that are answered at the same time; others are refused (503).
-CONNECTIONS = 64
+#: Connections that are open at the same time, idle ones included; others are refused (503). Few of them read at once.
+CONNECTIONS = 512
 _SECONDS_TO_END = 2
 
 

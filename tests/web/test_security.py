@@ -57,6 +57,14 @@ def test_a_token_is_asked_for(url: str) -> None:
     assert client.get("/", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
+@pytest.mark.parametrize("host", ["a/static/", "localhost/static/", "a?", "a@b", "a b", "[::1]/static/"])
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_no_host_header_opens_the_pages(url: str, host: str, token: str | None) -> None:
+    answer = client_of(url, token=token).get("/api/groups.json", headers={"Host": host})
+    assert answer.status_code == 400
+    assert "groups" not in answer.json()
+
+
 def test_a_token_is_kept_in_a_cookie_and_leaves_the_address(url: str) -> None:
     client = client_of(url, host="10.0.0.7", token=TOKEN)
     answer = client.get(f"/groups?order=uid&token={TOKEN}&size=3")

@@ -82,7 +82,7 @@ def read_circumstances(look: Look, buffer: str, waits: Sequence[Wait]) -> Circum
         trainer=_read_trainer(look, buffer),
         steps=_read_steps(look, buffer),
         before=_before(*minutes[0]) if minutes else None,
-        last_put=_read_last_puts(look, buffer, drawn) | _last_changes(minutes, _puts(tallies), now),
+        last_put=_latest(_read_last_puts(look, buffer, drawn), _last_changes(minutes, _puts(tallies))),
         last_take=None if drawn is None else Taking(drawn["worker"], drawn["time"], drawn["groups"]),
         errors=errors,
         failed_by=failed_by,
@@ -178,13 +178,19 @@ def _puts(tallies: Tallies) -> dict[str, int]:
     return puts
 
 
-def _last_changes(minutes: Sequence[tuple[float, _Figures]], puts: Mapping[str, int], now: float) -> dict[str, float]:
-    """Return when something was put into each task in the time of these minutes, to the minute."""
+def _latest(*times: Mapping[str, float]) -> dict[str, float]:
+    """Return the latest of these times of each task."""
+    tasks = {task for one in times for task in one}
+    return {task: max(one[task] for one in times if task in one) for task in tasks}
+
+
+def _last_changes(minutes: Sequence[tuple[float, _Figures]], puts: Mapping[str, int]) -> dict[str, float]:
+    """Return the beginning of the last of these minutes in which something was put into each task."""
     last = {}
     for task, count in puts.items():
         for minute, tasks in reversed(minutes):
             if tasks.get(task, {}).get("put", 0) < count:
-                last[task] = min(now, minute + _MINUTE)
+                last[task] = minute
                 break
     return last
 
