@@ -18,7 +18,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Column, Connection, MetaData, Table, inspect, make_url, text
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.errors import SchemaError
+from replaybuf.errors import NotADatabaseError, SchemaError
 from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -178,6 +178,21 @@ def test_the_revisions_are_those_of_the_chain() -> None:
     config.set_main_option("script_location", str(migrations_folder()))
     chain = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
     assert tuple(reversed(chain)) == REVISIONS
+
+
+@pytest.mark.parametrize("kind", ["TABLE", "VIEW"])
+async def test_what_somebody_else_has_named_like_our_views_stays(two_urls: tuple[str, str], kind: str) -> None:
+    old, new = two_urls
+    await run(old, lambda connection: upgrade(connection, "0006"))
+    for url in two_urls:
+        await run(url, lambda connection: connection.execute(text(f"CREATE {kind} events AS SELECT 1 AS mine")))
+    with pytest.raises(SchemaError, match=r"named events that are not replaybuf's.*nothing was changed"):
+        await run(old, upgrade)
+    with pytest.raises(NotADatabaseError, match="named events that are not replaybuf's"):
+        await run(new, create)
+    for url in two_urls:
+        assert await run(url, lambda connection: connection.execute(text("SELECT mine FROM events")).scalar()) == 1
+    assert await run(old, current_revision) == "0006"
 
 
 async def test_an_upgrade_keeps_the_data(two_urls: tuple[str, str]) -> None:

@@ -69,7 +69,7 @@ async def test_a_database_of_someone_else_stays_as_it_is(shared_url: str) -> Non
         connection.close()
     else:
         execute(shared_url, "CREATE TABLE rb_group (x int)")
-    await refused(shared_url, NotADatabaseError, "tables named rb_group that are not replaybuf's")
+    await refused(shared_url, NotADatabaseError, "tables or views named rb_group that are not replaybuf's")
 
 
 @pytest.mark.parametrize("share", [0.5, 0.05])

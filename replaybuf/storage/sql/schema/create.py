@@ -12,6 +12,7 @@ from pathlib import Path
 from sqlalchemy import (
     Column,
     Connection,
+    Inspector,
     MetaData,
     PrimaryKeyConstraint,
     String,
@@ -56,11 +57,11 @@ def create_schema(connection: Connection, where: str) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": 0x5EB10})
     if check_schema(connection, where):
         return
-    taken = set(inspect(connection).get_table_names()) & {*metadata.tables, *VIEWS}
+    taken = (set(inspect(connection).get_table_names()) & metadata.tables.keys()) | _taken_by_others(connection)
     if taken:
         raise NotADatabaseError(
-            f"{where} already has tables named {', '.join(sorted(taken))} that are not replaybuf's; "
-            "use another database"
+            f"{where} already has tables or views named {', '.join(sorted(taken))} that are not replaybuf's; "
+            "use another database, or rename them"
         )
     metadata.create_all(connection)
     finish_tables(connection)
@@ -76,9 +77,25 @@ def create_views(connection: Connection) -> None:
 
 
 def drop_views(connection: Connection) -> None:
-    """Drop the views for people, if they are there."""
+    """Drop the views for people, if they are there. Raises SchemaError when somebody else has one of their names."""
+    if taken := _taken_by_others(connection):
+        raise SchemaError(
+            f"the database has tables or views named {', '.join(sorted(taken))} that are not replaybuf's; its views "
+            "need these names: rename yours, and upgrade again; nothing was changed"
+        )
     for view in VIEWS:
         connection.execute(text(f"DROP VIEW IF EXISTS {view}"))
+
+
+def _taken_by_others(connection: Connection) -> set[str]:
+    """Return the names of our views that tables or views of somebody else have: ours read our tables."""
+    found = inspect(connection)
+    views = {name for name in set(found.get_view_names()) & set(VIEWS) if "rb_" not in _definition(found, name)}
+    return views | (set(found.get_table_names()) & set(VIEWS))
+
+
+def _definition(found: Inspector, view: str) -> str:
+    return str(found.get_view_definition(view) or "")
 
 
 def finish_tables(connection: Connection) -> None:

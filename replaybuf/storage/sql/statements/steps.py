@@ -148,5 +148,5 @@ def set_aside(tx: Transaction, home: Lane, reasons: Mapping[int, str]) -> None:
     """Make groups of a lane FAILED, each with its own reason."""
     steps = [(home.task_name, transitions.set_aside(home.status, why), [uid]) for uid, why in reasons.items()]
     apply(tx, steps, [home])
-    for uid, why in reasons.items():
-        note(tx, EventKind.SET_ASIDE, task_name=home.task_name, groups=1, uids=[uid], detail=why)
+    uids, why = list(reasons), next(iter(reasons.values()), None)
+    note(tx, EventKind.SET_ASIDE, task_name=home.task_name, groups=len(uids), uids=uids, detail=why)
