@@ -1,12 +1,14 @@
 """Spans of OpenTelemetry, where the application has set a tracer provider; otherwise nothing, at next to no cost.
 
-This imports nothing: whoever has set a provider has imported `opentelemetry.trace`.
+This imports nothing: whoever has set a provider has imported `opentelemetry.trace`. What fails there (a sampler, a
+processor, an exporter) is logged, and changes nothing of the calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +28,8 @@ _QUOTING = (RolloutError, DecodeError, InputError)
 _LONGEST = 200
 _MODULE = "opentelemetry.trace"
 
+_logger = logging.getLogger("replaybuf.tracing")
+
 
 def traced(
     name: str, before: Callable[..., Attributes], after: Callable[[Any], Attributes] | None = None
@@ -43,7 +47,7 @@ def traced(
             tracer = _tracer()
             if tracer is None:
                 return await method(*args, **kwargs)
-            with tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False) as span:
+            with _spanned(tracer, name) as span:
                 _describe(span, before, *args, **kwargs)
                 with _told(span):
                     result = await method(*args, **kwargs)
@@ -64,7 +68,8 @@ def waiting(kind: str) -> Iterator[Callable[[], None]]:
     def begin() -> None:
         tracer = None if started else _tracer()
         if tracer is not None:
-            started.append(tracer.start_span("replaybuf.wait", attributes={"replaybuf.kind": kind}))
+            with _harmless():
+                started.append(tracer.start_span("replaybuf.wait", attributes={"replaybuf.kind": kind}))
 
     try:
         yield begin
@@ -74,7 +79,31 @@ def waiting(kind: str) -> Iterator[Callable[[], None]]:
         raise
     finally:
         for span in started:
-            span.end()
+            with _harmless():
+                span.end()
+
+
+@contextmanager
+def _spanned(tracer: Any, name: str) -> Iterator[Any]:
+    """Make a current span of the block; None where none could be begun."""
+    current = span = None
+    with _harmless():
+        current = tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False)
+        span = current.__enter__()
+    try:
+        yield span
+    finally:
+        if span is not None:
+            with _harmless():
+                current.__exit__(None, None, None)
+
+
+@contextmanager
+def _harmless() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        _logger.warning("a span was lost: the application's tracing failed", exc_info=True)
 
 
 _NONE: tuple[Any, Any] = (None, None)
@@ -101,8 +130,8 @@ def _tracer() -> Any:
 
 
 def _describe(span: Any, describe: Callable[..., Attributes], *args: Any, **kwargs: Any) -> None:
-    if span.is_recording():
-        with suppress(Exception):  # of arguments that are wrong: the call says so
+    with suppress(Exception):  # of arguments that are wrong: the call says so
+        if span is not None and span.is_recording():
             for name, value in describe(*args, **kwargs).items():
                 if value is not None:
                     span.set_attribute(f"replaybuf.{name}", value[:_LONGEST] if isinstance(value, str) else value)
@@ -119,6 +148,12 @@ def _told(span: Any) -> Iterator[None]:
 
 def _tell(span: Any, error: BaseException) -> None:
     """Tell a span of an error. Tracebacks and causes are left out: drivers quote parameters in theirs."""
+    if span is not None:
+        with _harmless():
+            _tell_span(span, error)
+
+
+def _tell_span(span: Any, error: BaseException) -> None:
     if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
         span.set_attribute("replaybuf.cancelled", True)
         return

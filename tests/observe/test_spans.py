@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -169,6 +169,25 @@ async def test_a_cancelled_call_is_no_error(buffer: ReplayBuffer[Any], exporter:
         (name, attributes["cancelled"], span.status.status_code.name) for name, attributes, span in spans(exporter)
     ]
     assert found == [("wait", True, "UNSET"), ("take", True, "UNSET")]
+
+
+@pytest.mark.parametrize("when", ["on_start", "on_end"])
+async def test_tracing_that_fails_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: object, *args: object, **options: object) -> None:
+        raise RuntimeError("no collector")
+
+    provider = TracerProvider()
+    provider.add_span_processor(type("Failing", (SpanProcessor,), {when: fail})())
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build() as buffer:
+        await buffer.put(group(), "math")
+        batch, _ = await buffer.take_batch({"math": 1}, timeout=5)
+        assert len(batch["math"]) == 1
+        with pytest.raises(NotReadyError):
+            await buffer.take_batch({"math": 1}, timeout=0.05)
+    assert "a span was lost" in caplog.text
 
 
 def test_nothing_imports_opentelemetry() -> None:
