@@ -10,7 +10,7 @@ from replaybuf.rollouts.status import Status
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
-from replaybuf.storage.sql.inspection.buffers import DEFAULT, buffers_of, check_buffer
+from replaybuf.storage.sql.inspection.buffers import DEFAULT, buffers_of, check_buffer, in_order
 from replaybuf.storage.sql.inspection.circumstances import (
     LIVE_SECONDS,
     Waiter,
@@ -66,7 +66,7 @@ def explain(
     InputError when only other buffers exist.
     """
     check_buffer(look, buffer)
-    names = sorted({*buffers_of(look), *_waited_for(look)}) if buffer is None else [buffer]
+    names = sorted({*buffers_of(look), *_waited_for(look)}, key=in_order) if buffer is None else [buffer]
     return [_explain(look, name, question, asked, tx) for name in names or [DEFAULT]]
 
 
