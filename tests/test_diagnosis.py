@@ -191,6 +191,11 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
         Reason.HELD_BACK,
         "(0 of 16): 48 completed groups are there, but min_size is 64: 16 more have to be put",
     ),
+    "min_size, and no producer is left": (
+        why(wait(16), tallies(completed=48, completed_put=48), limits=Limits(min_size=64), workers=[KILLED]),
+        Reason.HELD_BACK,
+        "16 more have to be put. Start the producers again, or lower the limit.",
+    ),
     "samples_per_insert": (
         why(
             wait(16),
@@ -428,3 +433,28 @@ def test_of_hundreds_of_tasks_few_are_named() -> None:
     found = diagnose(Wait({task: 9 for task, _, _ in counts}), Circumstances(NOW, counts, workers=[LIVE]))
     assert len(str(found)) < 1500
     assert found.facts[-1].text == "294 more tasks lack groups"
+
+
+def test_what_the_consumer_lacks_is_said_with_all_that_is_known() -> None:
+    """The producer that has put is one, though it waits."""
+    waits = [FOR_ROOM, Wait({"math": 8, "code": 8}, worker="trainer-1")]
+    found = why(FOR_ROOM, FULL | tallies("code", completed=3), limits=BLOCK, workers=[LIVE], waits=waits)
+    assert [fact.reason for fact in found.facts] == [Reason.PRODUCERS_HELD_BACK]
+    assert "gen-1 waits since 1.0m for room" in found.facts[0].text
+
+
+@pytest.mark.parametrize(
+    ("before", "last_put", "hourly"),
+    [
+        (None, 200, None),
+        (Before(NOW - 190, {("math", C): 4}), 200, None),
+        (Before(NOW - 600, {("math", C): 0}), 200, 24),
+        (Before(NOW - 600, {("math", C): 4}), 3600, 0),
+    ],
+    ids=["nothing was noted", "all was put before it was", "some since", "none since"],
+)
+def test_what_comes_an_hour_is_unknown_where_it_was_not_noted(
+    before: Before | None, last_put: float, hourly: float | None
+) -> None:
+    about = Circumstances(NOW, tallies(completed_put=4), before=before, last_put={"math": NOW - last_put})
+    assert about.hourly("math", C) == hourly

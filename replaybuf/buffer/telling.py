@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from replaybuf.rules.circumstances import Wait
 from replaybuf.storage.contract import GroupStorage, PresenceStorage
-from replaybuf.storage.presence import Waiting
+from replaybuf.storage.presence import GaveUp, Waiting
 
 #: Seconds after which a wait is reported in the log, and between reports.
 REPORT_SECONDS = 30.0
@@ -85,7 +85,26 @@ class Telling:
             self._shown = Waiting(self.wait, self._worker, self._storage.rules.limits, reason)
             self._storage.announce(self._shown)
 
+    @property
+    def is_long(self) -> bool:
+        """Whether the wait is so old that others are shown it."""
+        return _is_long(self.wait)
+
+    def give_up(self, reason: str, task_name: str | None = None) -> None:
+        """Note that the wait ends by its timeout, and why it isn't over; of the task, if it is about one."""
+        give_up(self._storage, self.wait, self._worker, reason, task_name)
+
     def close(self) -> None:
         """Note that the wait is over."""
         if self._shown is not None and isinstance(self._storage, PresenceStorage):
             self._storage.withdraw(self._shown)
+
+
+def give_up(storage: GroupStorage, wait: Wait, worker: str, reason: str, task_name: str | None = None) -> None:
+    """Note that a wait ends by its timeout. Nothing is made of one that others weren't shown."""
+    if isinstance(storage, PresenceStorage) and _is_long(wait):
+        storage.give_up(GaveUp(wait, worker, time.time(), reason, task_name))
+
+
+def _is_long(wait: Wait) -> bool:
+    return wait.since is not None and time.time() - wait.since >= SHOW_SECONDS

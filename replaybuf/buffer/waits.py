@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from replaybuf.buffer.telling import Telling
+from replaybuf.buffer.telling import SHOW_SECONDS, Telling, give_up
 from replaybuf.buffer.wants import check_possible, end_of, wait_for_room, wait_of
 from replaybuf.errors import FullError, NotReadyError, StorageError
 from replaybuf.query import LogicNode, ScalarNode
@@ -110,13 +110,15 @@ class Waits:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 await self.until_ready(draw, deadline, timeout)
+                wait = wait_of(draw, _began(deadline, timeout), timeout)
+                give_up(self._storage, wait, self._worker(), "Others hold some of the groups.")
                 raise NotReadyError(f"after {timeout:g} s: others hold some of the groups; nothing was taken")
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
 
     async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> None:
         """Wait until all groups that the draw needs are there. Raises NotReadyError, saying what is missing."""
         check_possible(draw, self._storage.rules.limits)
-        began = time.time()
+        began = _began(deadline, timeout)
 
         def described() -> Wait:
             return wait_of(draw, began, timeout)
@@ -140,6 +142,7 @@ class Waits:
                     if remaining <= 0:
                         error = NotReadyError(f"after {timeout:g} s: {why}; nothing was taken")
                         error.diagnosis = why
+                        telling.give_up(why.sentence, why.task_name)
                         raise error
                     telling.tell(why.sentence, str(why))
                 begin()
@@ -228,8 +231,11 @@ class Waits:
                     async with asyncio.timeout_at(_loop_deadline(deadline)):
                         await line.turn.acquire()
                 except TimeoutError as error:
-                    why = f"task {new.task_name}: others wait for room, too"
-                    await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error)
+                    why, found = f"task {new.task_name}: others wait for room, too", None
+                    if timeout >= SHOW_SECONDS:
+                        found = await self.why(described(), await self._tallies(), over=True)
+                        give_up(self._storage, described(), self._worker(), found.sentence, new.task_name)
+                    await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error, found)
                 try:
                     with closing(self.telling("waiting for room", described)) as telling:
                         return await self._put_in_turn(new, deadline, timeout, telling)
@@ -266,6 +272,7 @@ class Waits:
                 full = found.reason == Reason.PRODUCERS_HELD_BACK  # the group may need more room than the others
                 sentence, all_of_it = (found.sentence, str(found)) if full else (why, why)
                 if remaining <= 0:
+                    telling.give_up(sentence, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {all_of_it}; nothing was stored", found=found)
                 telling.tell(sentence, all_of_it)
             await self._changed(seen, min(remaining, telling.pause))
@@ -316,6 +323,11 @@ def _timed(waited: Waited, kind: str) -> Iterator[Callable[[], None]]:
         if started:
             waited.count += 1
             waited.seconds += time.monotonic() - started[0]
+
+
+def _began(deadline: float, timeout: float) -> float:
+    """Return when a wait with this deadline began, in seconds since the epoch; now if it never ends."""
+    return time.time() - (0.0 if math.isinf(timeout) else timeout - (deadline - time.monotonic()))
 
 
 def _loop_deadline(deadline: float) -> float:

@@ -50,8 +50,9 @@ def why(
 ) -> None:
     """Say why a trainer or a producer waits: the cause to remove in one sentence, the numbers below.
 
-    There is a line for each process that waits at this moment. Where none does, it is about a draw of one group that
-    somebody might do now; so it is with --size, --status or --where, which say what for. Other causes, which may come
+    There is a line for each process that waits at this moment. Where none does, the first line says who gave up
+    last, if that was within a day, and who did has not gone on since; then it is about a draw of one group that
+    somebody might do now. So it is with --size, --status or --where, which say what for. Other causes, which may come
     next, follow as "also". Below are the groups by status with what was put and drawn since the beginning, who leases
     groups and until when, the workers (a "silent" one gave no sign of life for a minute, without having ended), and the
     limits in force.
@@ -131,6 +132,7 @@ def _as_json(found: Explanation) -> dict[str, Any]:
         "buffer": found.buffer,
         "now": _time(about.now),
         "somebody_waits": not found.asked,
+        "gave_up": None if found.gave_up is None else asdict(found.gave_up) | {"time": _time(found.gave_up.time)},
         "waits": waits,
         "tasks": _tasks(about),
         "leases": [asdict(one) | {"until": _time(one.until)} for one in about.held],
@@ -180,6 +182,9 @@ def _lines(found: Explanation, *, several: bool) -> Iterable[str]:
     now, of = found.about.now, f" of {found.buffer}" if several else ""
     alike = Counter((one.wait.worker, one.diagnosis.sentence) for one in found.waits)
     shown = list({(one.wait.worker, one.diagnosis.sentence): one for one in reversed(found.waits)}.values())[::-1]
+    if last := found.gave_up:
+        text = f"{last.worker or 'somebody'} gave up {units.age(now - last.time)} ago, {last.detail}"
+        yield f"{escape_line(f'Nobody waits now{of}; {text}')}\n"
     for one in shown[:_MOST_WAITS]:
         wait, times = one.wait, alike[(one.wait.worker, one.diagnosis.sentence)]
         who = f"{wait.worker or 'somebody'}{f' ({times} calls)' if times > 1 else ''}{of}"
@@ -226,7 +231,7 @@ def _tasks(about: Circumstances) -> list[dict[str, Any]]:
                 "leased": leased,
                 "put": put,
                 "drawn": drawn_often,
-                "completed_per_hour": None if about.before is None else about.rate(task, Status.COMPLETED) * 3600,
+                "completed_per_hour": about.hourly(task, Status.COMPLETED),
                 "last_put": _time(last),
                 "refreshed_to": about.steps.get(task),
             }

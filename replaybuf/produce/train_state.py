@@ -58,6 +58,9 @@ async def wait_published(
                 return state
             remaining = deadline - time.monotonic()
             if remaining <= 0:
+                if telling.is_long:
+                    why = await buffer.waits.why(telling.wait, await buffer.tallies(), over=True)
+                    telling.give_up(why.sentence)
                 raise NotReadyError(f"after {patience:g} s: the trainer has published {news}; is it running?")
             if telling.due:
                 why = await buffer.waits.why(telling.wait, await buffer.tallies())

@@ -194,7 +194,9 @@ class _Work:
         self.idle = self.idle or self.sampler.buffer.waits.for_trainer(self.patience)
         await asyncio.sleep(_LOOK_SECONDS)
         if time.monotonic() - self.busy > self.patience:
-            raise NotReadyError(f"after {self.patience:g} s: {await self._why_idle(state)}")
+            why = await self._why_idle(state)
+            self.idle.give_up(why, self.sampler.task_name)
+            raise NotReadyError(f"after {self.patience:g} s: {why}")
         if self.idle.due:
             self.idle.tell(await self._why_idle(state))
 

@@ -117,7 +117,8 @@ def held_back(need: Need, about: Circumstances) -> Cause | None:
         # Each put allows so many draws more.
         more = f"{math.ceil(need.missing / (limits.samples_per_insert or 1.0)):,} more have to be put"
     text = f"{groups(level.completed, 'completed')} {_is(level.completed)} there, but {limits.why_slow(level)}: {more}"
-    return Cause(Reason.HELD_BACK, text, "Wait for the producers, or lower the limit")
+    producers = "Start the producers again" if about.abandoned else "Wait for the producers"
+    return Cause(Reason.HELD_BACK, text, f"{producers}, or lower the limit")
 
 
 def no_match(need: Need, about: Circumstances) -> Cause | None:

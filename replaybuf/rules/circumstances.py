@@ -26,6 +26,9 @@ IN_FLIGHT = (Status.INIT, Status.ABORTED, Status.EXPIRED)
 #: A worker that gave no sign of life for this long, and didn't end, is silent: it was killed, or its host is lost.
 SILENT_SECONDS = 60.0
 
+# What was put just before a minute was noted is in it, and was put in no time that is known.
+_NOTED_WITHIN = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Wait:
@@ -194,6 +197,17 @@ class Circumstances:
         if self.before is None:
             return 0.0
         return self.put(task, status).lately / max(1.0, self.now - self.before.time)
+
+    def hourly(self, task: str, status: Status) -> float | None:
+        """Return how many groups of a status were put in an hour; None where it isn't known.
+
+        That is where nothing was noted before the last ones were put.
+        """
+        if self.before is None:
+            return None
+        rate = self.rate(task, status) * 3600
+        seen = self.last_put.get(task, 0.0) < self.before.time - _NOTED_WITHIN
+        return rate if rate or seen else None
 
     def expired(self, task: str) -> Counted:
         """Return the number of groups that expired: in a refresh, or before they could be stored."""

@@ -10,7 +10,7 @@ Names, queries and error texts are shortened, and what could drive a terminal in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from replaybuf.rollouts.status import Status
 from replaybuf.rules import causes, supply
@@ -160,7 +160,7 @@ def _who_should_take(task: str, about: Circumstances) -> tuple[str, str, list[Fa
     """Return what the consumers of a full task do, what is to be done, and why those wait who should draw."""
     waiting = [other for other in about.waits if other.kind == "groups"]
     for other in sorted(waiting, key=lambda other: task not in other.wants):
-        why = diagnose(other, Circumstances(about.now, about.tallies, about.limits))
+        why = diagnose(other, replace(about, matches=None))
         name = brief(other.worker or "its consumer")
         text = f"{name}, which should draw them, waits itself for {wanted(other.wants, other.status)}"
         if other.query is not None:

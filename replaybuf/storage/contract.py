@@ -24,7 +24,7 @@ from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import Tally
-from replaybuf.storage.presence import Waiting
+from replaybuf.storage.presence import GaveUp, Waiting
 from replaybuf.storage.values import (
     Changes,
     Checkpoint,
@@ -319,12 +319,16 @@ class PresenceStorage(GroupStorage):
     def announce(self, waiting: Waiting) -> None:
         """Show that a call waits, from now until it is withdrawn, with the `reason` that it has at each moment.
 
-        Neither this nor `withdraw` waits, or raises an error of the store: both may be called from any thread.
+        Neither this nor `withdraw` and `give_up` waits, or raises an error of the store. Any thread may call them.
         """
 
     @abstractmethod
     def withdraw(self, waiting: Waiting) -> None:
         """Note that a call no longer waits."""
+
+    @abstractmethod
+    def give_up(self, gave_up: GaveUp) -> None:
+        """Note that a wait of more than a second ended by its timeout, for whoever asks later, as far as it is kept."""
 
     @abstractmethod
     async def circumstances(self, wait: Wait) -> Circumstances:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sqlite3
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from replaybuf import NotReadyError, ReplayBufferConfig
+from replaybuf.buffer import telling
 from replaybuf.rules.reasons import Reason
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.inspection.circumstances import read_circumstances, read_waiters
@@ -23,6 +26,7 @@ from tests.cli.conftest import BACKENDS, run, run_json, start
 from tests.cli.example import HOSTILE
 from tests.cli.waiting import Scene, shuffled
 from tests.postgres import execute, new_database
+from tests.stores import group
 
 _ROOT = Path(__file__).parents[2]
 PAGE = _ROOT / "docs" / "why.md"
@@ -150,6 +154,32 @@ def test_where_nobody_waits_it_is_about_a_draw_now(filled: str) -> None:
     assert lines[0] == "If somebody drew now: Ready: 3 completed groups of code can be drawn now."
     assert lines[1] == "If somebody drew now: Ready: 8 completed groups of math can be drawn now."
     assert run("why", filled, "code").stdout.count("If somebody") == 1
+
+
+async def _give_up(url: str) -> None:
+    """Wait for what nobody ever puts, in a buffer of its own."""
+    async with ReplayBufferConfig(url=url, name="first").build() as first:
+        await first.put(group(1), "math")
+    async with ReplayBufferConfig(url=url, name="later", worker="trainer-1").build() as later:
+        with pytest.raises(NotReadyError):
+            await later.take_batch({"math": 4}, timeout=0.2)
+
+
+def test_who_gave_up_is_told_when_nobody_waits(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing was ever put; what a draw would find now follows."""
+    monkeypatch.setattr(telling, "SHOW_SECONDS", 0.1)
+    asyncio.run(_give_up(shared_url))
+    first, now, *_ = run("why", shared_url, "--buffer", "later").stdout.splitlines()
+    said = r"Nobody waits now; trainer-1 gave up \ds ago, after 0s of waiting for groups: Nothing is ready for math .*"
+    assert re.fullmatch(said, first), first
+    assert "nothing was ever put into this buffer" in first
+    assert now.startswith("If somebody drew now: Nothing is ready for any task")
+    assert "gave up" not in run("why", shared_url, "--buffer", "later", "--size", 2).stdout
+    one, other = run_json("why", shared_url)
+    assert (one["buffer"], one["gave_up"]) == ("first", None)
+    assert other["buffer"] == "later"
+    assert (other["gave_up"]["worker"], other["gave_up"]["task_name"]) == ("trainer-1", "math")
+    assert "Nobody waits now of later; trainer-1 gave up" in run("why", shared_url).stdout
 
 
 def test_a_draw_may_be_asked_for(filled: str) -> None:

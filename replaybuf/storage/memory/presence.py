@@ -10,7 +10,7 @@ from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.train_state import TRAINER, TrainState
 from replaybuf.storage.contract import PresenceStorage
 from replaybuf.storage.memory.state import Memory
-from replaybuf.storage.presence import Waiting
+from replaybuf.storage.presence import GaveUp, Waiting
 
 
 class Presence(Memory, PresenceStorage):
@@ -23,6 +23,9 @@ class Presence(Memory, PresenceStorage):
     def withdraw(self, waiting: Waiting) -> None:
         with self._lock:
             self._waits.pop(waiting.number, None)
+
+    def give_up(self, gave_up: GaveUp) -> None:
+        """Nobody could ask later: there are no events."""
 
     async def circumstances(self, wait: Wait) -> Circumstances:
         tallies = await self.tallies()

@@ -21,7 +21,7 @@ from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.storage.contract import PresenceStorage, StorageBackend
-from replaybuf.storage.presence import Waiting
+from replaybuf.storage.presence import GaveUp, Waiting
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.copies.state_dict import load_state, read_state
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -336,6 +336,11 @@ class SQLStorage(StorageBackend, PresenceStorage):
         store = self._open
         if store is not None:
             store.presence.withdraw(waiting)
+
+    def give_up(self, gave_up: GaveUp) -> None:
+        store = self._open
+        if store is not None and store.thread.pid == os.getpid():
+            store.presence.give_up(gave_up)
 
     async def circumstances(self, wait: Wait) -> Circumstances:
         return await self._read(lambda tx: circumstances_of(tx, wait))

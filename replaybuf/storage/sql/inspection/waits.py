@@ -10,7 +10,7 @@ from replaybuf.rollouts.status import Status
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
-from replaybuf.storage.sql.inspection.buffers import DEFAULT, buffers_of, check_buffer, in_order
+from replaybuf.storage.sql.inspection.buffers import DEFAULT, check_buffer, opened_buffers
 from replaybuf.storage.sql.inspection.circumstances import (
     LIVE_SECONDS,
     Waiter,
@@ -18,6 +18,7 @@ from replaybuf.storage.sql.inspection.circumstances import (
     read_circumstances,
     read_waiters,
 )
+from replaybuf.storage.sql.inspection.gave_up import Ended, last_given_up
 from replaybuf.storage.sql.inspection.look import Look
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Explained:
 class Explanation:
     """The waits of a buffer, with why they aren't over, and the circumstances.
 
+    `gave_up` is the wait that ended by its timeout last; None if somebody waits, or who gave up has gone on since.
+
     `asked` is true where nobody waits, or an answer to a question was wanted: these are draws that somebody might do.
     """
 
@@ -54,6 +57,7 @@ class Explanation:
     about: Circumstances
     asked: bool
     waits: list[Explained] = field(default_factory=list)
+    gave_up: Ended | None = None
 
 
 def explain(
@@ -66,7 +70,7 @@ def explain(
     InputError when only other buffers exist.
     """
     check_buffer(look, buffer)
-    names = sorted({*buffers_of(look), *_waited_for(look)}, key=in_order) if buffer is None else [buffer]
+    names = opened_buffers(look) if buffer is None else [buffer]
     return [_explain(look, name, question, asked, tx) for name in names or [DEFAULT]]
 
 
@@ -76,20 +80,12 @@ def needs_transaction(look: Look) -> bool:
     return bool(look.value("SELECT count(*) FROM rb_waiter WHERE query IS NOT NULL AND seen_at > :live", live=live))
 
 
-def _waited_for(look: Look) -> list[str]:
-    """Return the buffers in which somebody waits, perhaps since before anything was put."""
-    _, rows = look.table(
-        "SELECT DISTINCT w.buffer FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id WHERE a.seen_at > :live",
-        live=look.seconds() - LIVE_SECONDS,
-    )
-    return [name for (name,) in rows]
-
-
 def _explain(look: Look, buffer: str, question: Question, asked: bool, tx: Transaction | None) -> Explanation:
     waiters = read_waiters(look, buffer)
     about = read_circumstances(look, buffer, [one.wait for one in waiters])
     chosen = [] if asked else [one for one in waiters if question.task is None or question.task in one.wait.wants]
-    found = Explanation(buffer, about, asked=not chosen)
+    gave_up = None if chosen or asked else last_given_up(look, buffer, question.task)
+    found = Explanation(buffer, about, asked=not chosen, gave_up=gave_up)
     for one in sorted(chosen, key=lambda one: one.wait.kind != "groups") or _answers(question, about, waiters):
         known = replace(about, limits=one.limits)
         if tx is not None:

@@ -29,11 +29,15 @@ def note(
     groups: int = 0,
     uids: Sequence[int] = (),
     detail: str | None = None,
+    time: float | None = None,
 ) -> None:
-    """Note an event: how many groups it is about, and the first of them. `worker` is who did it, or held the groups."""
+    """Note an event: how many groups it is about, and the first of them. `worker` is who did it, or held the groups.
+
+    It happens now, or did at a `time` by the store's clock.
+    """
     values = {
         "buffer": tx.scope.buffer,
-        "happened_at": tx.dialect.clock(tx),
+        "happened_at": tx.dialect.clock(tx) if time is None else time,
         "kind": str(kind),
         "task_name": task_name,
         "worker": worker,
@@ -64,6 +68,23 @@ def note_more(
             tx.execute(update(event).where(event.c.id == row["id"]).values(groups=event.c.groups + groups))
             return
     note(tx, kind, task_name=task_name, worker=worker, groups=groups, detail=detail)
+
+
+def note_last(
+    tx: Transaction,
+    kind: EventKind,
+    *,
+    task_name: str | None = None,
+    worker: str | None = None,
+    groups: int,
+    detail: str,
+    time: float,
+) -> None:
+    """Note an event of which only the last one counts where a worker repeats it: it replaces one of the last minute."""
+    alike = event.c.kind == str(kind), event.c.worker == worker, event.c.task_name.is_not_distinct_from(task_name)
+    recent = event.c.buffer == tx.scope.buffer, event.c.happened_at.between(time - _RECENT_SECONDS, time)
+    tx.execute(delete(event).where(*recent, *alike))
+    note(tx, kind, task_name=task_name, worker=worker, groups=groups, detail=detail, time=time)
 
 
 def note_rows(tx: Transaction, kind: EventKind, rows: Iterable[GroupRow], detail: str | None = None) -> None:

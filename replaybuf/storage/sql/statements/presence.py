@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Select, and_, case, delete, func, or_, sel
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.tallies import Tally
 from replaybuf.rules.totals import of_tasks
-from replaybuf.storage.presence import Waiting
+from replaybuf.storage.presence import EventKind, GaveUp, Waiting
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.records import (
     ACTIVITY_SECONDS,
@@ -26,7 +26,7 @@ from replaybuf.storage.sql.schema.records import (
     worker,
 )
 from replaybuf.storage.sql.statements.counts import read_tallies
-from replaybuf.storage.sql.statements.events import prune_events
+from replaybuf.storage.sql.statements.events import note_last, prune_events
 
 _HOUR = 3600.0
 # Of longer queries, the beginning is enough for people.
@@ -66,13 +66,14 @@ class Process:
 class Beat:
     """A sign of life of a process's workers, with what each has done since the last one.
 
-    `waits` are all that wait, `gone` the numbers of those that did at the last beat and no longer do. `ended`: there
-    will be no other beat.
+    `waits` are all that wait, `gone` the numbers of those that did at the last beat and no longer do, and
+    `gave_up` the waits that ended by their timeout. `ended`: there will be no other beat.
     """
 
     workers: Mapping[str, Activity]
     waits: Sequence[Waiting] = ()
     gone: Sequence[int] = ()
+    gave_up: Sequence[GaveUp] = ()
     ended: bool = False
 
 
@@ -87,6 +88,16 @@ def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
         tx.execute(delete(waiter).where(waiter.c.worker_id.in_(_ids_of(tx, process)), waiter.c.number.in_(beat.gone)))
     for waiting in beat.waits:
         _write_waiter(tx, ids[waiting.worker], waiting, now, ahead)
+    for gave_up in beat.gave_up:
+        note_last(
+            tx,
+            EventKind.GAVE_UP,
+            task_name=gave_up.task_name,
+            worker=gave_up.worker,
+            groups=gave_up.groups,
+            detail=gave_up.detail,
+            time=gave_up.time + ahead,
+        )
 
 
 def _see(tx: Transaction, name: str, process: Process, now: float, ahead: float, *, ended: bool) -> int:

@@ -1,9 +1,9 @@
 """Presence: what this process tells others of itself, every few seconds, in the background.
 
-Calls only count in memory. A beat writes the counts and the waits: within a second or so when a wait has begun or
-ended, every `_NEWS_SECONDS` if anything was counted, every `_WAIT_SECONDS` while anybody waits, and every
-`_SIGN_SECONDS` otherwise. Commits to a SQLite file wake all that wait there, so there are no more. A process that has
-neither put nor drawn nor waited writes nothing.
+Calls only count in memory. A beat writes the counts, the waits and those that gave up: within a second or so when a
+wait has begun or ended, every `_NEWS_SECONDS` if anything was counted, every `_WAIT_SECONDS` while anybody waits, and
+every `_SIGN_SECONDS` otherwise. Commits to a SQLite file wake all that wait there, so there are no more. A process
+that has neither put nor drawn nor waited writes nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Iterable
 
 from replaybuf.errors import ReplayBufError
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.presence import Waiting
+from replaybuf.storage.presence import GaveUp, Waiting
 from replaybuf.storage.sql.engine.port import Engine
 from replaybuf.storage.sql.engine.transaction import Scope
 from replaybuf.storage.sql.schema.records import HISTORY_SECONDS
@@ -43,6 +44,7 @@ class Presence:
         self._done: dict[str, Activity] = {}
         self._names: dict[str, None] = {}  # the most recent one last
         self._waits: dict[int, Waiting] = {}
+        self._gave_up: deque[GaveUp] = deque(maxlen=_MOST_WAITS)  # of more, the last ones are told
         self._shown: set[int] = set()  # the numbers of waits in the store
         self._beat_at = self._sign_at = 0.0
         self._minute = 0
@@ -80,6 +82,10 @@ class Presence:
         """Show a wait no longer."""
         self._waits.pop(waiting.number, None)
 
+    def give_up(self, gave_up: GaveUp) -> None:
+        """Tell with the next beat that a wait ended by its timeout."""
+        self._gave_up.append(gave_up)
+
     # In the background
 
     async def beat(self) -> None:
@@ -88,7 +94,7 @@ class Presence:
         if now - self._beat_at < _SOON_SECONDS:
             return
         waits = list(self._waits.values())[:_MOST_WAITS]
-        news = self._shown != {one.number for one in waits}
+        news = bool(self._gave_up) or self._shown != {one.number for one in waits}
         counted = bool(self._done) and now - self._beat_at >= _NEWS_SECONDS
         waiting = bool(waits) and now - self._beat_at >= _WAIT_SECONDS
         sign = bool(self._names) and now - self._sign_at >= _SIGN_SECONDS
@@ -104,7 +110,7 @@ class Presence:
 
     async def end(self) -> None:
         """Say that the workers of this process have ended, and none of them waits. Raises nothing."""
-        if not (self._names or self._done or self._shown):
+        if not (self._names or self._done or self._shown or self._gave_up):
             return
         try:
             await self._write([], all_names=True, ended=True)
@@ -113,15 +119,17 @@ class Presence:
 
     async def _write(self, waits: list[Waiting], *, all_names: bool, ended: bool = False) -> None:
         done, self._done = self._done, {}
-        for name in (*done, *(one.worker for one in waits)):
+        gave_up = [self._gave_up.popleft() for _ in range(len(self._gave_up))]
+        active = [*done, *(one.worker for one in waits), *(one.worker for one in gave_up)]
+        for name in active:
             self._names.pop(name, None)
             self._names[name] = None
         while len(self._names) > _MOST_NAMES:
             del self._names[next(iter(self._names))]
         named = self._names if all_names else ()
-        workers = {name: done.get(name) or Activity() for name in (*named, *done, *(one.worker for one in waits))}
+        workers = {name: done.get(name) or Activity() for name in (*named, *active)}
         numbers = {one.number for one in waits}
-        beat = Beat(workers, waits, sorted(self._shown - numbers), ended)
+        beat = Beat(workers, waits, sorted(self._shown - numbers), gave_up, ended)
         try:
             await self._engine.write(
                 lambda tx: write_beat(tx, self._process, beat), self._scope, brief=True, patience=_PATIENCE
@@ -129,6 +137,7 @@ class Presence:
         except BaseException:
             for name, counts in done.items():
                 self.of(name).add(counts)
+            self._gave_up = deque([*gave_up, *self._gave_up], _MOST_WAITS)
             raise
         self._shown = numbers
         if all_names:
