@@ -27,19 +27,37 @@ _MOST = 20
 
 
 def panels_of(found: Sequence[Glance]) -> list[Panel]:
-    """Return the panels of each buffer; those to be seen first come first, and neighbours stand side by side."""
-    panels = []
-    for one in found:
-        of = f" of {one.buffer}" if len(found) > 1 else ""
+    """Return the panels of each buffer; those to be seen first come first, and neighbours stand side by side.
+
+    Of several buffers, those in which somebody waits come first: their waits, before anything else.
+    """
+    several = len(found) > 1
+    panels = [_waiting(one, several) for one in found if one.waits]
+    for one in sorted(found, key=lambda one: not one.waits):
+        of = _of(one, several)
+        if not one.waits:
+            panels.append(_waiting(one, several))
         panels += [
-            Panel(f"waiting{of}", _waits(one), least=4, wraps=True),
-            Panel(f"workers{of}", worker_lines(one.about), least=3),
-            Panel(f"groups{of}, rates of the last minute", _tasks(one), least=4),
-            Panel(f"last draws{of}", _batches(one), least=2),
-            Panel(f"staleness, reward{of} of the {one.sample.groups:,} put last", _distributions(one), least=4),
-            Panel(f"events{of}", _events(one), least=2),
+            Panel(f"workers{of}", worker_lines(one.about), least=3, of=one.buffer),
+            Panel(f"groups{of}, rates of the last minute", _tasks(one), least=4, of=one.buffer),
+            Panel(f"last draws{of}", _batches(one), least=2, of=one.buffer),
+            Panel(
+                f"staleness, reward{of} of the {one.sample.groups:,} put last",
+                _distributions(one),
+                least=4,
+                of=one.buffer,
+            ),
+            Panel(f"events{of}", _events(one), least=2, of=one.buffer),
         ]
     return panels
+
+
+def _of(one: Glance, several: bool) -> str:
+    return f" of {one.buffer}" if several else ""
+
+
+def _waiting(one: Glance, several: bool) -> Panel:
+    return Panel(f"waiting{_of(one, several)}", _waits(one), least=4, wraps=True, of=one.buffer)
 
 
 def _waits(found: Glance) -> list[Text]:

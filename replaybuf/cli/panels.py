@@ -23,13 +23,14 @@ _LONGEST = 2000
 class Panel:
     """A title and lines below it, of which at least `least` are shown while there is any room.
 
-    Lines that are too wide are cut or, if it `wraps`, go on below.
+    Lines that are too wide are cut or, if it `wraps`, go on below. `of` is the buffer that it tells of.
     """
 
     title: str
     lines: list[Text] = field(default_factory=list)
     least: int = 3
     wraps: bool = False
+    of: str = ""
 
     def fitted(self, width: int) -> list[Text]:
         """Return the lines, none of which goes on beyond the width if it wraps."""
@@ -64,33 +65,36 @@ def arrange(head: Sequence[Text], panels: Sequence[Panel], foot: Text, width: in
     room = None if height is None else max(0, height - len(head) - 1)
     if width >= TWO_COLUMNS:
         half = (width - _GAP) // 2
-        left, right = (stack(side, half, room) for side in (panels[0::2], panels[1::2]))
-        body = _beside(left, right, half)
+        (left, on_left), (right, on_right) = (stack(side, half, room) for side in (panels[0::2], panels[1::2]))
+        body, shown = _beside(left, right, half), on_left | on_right
     else:
-        body = stack(panels, width, room)
+        body, shown = stack(panels, width, room)
     if room is not None:
         body = [*body[:room], *(line() for _ in range(room - len(body)))]
+    if hidden := len({panel.of for panel in panels} - shown):
+        foot = foot.copy().append(f"  {hidden:,} more buffer{'' if hidden == 1 else 's'}: --buffer NAME", "yellow")
     lines = [*head, *body, foot]
     for one in lines:
         one.truncate(width, overflow="ellipsis")
     return lines if height is None else lines[-height:] if height else []
 
 
-def stack(panels: Sequence[Panel], width: int, room: int | None) -> list[Text]:
-    """Return panels one below the other, each cut so that all of them have their share of the room."""
+def stack(panels: Sequence[Panel], width: int, room: int | None) -> tuple[list[Text], set[str]]:
+    """Return panels one below the other, each cut so that all have their share of the room; and whose are shown."""
     fitted = [panel.fitted(width) for panel in panels]
     shares = share([len(one) for one in fitted], [panel.least for panel in panels], room)
-    lines = []
+    lines, shown = [], set()
     for panel, texts, given in zip(panels, fitted, shares, strict=True):
         if given is None:
             continue
+        shown.add(panel.of)
         more = f" ({given} of {len(texts)})" if given < len(texts) else ""
         title = f"── {panel.title}{more} "
         lines.append(line((title + "─" * max(0, width - len(title)), "dim")))
         lines += texts[:given]
     for one in lines:
         one.truncate(width, overflow="ellipsis")
-    return lines
+    return lines, shown
 
 
 def share(wanted: Sequence[int], least: Sequence[int], room: int | None) -> list[int | None]:

@@ -59,10 +59,10 @@ def show(
     ] = None,
     colour: Colour = None,
     worst: Annotated[
-        int | None, option("--worst", metavar="N", min=1, max=100, help="The rollouts with the lowest rewards.")
+        int | None, option("--worst", metavar="N", min=1, max=100, help="The lowest rewards, one of each group first.")
     ] = None,
     best: Annotated[
-        int | None, option("--best", metavar="N", min=1, max=100, help="The rollouts with the highest rewards.")
+        int | None, option("--best", metavar="N", min=1, max=100, help="The highest rewards, one of each group first.")
     ] = None,
     task: OfTask = None,
     buffer: Buffer = None,
@@ -73,7 +73,7 @@ def show(
     shows all of it. --columns and --colour decode it, too, and show the responses side by side, up to 2,000 characters
     of each unless --full is given. Of several groups the best and the worst response of each are shown, side by side.
     --worst and --best choose rollouts from all groups, or from those of --task, by looking at all of them: a million
-    groups take a while.
+    groups take a while. One of each group is shown before a second one of any; of equal ones, the newest.
 
     Tokens are coloured where their texts are in the rollout (in a field of its own, or because a token is a character);
     else their ids are. --nl and --csv print the rollouts, --json prints all there is.

@@ -32,7 +32,9 @@ _NAMED = 10
 
 _What = Annotated[
     str | None,
-    typer.Argument(metavar="WHAT", help="steps, step, uid or worker; steps if left out.", show_default=False),
+    typer.Argument(
+        metavar="WHAT", help="steps, step, uid or worker, or a step; steps if left out.", show_default=False
+    ),
 ]
 _Which = Annotated[
     str | None, typer.Argument(metavar="WHICH", help="The step, the uid or the worker's name.", show_default=False)
@@ -96,7 +98,11 @@ def _words(url: str, what: str | None, which: str | None) -> tuple[str, str, str
     known = os.environ.get(URL_VARIABLE)
     if known and url in _KINDS and (what is None or what not in _KINDS) and which is None:
         url, what, which = known, url, what
+    elif known and what is None and url.isdecimal():
+        url, what = known, url
     what = what or _KINDS[0]
+    if which is None and what.removeprefix("-").isdecimal():
+        return url, "step", what
     if what not in _KINDS:
         raise typer.BadParameter(f"{redact(what)!r:.100} is none of {', '.join(_KINDS)}.", param_hint="WHAT")
     if what == "steps" and which is not None:

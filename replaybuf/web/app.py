@@ -25,7 +25,7 @@ from replaybuf.redact import redact_words
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.unsafe import escape
 from replaybuf.web import texts
-from replaybuf.web.ask import Ask
+from replaybuf.web.ask import PARAMETERS, Ask
 from replaybuf.web.pages import PAGES, Page
 from replaybuf.web.reading import READ_SECONDS, Readings
 from replaybuf.web.security import Guard, path_of
@@ -138,7 +138,7 @@ class _Site:
         return answer
 
     def _ask(self, request: Request) -> Ask:
-        parameters = dict(request.query_params)
+        parameters = {name: one for name, one in request.query_params.items() if name in PARAMETERS}
         if self._buffer is not None:
             parameters["buffer"] = self._buffer
         return Ask(parameters, {name: str(value) for name, value in request.path_params.items()})

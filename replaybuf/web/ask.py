@@ -9,6 +9,10 @@ from urllib.parse import urlencode
 from replaybuf.errors import InputError
 
 LARGEST = 2**63 - 1
+#: The parameters that pages know. Others are dropped: each link repeats those of its page.
+PARAMETERS = frozenset(
+    ("after", "all", "before", "buffer", "by", "hours", "kind", "order", "size", "sort", "status", "task", "where")
+)
 
 
 @dataclass(frozen=True, slots=True)

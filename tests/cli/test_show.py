@@ -222,6 +222,19 @@ def test_the_worst_and_the_best_answers_of_a_task_are_found(filled: str, option:
     assert "code" not in shown
 
 
+async def test_of_equal_answers_one_of_each_group_comes_first_and_the_newest(tmp_path: Path) -> None:
+    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}").build() as buffer:
+        for _ in range(3):
+            group = [
+                RolloutState(message=[], response="no", reward={"score": 0.0}, status=Status.COMPLETED)
+                for _ in range(2)
+            ]
+            await buffer.put(group, "math")
+    shown = (await asyncio.to_thread(run, "show", tmp_path / "run.db", "--worst", 4)).stdout
+    titles = re.findall(r"group (\d), math, rollout (\d)", shown)
+    assert titles == [("3", "0"), ("2", "0"), ("1", "0"), ("3", "1")]
+
+
 async def test_answers_of_a_class_with_other_names_are_shown(tmp_path: Path) -> None:
     fields = {"prompt": "question", "response": "answer", "reward": "score"}
     config = ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}", rollout_type=Scored, fields=fields)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf import NotReadyError, ReplayBufferConfig
+from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli.frame import binned, histogram, rate, worker_lines
 from replaybuf.cli.panels import Panel, arrange, line, share
 from replaybuf.cli.watch import Watched
@@ -49,6 +49,12 @@ def test_why_somebody_waits_goes_on_in_the_next_line() -> None:
     panel = Panel("waiting", [line("word " * 50)], wraps=True)
     lines = arrange([], [panel], line(), 80, 24)
     assert "".join(one.plain for one in lines).count("word") == 50
+
+
+def test_buffers_without_room_are_counted() -> None:
+    panels = [Panel("waiting", [line("x")] * 3, 3, of=f"run-{i}") for i in range(9)]
+    assert arrange([], panels, line("q quit"), 80, 9)[-1].plain == "q quit  7 more buffers: --buffer NAME"
+    assert arrange([], panels[:2], line("q quit"), 80, 9)[-1].plain == "q quit"
 
 
 def readings(*totals: tuple[float, int]) -> list[tuple[float, dict[str, dict[str, int]]]]:
@@ -114,10 +120,13 @@ def test_a_pipe_gets_one_frame(filled: str) -> None:
     assert "\x1b" not in shown
 
 
-async def test_who_waits_is_told_with_the_reason(empty: str) -> None:
+async def test_who_waits_is_told_first_and_with_the_reason(empty: str) -> None:
     import asyncio
 
-    async with ReplayBufferConfig(url=empty, worker="trainer-0").build() as buffer:
+    async with ReplayBufferConfig(url=empty, name="a").build() as buffer:
+        await buffer.put([RolloutState(message=[], reward={"score": 1.0}, status=Status.COMPLETED)], "math")
+
+    async with ReplayBufferConfig(url=empty, name="b", worker="trainer-0").build() as buffer:
         waiting = asyncio.create_task(buffer.get(5, "math", timeout=20))
         for _ in range(100):
             shown = (await asyncio.to_thread(run, "watch", empty, "--once")).stdout
@@ -129,6 +138,7 @@ async def test_who_waits_is_told_with_the_reason(empty: str) -> None:
             await waiting
     assert "trainer-0 waits" in shown
     assert "nothing was ever put" in shown
+    assert shown.index("waiting of b") < shown.index("waiting of a")
 
 
 def test_a_frame_holds_no_unsafe_character(hostile: str) -> None:

@@ -195,6 +195,10 @@ def test_a_group_of_very_many_rollouts_is_cut(tmp_path: Path) -> None:
     assert client_of(url).get("/groups/1?all=1").text.count("<article") == 200
 
 
+def test_links_repeat_only_what_pages_know(page: Client) -> None:
+    assert "unknown" not in read(page, "/groups", unknown="unknown", size=2)
+
+
 def test_a_step_leads_to_its_groups_and_their_workers(page: Client) -> None:
     assert 'href="/steps/413"' in read(page, "/steps")
     text = read(page, "/steps/413")

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 from replaybuf.errors import InputError
 from replaybuf.redact import redact_path
 from replaybuf.storage.sql.inspection.look import Look
 
 DEFAULT = "default"
+_DIGITS = re.compile("([0-9]+)")
+
+
+def in_order(name: str) -> tuple[list[str | tuple[int, str]], str]:
+    """Return what buffers are sorted by wherever they are listed: run-2 comes before run-10."""
+    parts = enumerate(_DIGITS.split(name))  # every other part is a number, of any length
+    return [(len(part.lstrip("0")), part.lstrip("0")) if i % 2 else part for i, part in parts], name
 
 
 def buffers_of(look: Look) -> list[str]:
-    """Return the names of the buffers in the database."""
-    return sorted(name for (name,) in look.table("SELECT DISTINCT buffer FROM rb_lane")[1])
+    """Return the names of the buffers in the database, in order."""
+    return sorted((name for (name,) in look.table("SELECT DISTINCT buffer FROM rb_lane")[1]), key=in_order)
 
 
 def tasks_of(look: Look, buffer: str | None) -> list[str]:
@@ -23,7 +32,7 @@ def tasks_of(look: Look, buffer: str | None) -> list[str]:
 def opened_buffers(look: Look) -> list[str]:
     """Return the names of the buffers in the database, and of those that were opened, but never put into."""
     opened = {name for (name,) in look.table("SELECT DISTINCT buffer FROM rb_worker")[1]}
-    return sorted(opened.union(buffers_of(look)))
+    return sorted(opened.union(buffers_of(look)), key=in_order)
 
 
 def check_buffer(look: Look, buffer: str | None) -> None:

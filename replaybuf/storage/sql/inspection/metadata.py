@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
+from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer, in_order
 from replaybuf.storage.sql.inspection.look import Look
 
 _CHUNK = 1000
@@ -86,14 +86,20 @@ def list_oldest(
 
 
 _EXTREMES = """
-SELECT uid, position FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL{where}
-ORDER BY reward {order}, uid, position LIMIT {count}"""
+SELECT uid, position FROM (
+    SELECT uid, position, reward, row_number() OVER (PARTITION BY uid ORDER BY reward {order}, position) AS nth
+    FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL{where}
+) of_groups
+ORDER BY nth, reward {order}, uid DESC LIMIT {count}"""
 
 
 def extreme_rollouts(
     look: Look, buffer: str | None, task: str | None, count: int, *, worst: bool
 ) -> list[tuple[int, int]]:
-    """Return the uids and positions of the completed rollouts with the lowest rewards, or with the highest."""
+    """Return the uids and positions of the completed rollouts with the lowest rewards, or with the highest.
+
+    The lowest of each group come before any second ones; among equals, those of the newest groups come first.
+    """
     check_buffer(look, buffer)
     given = {name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None}
     where = "".join(f" AND {name} = :{name}" for name in given)
@@ -105,5 +111,6 @@ def extreme_rollouts(
 def read_checkpoints(look: Look, buffer: str | None) -> list[dict[str, Any]]:
     """Return the checkpoints of one buffer or of all, in the order in which they were made."""
     check_buffer(look, buffer)
-    made = look.rows("SELECT buffer, step, created_at, groups, bytes FROM checkpoints ORDER BY buffer, created_at")
-    return [one for one in made if buffer in (None, one["buffer"])]
+    made = look.rows("SELECT buffer, step, created_at, groups, bytes FROM checkpoints ORDER BY created_at")
+    of_buffer = [one for one in made if buffer in (None, one["buffer"])]
+    return sorted(of_buffer, key=lambda one: in_order(one["buffer"]))

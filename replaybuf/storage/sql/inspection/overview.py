@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from replaybuf.rollouts.status import Status
 from replaybuf.rules.tallies import LaneName, Tally
-from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
+from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer, in_order
 from replaybuf.storage.sql.inspection.look import Look
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _groups(look: Look, buffer: str | None) -> list[dict[str, Any]]:
     for row in rows:
         row["staleness"] = float(row["staleness"])
         row["overdue"] = overdue.get((row["buffer"], row["task_name"], row["status"]), 0)
-    rows.sort(key=lambda row: (row["buffer"], row["task_name"], _STATUSES.index(row["status"])))
+    rows.sort(key=lambda row: (in_order(row["buffer"]), row["task_name"], _STATUSES.index(row["status"])))
     return rows
 
 
