@@ -88,7 +88,10 @@ def list_oldest(
 _EXTREMES = """
 SELECT uid, position, nth, reward FROM (
     SELECT uid, position, reward, row_number() OVER (PARTITION BY uid ORDER BY reward {order}, position) AS nth
-    FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL{where}
+    FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL AND uid IN (
+        SELECT uid FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL{where}
+        GROUP BY uid ORDER BY {lowest}(reward) {order}, uid DESC LIMIT {count}
+    )
 ) of_groups
 ORDER BY nth, reward {order}, uid DESC LIMIT {count}"""
 
@@ -104,10 +107,10 @@ def extreme_rollouts(
     check_buffer(look, buffer)
     given = {name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None}
     where = "".join(f" AND {name} = :{name}" for name in given)
-    order = "ASC" if worst else "DESC"
+    order, lowest = ("ASC", "min") if worst else ("DESC", "max")
     rows: list[Sequence[Any]] = []
     for part in [""] if among is None else _listed(among):
-        statement = _EXTREMES.format(where=where + part, order=order, count=int(count))
+        statement = _EXTREMES.format(where=where + part, order=order, lowest=lowest, count=int(count))
         rows += look.table(statement, **given)[1]
     rows.sort(key=lambda row: (row[2], row[3] if worst else -row[3], -row[0]))
     return [(uid, position) for uid, position, *_ in rows[:count]]
