@@ -13,6 +13,7 @@ from replaybuf.cli.conversation import fields_of, names_are_ours, print_prompt
 from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import age_of, archived_at, lease_text, status_style, tags_text
 from replaybuf.cli.output import Output, console, iso
+from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.metadata import Described, describe_group, extreme_rollouts
 from replaybuf.storage.sql.inspection.reader import Reader
@@ -72,19 +73,18 @@ def _reward_of(one: Answer) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Extremes:
-    """The rollouts with the lowest or the highest rewards of one buffer and task, or of all."""
+    """The rollouts with the lowest or the highest rewards of one buffer and task, or of all; of groups that match."""
 
     count: int
     worst: bool
     buffer: str | None
     task: str | None
+    where: str | None
 
 
 def show_extremes(reader: Reader, wanted: Extremes, output: Output, layout: Layout) -> None:
     """Show rollouts with the lowest or the highest rewards side by side, after the prompt of each."""
-    places = reader.look(
-        lambda look: extreme_rollouts(look, wanted.buffer, wanted.task, wanted.count, worst=wanted.worst)
-    )
+    places = _places(reader, wanted)
     answers, prompts = [], {}
     for uid, position in places:
         found, decoded = read_full(reader, uid)
@@ -99,6 +99,16 @@ def show_extremes(reader: Reader, wanted: Extremes, output: Output, layout: Layo
         for uid, prompt in prompts.items():
             print_prompt(prompt, f" of group {uid}")
         print_beside(answers, layout)
+
+
+def _places(reader: Reader, wanted: Extremes) -> list[tuple[int, int]]:
+    count, worst = wanted.count, wanted.worst
+    if wanted.where is None:
+        return reader.look(lambda look: extreme_rollouts(look, wanted.buffer, wanted.task, count, worst=worst))
+    from replaybuf.storage.sql.inspection.groups import extremes_matching  # takes its time to import
+
+    query = query_of(wanted.where, wanted.task, None)
+    return reader.inspect(lambda tx: extremes_matching(tx, wanted.buffer, query, count, worst=worst))
 
 
 def _print_rows(answers: list[Answer], output: Output) -> None:

@@ -22,7 +22,7 @@ from replaybuf.cli.answers import (
 from replaybuf.cli.beside import Layout, print_beside
 from replaybuf.cli.conversation import fields_of, names_are_ours, print_conversation, print_prompt, text_of
 from replaybuf.cli.groups import status_style
-from replaybuf.cli.options import Buffer, OfTask, Url, listing, option, url_and_uids
+from replaybuf.cli.options import Buffer, OfTask, Url, Where, listing, option, url_and_uids
 from replaybuf.cli.output import Column, Output, print_table, write
 from replaybuf.cli.summary import reward_text
 from replaybuf.storage.sql.inspection.metadata import Described
@@ -64,6 +64,7 @@ def show(
     best: Annotated[
         int | None, option("--best", metavar="N", min=1, max=100, help="The highest rewards, one of each group first.")
     ] = None,
+    where: Where = None,
     task: OfTask = None,
     buffer: Buffer = None,
 ) -> None:
@@ -72,8 +73,8 @@ def show(
     Of one group, prompt and responses are shown by their beginnings (200 characters). --full decodes the payload and
     shows all of it. --columns and --colour decode it, too, and show the responses side by side, up to 2,000 characters
     of each unless --full is given. Of several groups the best and the worst response of each are shown, side by side.
-    --worst and --best choose rollouts from all groups, or from those of --task, by looking at all of them: a million
-    groups take a while. One of each group is shown before a second one of any; of equal ones, the newest.
+    --worst and --best choose rollouts from all groups, or from those of --task and --where, by looking at all
+    of them: a million take a while. One of each group is shown before a second one of any; of equals, the newest.
 
     Tokens are coloured where their texts are in the rollout (in a field of its own, or because a token is a character);
     else their ids are. --nl and --csv print the rollouts, --json prints all there is.
@@ -85,17 +86,19 @@ def show(
       replaybuf show run.db 17 --colour logprobs --columns 2
       replaybuf show run.db 17 18 19
       replaybuf show run.db --worst 3 --task math
+      replaybuf show run.db --worst 3 --where '{"worker": "gpu-node-7"}'
       replaybuf show run.db 17 --full --json | jq '.rollouts[].response'
     """
     layout = Layout(columns, colour, full)
     if worst is not None or best is not None:
         if uids or (worst is not None and best is not None):
             raise typer.BadParameter("give uids, or --worst, or --best", param_hint="--worst")
-        order = Extremes(worst or best or 1, worst is not None, buffer, task)
+        order = Extremes(worst or best or 1, worst is not None, buffer, task, where)
         show_extremes(open_reader(url), order, output, layout)
         return
-    if task is not None or buffer is not None:
-        raise typer.BadParameter("it goes with --worst and --best", param_hint="--task" if task else "--buffer")
+    for name, given in {"--where": where, "--task": task, "--buffer": buffer}.items():
+        if given is not None:
+            raise typer.BadParameter("it goes with --worst and --best", param_hint=name)
     url, numbers = url_and_uids(url, uids)
     wanted = [_read_uid(number) for number in numbers]
     reader = open_reader(url)

@@ -235,6 +235,13 @@ async def test_of_equal_answers_one_of_each_group_comes_first_and_the_newest(tmp
     assert titles == [("3", "0"), ("2", "0"), ("1", "0"), ("3", "1")]
 
 
+def test_the_worst_answers_of_groups_that_match_are_found(filled: str) -> None:
+    query = '{"uid": {"$in": [9, 10]}}'
+    shown = run("show", filled, "--worst", 3, "--where", query).stdout
+    assert [*map(int, re.findall(r"prompt of group (\d+)", shown))] in ([9, 10], [10, 9])
+    assert "--where" in run("show", filled, 1, "--where", query, code=2).stderr
+
+
 async def test_answers_of_a_class_with_other_names_are_shown(tmp_path: Path) -> None:
     fields = {"prompt": "question", "response": "answer", "reward": "score"}
     config = ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}", rollout_type=Scored, fields=fields)

@@ -16,7 +16,13 @@ from replaybuf.rules.policies import Order
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.inspection import buffers
 from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.metadata import Described, Listing, describe_group, read_metadata
+from replaybuf.storage.sql.inspection.metadata import (
+    Described,
+    Listing,
+    describe_group,
+    extreme_rollouts,
+    read_metadata,
+)
 from replaybuf.storage.sql.schema.tables import lane
 from replaybuf.storage.sql.statements.matching import count_groups, find_uids, read_groups
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -64,6 +70,14 @@ def list_groups(
     rows = read_metadata(look, [uid for uid, _ in find_uids(tx, query, order, limit)])
     matching = count_groups(tx, query, None) if count and len(rows) == limit else len(rows)
     return Listing(rows, matching, look.now(), several=buffer is None and len(buffers_of(tx)) > 1)
+
+
+def extremes_matching(
+    tx: Transaction, buffer: str | None, query: Node, count: int, *, worst: bool
+) -> list[tuple[int, int]]:
+    """Return what `extreme_rollouts` does, of the groups that match."""
+    uids = [uid for uid, _ in find_uids(looking_at(tx, buffer), query, (), None)]
+    return extreme_rollouts(Look.over(tx), buffer, None, count, worst=worst, among=uids)
 
 
 def show_group(tx: Transaction, uid: int, *, payload: bool) -> Shown | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -86,26 +86,40 @@ def list_oldest(
 
 
 _EXTREMES = """
-SELECT uid, position FROM (
+SELECT uid, position, nth, reward FROM (
     SELECT uid, position, reward, row_number() OVER (PARTITION BY uid ORDER BY reward {order}, position) AS nth
-    FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL{where}
+    FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL AND uid IN (
+        SELECT uid FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL{where}
+        GROUP BY uid ORDER BY {lowest}(reward) {order}, uid DESC LIMIT {count}
+    )
 ) of_groups
 ORDER BY nth, reward {order}, uid DESC LIMIT {count}"""
 
 
 def extreme_rollouts(
-    look: Look, buffer: str | None, task: str | None, count: int, *, worst: bool
+    look: Look, buffer: str | None, task: str | None, count: int, *, worst: bool, among: Sequence[int] | None = None
 ) -> list[tuple[int, int]]:
     """Return the uids and positions of the completed rollouts with the lowest rewards, or with the highest.
 
+    They are of the groups of a buffer and task (None: of all), and if `among` is given, of the groups with these uids.
     The lowest of each group come before any second ones; among equals, those of the newest groups come first.
     """
     check_buffer(look, buffer)
     given = {name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None}
     where = "".join(f" AND {name} = :{name}" for name in given)
-    order = "ASC" if worst else "DESC"
-    _, rows = look.table(_EXTREMES.format(where=where, order=order, count=int(count)), **given)
-    return [(uid, position) for uid, position in rows]
+    order, lowest = ("ASC", "min") if worst else ("DESC", "max")
+    rows: list[Sequence[Any]] = []
+    for part in [""] if among is None else _listed(among):
+        statement = _EXTREMES.format(where=where + part, order=order, lowest=lowest, count=int(count))
+        rows += look.table(statement, **given)[1]
+    rows.sort(key=lambda row: (row[2], row[3] if worst else -row[3], -row[0]))
+    return [(uid, position) for uid, position, *_ in rows[:count]]
+
+
+def _listed(uids: Sequence[int]) -> Iterator[str]:
+    """Return conditions that a row is of one of these groups, for some of them each."""
+    for start in range(0, len(uids), _CHUNK):
+        yield f" AND uid IN ({', '.join(str(int(uid)) for uid in uids[start : start + _CHUNK])})"
 
 
 def read_checkpoints(look: Look, buffer: str | None) -> list[dict[str, Any]]:
