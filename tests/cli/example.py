@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
+from tests.postgres import execute
 
 HOSTILE = "\x1b]0;owned\x07[red]not markup[/red] \u202edesrever\x9b2J\r"
 
@@ -44,10 +47,16 @@ async def fill_busy(url: str) -> None:
             await buffer.put([rollout("math", n, 0, random.Random(n))], "math")
         await buffer.take_batch({"math": 1})
         await buffer.lease_batch({"math": 1}, seconds=3600, heartbeat=False)
-        await buffer.lease_batch({"math": 1}, seconds=0.3, heartbeat=False)
+        brief = await buffer.lease_batch({"math": 1}, seconds=3600, heartbeat=False)
     async with ReplayBufferConfig(url=url, name="eval").build() as buffer:
         await buffer.put([rollout("math", 9, 0, random.Random(9))], "math")
-    await asyncio.sleep(0.3)
+    # Its time is over now that nobody is there who would end it.
+    statement = f"UPDATE rb_group SET leased_until = leased_until - 3601 WHERE lease = {brief.token}"
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30)) as connection, connection:
+            connection.execute(statement)
+    else:
+        await asyncio.to_thread(execute, url, statement)
 
 
 async def fill_hostile(url: str) -> None:

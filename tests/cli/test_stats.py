@@ -109,20 +109,21 @@ def test_where_the_run_is(empty: str) -> None:
     assert found["trainer"] == {"train_step": 43, "model_step": 42, "weights": "step-42", "finished": False}
 
 
-def test_the_steps_of_checkpoints_are_there(busy: str) -> None:
+def test_the_steps_of_checkpoints_are_there(empty: str) -> None:
     async def make() -> None:
         for name, step in (("default", 40), ("eval", 7), ("default", 41)):
-            async with ReplayBufferConfig(url=busy, name=name).build() as buffer:
+            async with ReplayBufferConfig(url=empty, name=name).build() as buffer:
                 await buffer.checkpoint(step)
 
-    assert "checkpoints" not in run("stats", busy).stdout
+    asyncio.run(fill_busy(empty))
+    assert "checkpoints" not in run("stats", empty).stdout
     asyncio.run(make())
-    assert {name: of["checkpoints"] for name, of in run_json("stats", busy)["buffers"].items()} == {
+    assert {name: of["checkpoints"] for name, of in run_json("stats", empty)["buffers"].items()} == {
         "default": [40, 41],
         "eval": [7],
     }
-    assert "step checkpoints of default: 40, 41\nstep checkpoints of eval: 7\n" in run("stats", busy).stdout
-    assert "\nstep checkpoints: 7\n" in run("stats", busy, "--buffer", "eval").stdout
+    assert "step checkpoints of default: 40, 41\nstep checkpoints of eval: 7\n" in run("stats", empty).stdout
+    assert "\nstep checkpoints: 7\n" in run("stats", empty, "--buffer", "eval").stdout
 
 
 @pytest.mark.parametrize("command", ["stats", "ls"])

@@ -28,6 +28,8 @@ from replaybuf.worker_name import host_name
 _SOON_SECONDS, _NEWS_SECONDS, _WAIT_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 10.0, 30.0
 #: Seconds that a beat waits for a lock; the next one tells what this one had to.
 _PATIENCE = 1.0
+#: Seconds for which beats fail before the log has a warning.
+_COMPLAIN_SECONDS = 60.0
 #: The names that are kept seen though they do nothing, and the waits that are shown, of one process.
 _MOST_NAMES, _MOST_WAITS = 200, 100
 
@@ -48,7 +50,8 @@ class Presence:
         self._shown: set[int] = set()  # the numbers of waits in the store
         self._beat_at = self._sign_at = 0.0
         self._minute = 0
-        self._failing = False
+        self._failing_since: float | None = None
+        self._complained = False
 
     # Database's thread
 
@@ -104,7 +107,8 @@ class Presence:
         try:
             await self._write(waits, all_names=sign)
             await self._note_minute()
-            self._failing = False
+            self._failing_since = None
+            self._complained = False
         except Exception as error:
             self._failed(error)
 
@@ -151,8 +155,12 @@ class Presence:
             self._minute = minute
 
     def _failed(self, error: Exception) -> None:
-        level, known = logging.DEBUG if self._failing else logging.WARNING, isinstance(error, ReplayBufError)
-        self._failing = True
+        """Complain once: at once of what nobody expects, else of what lasts (who puts or draws has the error, too)."""
+        now, known = time.monotonic(), isinstance(error, ReplayBufError)
+        since = self._failing_since = now if self._failing_since is None else self._failing_since
+        complain = not self._complained and (not known or now - since >= _COMPLAIN_SECONDS)
+        self._complained |= complain
+        level = logging.WARNING if complain else logging.DEBUG
         _logger.log(
             level, "who works and waits here can't be told to others at the moment: %s", error, exc_info=not known
         )
