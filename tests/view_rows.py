@@ -44,7 +44,6 @@ def _group_row(item: StorageItem) -> dict[str, Any]:
         "error": item.error,
         "worker": item.worker,
         "leased_by": None,
-        "trained_step": item.trained_step,
     }
 
 

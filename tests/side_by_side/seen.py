@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -25,8 +24,11 @@ async def outcome(operation: Callable[[ReplayBuffer], Awaitable[Any]], buffer: R
 def plain_error(result: Any) -> Any:
     if not isinstance(result, BaseException):
         return result
-    # Only a database knows the workers of other processes, which its sentence is about; the numbers are the same.
-    numbers = re.sub(r"(?s)^(after [^:]*: ).*?; (task )", r"\1\2", str(result))
+    # Only a database knows the workers of other processes, which its sentence and other facts are about; the numbers of
+    # tasks are the same.
+    since, found, said = str(result).partition(": ")
+    numbers = "; ".join(sorted(one for one in said.split("; ") if one.startswith("task ")))
+    numbers = f"{since}: {numbers}" if found and since.startswith("after ") and numbers else str(result)
     return type(result).__name__, numbers
 
 
@@ -43,7 +45,8 @@ def seen(drawn: Mapping[str, list[StorageItem]]) -> Any:
 
 
 def fields(item: StorageItem) -> Any:
-    return plain({name: getattr(item, name) for name in type(item).__slots__})
+    # By default the train step of a draw is that of the last refresh, which state dicts don't tell of.
+    return plain({name: getattr(item, name) for name in type(item).__slots__ if name != "trained_step"})
 
 
 def without_payloads(state: dict[str, Any]) -> dict[str, Any]:

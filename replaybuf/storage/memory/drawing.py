@@ -24,7 +24,7 @@ class Drawing(Memory):
         with self._lock:
             drawn = self._draw(draw)
             if drawn is not None:
-                train_step = self._groups.train_step(draw)
+                train_step = self._groups.train_step(draw, drawn)
                 for item in all_of(drawn):
                     item.trained_step = train_step
                     step = transitions.drawn(item, self.rules.limits)
@@ -91,7 +91,7 @@ class Drawing(Memory):
             token, until = self._new_uid(), lease_time() + seconds
             self._loans.lend(all_of(drawn), token, until)
             self._notify()
-            return Leased(token, until, drawn, self._epoch, self._groups.train_step(draw), self.identity)
+            return Leased(token, until, drawn, self._epoch, self._groups.train_step(draw, drawn), self.identity)
 
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
         with self._lock:

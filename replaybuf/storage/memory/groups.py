@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -57,9 +57,10 @@ class Groups:
         chosen = set(product(tasks, statuses))
         self.steps |= dict.fromkeys({(task, status) for task, status, _ in self.tallies} & chosen, step)
 
-    def train_step(self, draw: Draw) -> int | None:
-        """Return the train step of a draw: the one that it names, or the last one of the groups that it is from."""
-        steps = [self.steps[lane] for task in draw.sizes if (lane := (task, draw.status)) in self.steps]
+    def train_step(self, draw: Draw, drawn: Mapping[str, Sequence[StorageItem]]) -> int | None:
+        """Return the train step of a draw: the one that it names, or the last one of the tasks of its groups."""
+        lanes = [(task, draw.status) for task, items in drawn.items() if items]
+        steps = [self.steps[lane] for lane in lanes if lane in self.steps]
         return max(steps, default=None) if draw.train_step is None else draw.train_step
 
     def level(self, task_name: str) -> Level:
