@@ -62,8 +62,11 @@ def text_of(driver: Any) -> str:
 
 
 def press(driver: Any, *keys: str) -> None:
+    """Press keys as on a keyboard: whatever has the focus gets them, also while it changes."""
+    from selenium.webdriver import ActionChains
+
     for key in keys:
-        driver.switch_to.active_element.send_keys(key)
+        ActionChains(driver).send_keys(key).perform()
 
 
 def wait(driver: Any, condition: str) -> None:
