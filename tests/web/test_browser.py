@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -54,6 +55,8 @@ def _as_usual(driver: Any) -> None:
 
 
 def find(driver: Any, selector: str) -> Any:
+    """Return an element, as soon as it is there: a click may lead to another page."""
+    wait(driver, f"document.querySelector({json.dumps(selector)}) !== null")
     return driver.find_element("css selector", selector)
 
 
@@ -103,7 +106,7 @@ def test_a_query_is_written_and_its_mistake_shown_in_place(driver: Any, address:
     find(driver, "#where").clear()
     find(driver, "#where").send_keys('{"tags.level": 3}')
     find(driver, "form.query button").click()
-    assert "level=3" in text_of(driver)
+    wait(driver, "!document.querySelector('mark') && document.body.innerText.includes('level=3')")
     assert "level=2" not in text_of(driver)
 
 
