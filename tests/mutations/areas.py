@@ -39,5 +39,5 @@ NEAR = {
     "diagnosis": ("tests/test_diagnosis.py", "tests/test_circumstances.py", "-k", "not postgres"),
     "record": ("tests/test_batches.py", "tests/contract/test_sqlite.py"),
     "views": ("tests/test_views.py", "-k", "not postgres"),
-    "web": ("tests/web", "-k", "not postgres"),
+    "web": ("tests/web", "tests/test_tokens.py", "-k", "not postgres"),
 }

@@ -253,7 +253,7 @@ _WEB = [
     ("web-nulls-last", "storage/sql/inspection/group_pages.py", ", value.is_(None))", ")", "groups without a value are on the last pages"),
     ("web-ties", "storage/sql/inspection/group_pages.py", "return or_(beyond, and_(value == after.value, uid)", "return or_(beyond, value == after.value", "a group is on one page"),
     ("web-cut", "web/pages/group.py", "Text(text[: self.characters]", "Text(text[:]", "long texts are cut"),
-    ("web-prompt-values", "web/tokens.py", "found[-len(ids) :]", "found[: len(ids)]", "values of the prompt are left out"),
+    ("web-prompt-values", "tokens.py", "found[-len(ids) :]", "found[: len(ids)]", "values of the prompt are left out"),
     ("web-one-buffer", "web/app.py", 'parameters["buffer"] = self._buffer', 'parameters.setdefault("buffer", self._buffer)', "one buffer, whatever is asked for"),
 ]  # fmt: skip
 
