@@ -21,6 +21,7 @@ from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import Counts, add_step
+from replaybuf.storage.sql.statements.encoded import EncodedGroup, most_bytes
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
 from replaybuf.storage.sql.statements.put import (
@@ -30,7 +31,6 @@ from replaybuf.storage.sql.statements.put import (
     payload_row,
     put_groups,
 )
-from replaybuf.storage.sql.statements.rows import EncodedGroup, most_bytes
 
 #: The most bytes of all rows that are put like this.
 MOST_BYTES = 64 << 20
