@@ -38,7 +38,8 @@ from replaybuf.redact import redact_path
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.statuses import StatusLike
-from replaybuf.rules.limits import Level, Limits
+from replaybuf.rules.level import Level
+from replaybuf.rules.limits import Limits
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
 from replaybuf.rules.tallies import Tally, levels
 from replaybuf.storage.contract import CheckpointStorage, CopyStorage, GroupStorage, require

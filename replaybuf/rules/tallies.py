@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from replaybuf.rollouts.status import ASIDE, Status
-from replaybuf.rules.limits import Level
+from replaybuf.rules.level import Level
 
 
 class Tally(StrEnum):

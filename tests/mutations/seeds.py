@@ -26,8 +26,10 @@ class Mutation:
         return None if times == 1 else f"{self.name}: found {times} times in replaybuf/{self.file}: {self.old!r}"
 
 
-_LIMITS, _RACE, _TRANSITIONS = "rules/limits.py", "rules/race.py", "rules/transitions.py"
-_STALENESS, _MARKS, _NORMALISE = "rollouts/staleness.py", "rollouts/marks.py", "rollouts/normalise.py"
+_LIMITS, _LEVEL = "rules/limits.py", "rules/level.py"
+_RACE, _TRANSITIONS = "rules/race.py", "rules/transitions.py"
+_STALENESS, _MODEL_STEPS = "rollouts/staleness.py", "rollouts/model_steps.py"
+_MARKS, _NORMALISE = "rollouts/marks.py", "rollouts/normalise.py"
 _STATEMENTS, _ENGINE = "storage/sql/statements", "storage/sql/engine"
 
 _RULES = [
@@ -37,10 +39,10 @@ _RULES = [
     ("capacity-when-blocking", _LIMITS, "max(0, self.capacity - level.completed)", "max(0, self.capacity + 1 - level.completed)", "a full buffer takes no more"),
     ("keeps-one-draw-more", _LIMITS, "times_sampled < self.max_times_sampled", "times_sampled <= self.max_times_sampled", "a group leaves with its n-th draw"),
     ("keeps-all-statuses", _LIMITS, "if status != Status.COMPLETED:\n            return False", "if status == Status.FAILED:\n            return False", "groups that aren't completed leave by a draw"),
-    ("inserted-counts-all", _LIMITS, "self.inserted + completed, self.sampled", "self.inserted + 1, self.sampled", "the rate counts completed groups only"),
-    ("replaced-stays-buffered", _LIMITS, "self.completed - completed, self.inserted, self.sampled", "self.completed, self.inserted, self.sampled", "what is replaced makes room"),
+    ("inserted-counts-all", _LEVEL, "self.inserted + completed, self.sampled", "self.inserted + 1, self.sampled", "the rate counts completed groups only"),
+    ("replaced-stays-buffered", _LEVEL, "self.completed - completed, self.inserted, self.sampled", "self.completed, self.inserted, self.sampled", "what is replaced makes room"),
     ("batch-larger-than-rate", _LIMITS, "largest = min(self._drawable_when_puts_wait, self._always_insertable)", "largest = self._drawable_when_puts_wait + 1", "batches that could never be drawn are refused"),
-    ("unfit-takes-room", _LIMITS, "self.buffered + (status not in ASIDE)", "self.buffered + 1", "what is not trained on takes no room"),
+    ("unfit-takes-room", _LEVEL, "self.buffered + (status not in ASIDE)", "self.buffered + 1", "what is not trained on takes no room"),
     ("unfit-is-expired", _TRANSITIONS, "Tally.PRUNED if status in UNFIT else Tally.DROPPED", "Tally.DROPPED", "what is unfit isn't counted as too old"),
     ("error-range-too-narrow", _LIMITS, "self._drawable_when_puts_wait >= 1):", "high > low):", "a range in which nothing moves is refused"),
     ("error-range-too-high", _LIMITS, "if low > begins:", "if False:", "a range that begins too high is refused"),
@@ -73,9 +75,9 @@ _ROLLOUTS = [
     ("expires-too-late", _STALENESS, "staleness >= self.stale_threshold", "staleness > self.stale_threshold", "what is as stale as the threshold has expired"),
     ("tokens-expire-too-late", _STALENESS, "train_step - newest_step - 1 >= self.token_stale_threshold", "train_step - newest_step - 1 > self.token_stale_threshold", "so has a token"),
     ("staleness-off-by-one", _STALENESS, "return 0 if oldest_step is None else train_step - oldest_step - 1", "return 0 if oldest_step is None else train_step - oldest_step", "staleness is the steps between"),
-    ("newest-token-ignores-mask", _STALENESS, "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
-    ("agentic-tokens-expire", _STALENESS, "[_step_range(steps, None if agentic else ids, mask)", "[_step_range(steps, ids, mask)", "groups with input_ids have no token staleness"),
-    ("fill-overwrites-steps", _STALENESS, "filled = [*(steps or ()), *([model_step] * missing)]", "filled = [model_step] * wanted", "steps that are there stay"),
+    ("newest-token-ignores-mask", _MODEL_STEPS, "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
+    ("agentic-tokens-expire", _MODEL_STEPS, "[_step_range(steps, None if agentic else ids, mask)", "[_step_range(steps, ids, mask)", "groups with input_ids have no token staleness"),
+    ("fill-overwrites-steps", _MODEL_STEPS, "filled = [*(steps or ()), *([model_step] * missing)]", "filled = [model_step] * wanted", "steps that are there stay"),
     ("group-least-stale", _STALENESS, 'return max(_own_staleness(', 'return min(_own_staleness(', "a group is as stale as its stalest rollout"),
     ("reset-keeps-reward", _STALENESS, '"response_mask", "reward", "error_msg")', '"response_mask", "error_msg")', "an expired rollout has no reward"),
     ("marks-forget-the-expired", _MARKS, "[old or new for old, new in zip(before, fired, strict=True)]", "fired", "what has expired stays expired"),
