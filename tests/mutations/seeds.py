@@ -189,7 +189,7 @@ _PROMPTS = [
     ("prompts-number", "prompts/ledger.py", "self._new_group(item, now.position + place)", "self._new_group(item, place)", "prompts are numbered over all draws"),
     ("prompts-keep-partial", "prompts/ledger.py", "        if not partial:\n            for prompt in drawn:", "        if False:\n            for prompt in drawn:", "interrupted rollouts begin anew unless partial"),
     ("prompts-init-stranded", "prompts/ledger.py", "    if (Status.INIT, None) not in chosen:\n        chosen.append((Status.INIT, None))", "    pass", "prompts of dead workers are handed out"),
-    ("prompts-uid-not-moved", "prompts/ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
+    ("prompts-uid-not-moved", "prompts/prompt.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "prompts/ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
     ("prompts-counts", "prompts/ledger.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
     ("epochs-one-more", "prompts/indexed.py", "end = min(end, size * self._epochs)", "end = min(end, size * self._epochs + 1)", "a dataset is read so many times"),
