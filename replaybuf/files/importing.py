@@ -17,9 +17,7 @@ from typing import Final
 
 from xxhash import xxh3_128
 
-from replaybuf.checks import (
-    check_task_name,
-)
+from replaybuf.checks import check_task_name
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConflictError, FileEndsError, FileError
 from replaybuf.files.checked import prepared

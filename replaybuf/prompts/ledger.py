@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.waits import to_its_end
 from replaybuf.checks import check_list, check_seconds, check_task_name, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.prompts.prompt import Prompt, begin_anew

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.putting import PutOptions
-from replaybuf.buffer.waits import to_its_end
 from replaybuf.checks import Tags
 from replaybuf.errors import InputError
 from replaybuf.rollouts.rollout import Status

@@ -17,14 +17,7 @@ from replaybuf.rules.tallies import Tally
 from replaybuf.rules.totals import of_tasks
 from replaybuf.storage.presence import EventKind, GaveUp, Waiting
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.records import (
-    ACTIVITY_SECONDS,
-    HISTORY_SECONDS,
-    activity,
-    history,
-    waiter,
-    worker,
-)
+from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, HISTORY_SECONDS, activity, history, waiter, worker
 from replaybuf.storage.sql.statements.counts import read_tallies
 from replaybuf.storage.sql.statements.events import note_last, prune_events
 
