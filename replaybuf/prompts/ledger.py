@@ -100,11 +100,6 @@ class PromptLedger:
         """The class of the rollouts."""
         return self.buffer.rollout_type
 
-    def is_new(self, rollout: Any) -> bool:
-        """Return whether nothing was generated for a rollout. Raises RolloutError."""
-        self.rollout_type.check_class(rollout)
-        return self.rollout_type.status(rollout) == Status.INIT
-
     async def draw(
         self,
         count: int = 1,
@@ -170,7 +165,7 @@ class PromptLedger:
                     lease = await self.buffer.lease_batch(
                         {self.task_name: size}, group_status=status, where=where, seconds=self._seconds
                     )
-                    drawn += [Prompt(self, lease, item) for item in lease.items[self.task_name]]
+                    drawn += [Prompt(lease, item, self.rollout_type) for item in lease.items[self.task_name]]
         except BaseException:
             await to_its_end(_give_back(drawn))
             raise
@@ -190,7 +185,7 @@ class PromptLedger:
             moved = replace(now, position=now.position + len(groups), value=after)
             lease = await cursors.claim(groups, moved, self._seconds)
             if lease is not None:
-                return [Prompt(self, lease, item) for item in lease.items[self.task_name]]
+                return [Prompt(lease, item, self.rollout_type) for item in lease.items[self.task_name]]
             attempt += 1  # another worker made progress
             await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.lease import Lease
@@ -15,9 +15,6 @@ from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import reset_response
 from replaybuf.storage.values import UNSET, StorageItem, Unset
 
-if TYPE_CHECKING:
-    from replaybuf.prompts.ledger import PromptLedger
-
 
 class Prompt:
     """A prompt in flight: `group` has its rollouts, with what was generated so far; `attempt` counts from 1.
@@ -26,9 +23,9 @@ class Prompt:
     this process lives, its lease is extended.
     """
 
-    def __init__(self, ledger: PromptLedger, lease: Lease, item: StorageItem) -> None:
-        self.ledger = ledger
-        self._lease = lease
+    def __init__(self, lease: Lease, item: StorageItem, kind: RolloutType) -> None:
+        self._lease, self._kind = lease, kind
+        self.task_name = item.task_name
         self.uid = item.uid
         self.group: list[Any] = item.item
         self.status = item.status
@@ -36,9 +33,9 @@ class Prompt:
         self.attempt = item.deliveries
 
     def __repr__(self) -> str:
-        number = self.ledger.rollout_type.get(self.group[0], "group_id") if self.group else None
+        number = self._kind.get(self.group[0], "group_id") if self.group else None
         group = "" if number is None else f", group {number!r:.50}"
-        return f"<Prompt {self.uid} of {self.ledger.task_name}{group}, attempt {self.attempt}>"
+        return f"<Prompt {self.uid} of {self.task_name}{group}, attempt {self.attempt}>"
 
     @property
     def lost(self) -> bool:
@@ -62,14 +59,17 @@ class Prompt:
         isn't ours any more. Raises InputError if nothing was generated.
         """
         rollouts = list(self.group if group is None else group)
-        if rollouts and all(map(self.ledger.is_new, rollouts)):
+        if rollouts and all(map(self._is_new, rollouts)):
             raise InputError(
                 f"nothing was generated for prompt {self.uid}: its rollouts have the status init, and it would be "
                 "handed out again; set their status to COMPLETED, or call give_back()"
             )
-        return await self._lease.finish(
-            rollouts, self.ledger.task_name, replaces=[self.uid], timeout=timeout, **options
-        )
+        return await self._lease.finish(rollouts, self.task_name, replaces=[self.uid], timeout=timeout, **options)
+
+    def _is_new(self, rollout: Any) -> bool:
+        """Return whether nothing was generated for a rollout. Raises RolloutError."""
+        self._kind.check_class(rollout)
+        return self._kind.status(rollout) == Status.INIT
 
     async def save(self, group: Sequence[Any] | None = None) -> None:
         """Keep what was generated so far: if this worker dies, the next one goes on from there.
@@ -80,10 +80,9 @@ class Prompt:
 
     async def _save(self, group: Sequence[Any] | None) -> None:
         rollouts = list(self.group if group is None else group)
-        kind = self.ledger.rollout_type
-        unsaid = not all(kind.has(rollout, "status") for rollout in rollouts)  # only the group has a status
+        unsaid = not all(self._kind.has(rollout, "status") for rollout in rollouts)  # only the group has a status
         uid = await self._lease.save(
-            rollouts, self.ledger.task_name, replaces=[self.uid], status=self.status if unsaid else None
+            rollouts, self.task_name, replaces=[self.uid], status=self.status if unsaid else None
         )
         self.uid = self.uid if uid is None else uid
 
