@@ -29,7 +29,7 @@ class _Known:
 class Joining:
     """Stores fragments where they belong, and makes the chunks that they complete.
 
-    A fragment that doesn't follow raises FragmentError, or is counted, if it `drops` such ones. With `begins` the first
+    A fragment that doesn't follow raises FragmentError; with `drops` it is counted instead. With `begins` the first
     fragment of a session begins it.
     """
 
