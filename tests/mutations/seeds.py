@@ -141,7 +141,7 @@ _SQL = [
     ("put-follows-other-step", f"{_STATEMENTS}/put.py", "and home.step == new.train_step\n", "\n", "a group put for another step keeps its staleness"),
     ("put-first-key-stays", f"{_STATEMENTS}/put.py", "last = {key: uid for uid, _, key in rows if key is not None}", "last = {key: uid for uid, _, key in reversed(rows) if key is not None}", "of several with a key the last stays"),
     ("refresh-leaves-expired", f"{_STATEMENTS}/refresh.py", "if home.status == Status.EXPIRED and not rule.retryable:", "if False:", "a refresh drops what expired before and isn't retryable"),
-    ("evicts-unfit", f"{_STATEMENTS}/eviction.py", "lane.c.status.not_in(ASIDE)", 'lane.c.status != "archived"', "filtered and failed groups neither fill nor leave"),
+    ("evicts-unfit", f"{_STATEMENTS}/eviction.py", "in sorted(ASIDE)),", 'in ["archived"]),', "filtered and failed groups neither fill nor leave"),
     ("keeps-more-aside", f"{_STATEMENTS}/archive.py", "most -= groups", "most -= groups + 1", "no more stay than the bound"),
     ("leaving-untold", f"{_STATEMENTS}/eviction.py", "    note(tx, gone, leaving)\n", "", "who asks has what was evicted"),
     ("put-no-eviction", f"{_STATEMENTS}/put.py", "    if evicting:\n        evict(", "    if False:\n        evict(", "capacity evicts"),
