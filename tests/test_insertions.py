@@ -21,4 +21,4 @@ def test_any_number_of_rows_is_inserted_in_order(count: int) -> None:
     engine = sqlalchemy.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
     with engine.connect() as connection:
         SqliteDriver(connection, raw).insert_many("INSERT INTO t (number, bytes) VALUES (?, ?)", rows)
-    assert raw.execute("SELECT number, bytes FROM t ORDER BY n").fetchall() == rows
+        assert raw.execute("SELECT number, bytes FROM t ORDER BY n").fetchall() == rows
