@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from replaybuf import ConfigError, InputError, Status
 from replaybuf.buffer.wants import check_possible
-from replaybuf.rules.limits import Level, Limits
+from replaybuf.rules.level import Level
+from replaybuf.rules.limits import Limits
 from replaybuf.rules.race import UNIT, Clock, share
 from replaybuf.storage.values import Draw
 

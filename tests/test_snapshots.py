@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, SnapshotError, Status
-from replaybuf.buffer.reader import SNAPSHOT_FILE
+from replaybuf.buffer.snapshot_folder import SNAPSHOT_FILE
 from replaybuf.errors import SnapshotMismatchError
 from replaybuf.progress import Progress
 from replaybuf.storage.sql.copies.facts import DIGEST

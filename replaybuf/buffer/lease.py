@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any, Generic, Unpack
 
 from replaybuf.buffer import spans
+from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.heartbeat import heart_of
 from replaybuf.buffer.putting import PutOptions, Putting
-from replaybuf.buffer.waits import to_its_end
 from replaybuf.checks import check_list, check_reason, check_seconds, check_uids
 from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, ReplayBufError
 from replaybuf.rollouts.normalise import as_group

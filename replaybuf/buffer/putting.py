@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TypedDict, TypeVar
 
+from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.fetching import fetching
-from replaybuf.buffer.waits import Waits, to_its_end
+from replaybuf.buffer.waits import Waits
 from replaybuf.checks import (
     Tags,
     check_key,

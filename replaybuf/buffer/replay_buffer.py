@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic
 
 from replaybuf.buffer import spans
+from replaybuf.buffer.cancellation import to_its_end
+from replaybuf.buffer.copies import BufferCopies
 from replaybuf.buffer.cursors import Cursors
 from replaybuf.buffer.drawing import AtLeast, Wanted
 from replaybuf.buffer.lease import Lease, Leasing
 from replaybuf.buffer.putting import PUT_TIMEOUT, Putting, check_dropped
-from replaybuf.buffer.reader import KEEP_CHECKPOINTS, BufferReader
-from replaybuf.buffer.waits import to_its_end
+from replaybuf.buffer.reader import KEEP_CHECKPOINTS
 from replaybuf.checks import (
     Tags,
     check_by_task,
@@ -21,15 +21,10 @@ from replaybuf.checks import (
     check_priorities,
     check_priority,
     check_seconds,
-    check_source,
     check_step,
     check_tags,
 )
 from replaybuf.errors import InputError
-from replaybuf.files.foreign import FIELDS, Mapped
-from replaybuf.files.importing import Imported, Importing, import_from
-from replaybuf.files.reading import Source
-from replaybuf.progress import OnProgress
 from replaybuf.query import Query
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -39,10 +34,9 @@ from replaybuf.rules.diagnosis import Diagnosis
 from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
 from replaybuf.storage.values import UNSET, Changes, Leased, R, Refresh, StorageItem, Unset, check_database
 from replaybuf.tracing import traced
-from replaybuf.worker_name import working_as
 
 
-class ReplayBuffer(BufferReader[R], Generic[R]):
+class ReplayBuffer(BufferCopies[R], Generic[R]):
     """Holds groups of rollouts between generation and training. `R` is the class of the rollouts, for type checkers.
 
     Opens its storage at first use. Every coroutine may be called from any event loop and is safe to cancel: either the
@@ -391,51 +385,3 @@ class ReplayBuffer(BufferReader[R], Generic[R]):
         check_dropped(dropped)
         refreshing = self.storage.refresh(Refresh(step, rules, chosen, dropped))
         return await (refreshing if dropped is None else to_its_end(refreshing))
-
-    # Files
-
-    async def import_from(
-        self,
-        source: str | os.PathLike[str],
-        *,
-        dry_run: bool = False,
-        task: str | None = None,
-        status: StatusLike | None = None,
-        fields: Mapping[str, str] | None = None,
-        as_task: str | None = None,
-        as_status: StatusLike | None = None,
-        key: str | None = None,
-        as_they_are: bool = False,
-        table: str | None = None,
-        partial: bool = False,
-        again: bool = False,
-        progress: OnProgress | None = None,
-    ) -> Imported:
-        """Put the groups of a file, each exactly once: an export of ours, others' rows, saved buffers and databases.
-
-        The file is read to its end first, and nothing is put of one that is wrong. Then groups are put in batches; an
-        import that fails, is cancelled or killed goes on there when it is repeated, and one of groups that were
-        imported before has nothing to do, unless `again`. With `dry_run` the result only says what would be put. The
-        result's `found.warnings` say what may not be as it was meant: no responses, rows of a prompt that are apart.
-
-        Only groups of the `task` and the `status` are put, if these are given. In others' rows, `fields` are the
-        columns of our fields ({"response": "completion"}), `as_task` is the task of rows that don't name one,
-        `as_status` the status of all, and `key` the column with the group's key; `as_they_are` keeps unknown columns as
-        fields, for rollouts that are dicts. `table` is one of a Trinity-RFT database. `partial` puts what is whole of a
-        file that was cut short.
-
-        The limits hold, but it doesn't wait for room: it raises FullError, and what was put stays. `progress` is called
-        as in `save`, for each of the two passes; in the first the total is 0 until the file's end. Raises FileError,
-        which says where in the file something is wrong, FileEndsError, UnsafePickleError, AccessError, InputError,
-        ConflictError while somebody else imports the same file, MissingDriverError, and what `put` raises.
-        """
-        self._check_open()
-        check = self.rollout_type.statuses.check
-        statuses = [None if one is None else check(one) for one in (status, as_status)]
-        cls, names = self.rollout_type.cls, self.rollout_type.names
-        known = None if issubclass(cls, dict) else FIELDS | names
-        mapped = Mapped({} if fields is None else fields, as_task, statuses[1], key, as_they_are, known)
-        wanted = Importing(task, statuses[0], partial, again, dry_run)
-        read = Source(check_source(source), mapped, table).read
-        with working_as(self.worker):
-            return await import_from(self.storage, read, wanted, progress)

@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.telling import SHOW_SECONDS, Telling, give_up
 from replaybuf.buffer.wants import check_possible, end_of, wait_for_room, wait_of
 from replaybuf.errors import FullError, NotReadyError, StorageError
@@ -289,21 +290,6 @@ class Waits:
         return self._lines.setdefault(asyncio.get_running_loop(), {}).setdefault(lane, _Line())
 
 
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. A cancelled caller waits for its end first: it has to know what the store has done.
-
-    Only for work that takes no longer than a transaction.
-    """
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # marks it as seen: nobody else will
-        raise
-
-
 @contextmanager
 def _timed(waited: Waited, kind: str) -> Iterator[Callable[[], None]]:
     """Time a wait, starting when the yielded function is called."""
@@ -333,8 +319,3 @@ def _began(deadline: float, timeout: float) -> float:
 def _loop_deadline(deadline: float) -> float:
     """Convert a time of `time.monotonic` to the running loop's clock."""
     return asyncio.get_running_loop().time() + deadline - time.monotonic()
-
-
-def sizes_of(tallies: Mapping[tuple[str, Status, Tally], int]) -> dict[tuple[str, Status], int]:
-    """Return the number of groups of each task and status that has any."""
-    return {(task, status): n for (task, status, name), n in tallies.items() if name == Tally.SIZE and n}

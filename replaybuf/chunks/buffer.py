@@ -23,7 +23,8 @@ from replaybuf.chunks.data import (
     check_session,
     fragment_error,
 )
-from replaybuf.chunks.ledger import Ledger, State
+from replaybuf.chunks.ledger import Ledger
+from replaybuf.chunks.progress import State
 from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
 from replaybuf.rollouts.rollout import Status
 

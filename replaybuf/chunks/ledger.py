@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import Tags
 from replaybuf.chunks.data import DROPPED, Fragment, Session, chunk_rollouts
+from replaybuf.chunks.progress import Progress, Rows, State, moved, tag_of
 from replaybuf.errors import ConflictError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
@@ -38,110 +38,7 @@ from replaybuf.storage.values import StorageItem
 # Every conflict, and every disturbed read, means that another process made progress.
 _ATTEMPTS = 1000
 
-# The names of so many sessions that are over are known, so that none of them begins again.
-_ENDED = 1000
-
 _MARK = {"status": Status.ARCHIVED.value}
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """The session and version of the model; `uids` are the groups that say so.
-
-    `session` is the session's number, `name` its name if it is a text; `ended` are the texts that are over.
-    """
-
-    session: int
-    version: int
-    uids: tuple[int, ...] = ()
-    name: str | None = None
-    ended: tuple[str, ...] = ()
-
-    @property
-    def label(self) -> Session:
-        """The session as its workers call it."""
-        return self.session if self.name is None else self.name
-
-    def is_over(self, label: Session) -> bool:
-        """Return whether a session ended before this one."""
-        if label == self.label:
-            return False
-        return label in self.ended if isinstance(label, str) else label <= self.session
-
-
-def moved(state: State | None, label: Session | None, version: int) -> State | None:
-    """Return the state after a move to a session (None: the present one) and version; None if nothing moves.
-
-    Nothing moves to a session that is over, and to a version that is reached or passed.
-    """
-    if state is None:
-        named = isinstance(label, str)
-        return State(0 if named or label is None else int(label), version, name=str(label) if named else None)
-    if label is None or label == state.label:
-        return None if state.version >= version else replace(state, version=version)
-    if state.is_over(label):
-        return None
-    ended = state.ended if state.name is None else (*state.ended, state.name)[-_ENDED:]
-    if isinstance(label, str):
-        return State(state.session + 1, version, name=label, ended=ended)
-    return State(label, version, ended=ended)
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a worker: its next chunk, of `size` fragments, starts at `start`; `fragments` of it are there.
-
-    `cursors` are the uids of the groups that say so. `made` is the last fragment of a chunk whose next cursor isn't
-    written yet. `left` are groups that a delayed put left behind.
-    """
-
-    start: int
-    size: int
-    cursors: tuple[int, ...] = ()
-    fragments: tuple[StorageItem, ...] = ()
-    made: StorageItem | None = None
-    left: tuple[int, ...] = ()
-
-    @property
-    def next(self) -> int:
-        """The index of the fragment that is expected next."""
-        return self.start + len(self.fragments)
-
-    @property
-    def complete(self) -> bool:
-        return len(self.fragments) >= self.size
-
-    @property
-    def uids(self) -> tuple[int, ...]:
-        """All groups of the worker that its progress depends on."""
-        made = () if self.made is None else (self.made.uid,)
-        return (*self.cursors, *(row.uid for row in self.fragments), *made)
-
-
-@dataclass(slots=True)
-class Rows:
-    """The groups of one worker as they are read."""
-
-    cursors: list[StorageItem] = field(default_factory=list)
-    fragments: dict[int, StorageItem] = field(default_factory=dict)
-
-    def progress(self, size: int) -> Progress | None:
-        """Return the progress that they show, or None if there are none."""
-        if not self.cursors and not self.fragments:
-            return None
-        start = max((_tag(row, "start") for row in self.cursors), default=None)
-        above = sorted(index for index in self.fragments if start is None or index >= start)
-        if start is None or (above and above[0] != start):
-            last = self.fragments[above[-1]]
-            left = [self.fragments[index].uid for index in self.fragments if index != above[-1]]
-            return Progress(above[-1] + 1, size, tuple(row.uid for row in self.cursors), (), last, tuple(left))
-        fragments: list[StorageItem] = []
-        while (index := start + len(fragments)) in self.fragments:
-            fragments.append(self.fragments[index])
-        left = [row.uid for index, row in self.fragments.items() if not start <= index < start + len(fragments)]
-        at_start = [row for row in self.cursors if _tag(row, "start") == start]
-        cursors = tuple(row.uid for row in self.cursors)
-        return Progress(start, _tag(at_start[0], "size"), cursors, tuple(fragments), None, tuple(left))
 
 
 class Ledger:
@@ -161,16 +58,8 @@ class Ledger:
 
     async def state(self) -> State | None:
         """Return the session and version of the model, or None before the first fragment."""
-        rows = await self._read(
-            {"task_name": self.state_task}, still_there=False
-        )  # the highest is never replaced alone
-        if not rows:
-            return None
-        last = max(rows, key=lambda row: (_tag(row, "session"), _tag(row, "version")))
-        ended = tuple(last.item[0].get("ended", ())) if last.item else ()
-        uids = tuple(row.uid for row in rows)
-        name: Any = (last.tags or {}).get("name")
-        return State(_tag(last, "session"), _tag(last, "version"), uids, name, ended)
+        # Some of the groups may have left meanwhile: the highest is never replaced alone.
+        return State.of(await self._read({"task_name": self.state_task}, still_there=False))
 
     async def move(self, label: Session | None, version: int) -> State:
         """Move to this session and version, unless the model has reached or passed it. Return its state."""
@@ -213,7 +102,7 @@ class Ledger:
             if row.task_name == self.cursors:
                 rows.cursors.append(row)
             else:
-                rows.fragments[_tag(row, "index")] = row
+                rows.fragments[tag_of(row, "index")] = row
         return rows.progress(self.size)
 
     async def goes_on(self, worker: str, session: int, index: int) -> bool:
@@ -266,7 +155,7 @@ class Ledger:
     async def unmade(self) -> list[tuple[str, int]]:
         """Return the workers, with their sessions, whose last fragment of a chunk is stored but not in the chunk."""
         rows = self.buffer.find({"task_name": self.fragments, "tags.last": True})
-        return sorted({(_tag(row, "worker"), _tag(row, "session")) async for row in rows})
+        return sorted({(tag_of(row, "worker"), tag_of(row, "session")) async for row in rows})
 
     async def _make(self, worker: str, session: int, progress: Progress, max_staleness: int | None) -> Progress | None:
         """Put a chunk in place of its cursor and all fragments except the last; a damaged one only leaves.
@@ -274,7 +163,7 @@ class Ledger:
         If its first fragments are too stale, they leave, and the fresh ones after them begin the next chunk.
         Return the worker's progress, or None if another process was faster or the session is over.
         """
-        versions = [_tag(row, "version") for row in progress.fragments]
+        versions = [tag_of(row, "version") for row in progress.fragments]
         version = min(versions)
         state = await self.state() or State(session, version)
         if state.session > session:  # the new session's first process hasn't removed this yet
@@ -351,7 +240,3 @@ class Ledger:
             if await self.buffer.count_where(others) == 0 and (not still_there or await self.all_there(uids)):
                 return rows
         raise ConflictError(f"{query} changed all the time for {time.monotonic() - began:.1f} s")
-
-
-def _tag(row: StorageItem, name: str) -> Any:
-    return (row.tags or {})[name]

@@ -14,9 +14,9 @@ from typer.core import TyperGroup
 
 from replaybuf import units
 from replaybuf.cli.asking import YES, ask
-from replaybuf.cli.checkpoints import checkpoints
+from replaybuf.cli.checkpoints import COLUMNS, checkpoints
 from replaybuf.cli.options import Command, Url, buffer_option, listing, option, url_and
-from replaybuf.cli.output import Column, Output, iso
+from replaybuf.cli.output import Output, iso
 from replaybuf.redact import redact
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
@@ -164,11 +164,4 @@ def _tell(output: Output, reader: Reader, made: Made) -> None:
         "groups": made.groups,
         "bytes": made.bytes,
     }
-    columns = [
-        Column("buffer", lambda r: r["buffer"], right=False, text=True),
-        Column("step", lambda r: units.number(r["step"])),
-        Column("made", lambda r: iso(r["created_at"]), right=False),
-        Column("groups", lambda r: units.number(r["groups"])),
-        Column("size", lambda r: units.size(r["bytes"])),
-    ]
-    output.rows([row], columns)
+    output.rows([row], COLUMNS)

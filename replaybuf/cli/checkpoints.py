@@ -8,6 +8,15 @@ from replaybuf.cli.output import Column, Output, iso
 from replaybuf.storage.sql.inspection.metadata import read_checkpoints
 from replaybuf.storage.sql.inspection.reader import open_reader
 
+#: How checkpoints are listed.
+COLUMNS = [
+    Column("buffer", lambda r: r["buffer"], right=False, text=True),
+    Column("step", lambda r: units.number(r["step"])),
+    Column("made", lambda r: iso(r["created_at"]), right=False),
+    Column("groups", lambda r: units.number(r["groups"])),
+    Column("size", lambda r: units.size(r["bytes"])),
+]
+
 
 @listing
 def checkpoints(url: Url, output: Output, buffer: Buffer = None) -> None:
@@ -22,14 +31,7 @@ def checkpoints(url: Url, output: Output, buffer: Buffer = None) -> None:
       replaybuf checkpoints run.db
     """
     rows = open_reader(url).look(lambda look: read_checkpoints(look, buffer))
-    columns = [
-        Column("buffer", lambda r: r["buffer"], right=False, text=True),
-        Column("step", lambda r: units.number(r["step"])),
-        Column("made", lambda r: iso(r["created_at"]), right=False),
-        Column("groups", lambda r: units.number(r["groups"])),
-        Column("size", lambda r: units.size(r["bytes"])),
-    ]
     if rows or not output.for_people:
-        output.rows(rows, columns)
+        output.rows(rows, COLUMNS)
     else:
         output.note("there are no checkpoints")

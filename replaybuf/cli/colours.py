@@ -45,7 +45,7 @@ def coloured(rollout: Mapping[str, Any], response: Any, by: str, *, full: bool) 
     """
     from rich.text import Text
 
-    from replaybuf.web.tokens import strip
+    from replaybuf.tokens import strip
 
     found = strip(rollout, response, BY[by], _MOST if full else _FEW)
     if found is None:

@@ -149,6 +149,6 @@ def _known_policy(name: str | None) -> Any:
 
 
 def _file_in(folder: Path, *, make: bool = False) -> Path:
-    from replaybuf.buffer.reader import snapshot_file
+    from replaybuf.buffer.snapshot_folder import snapshot_file
 
     return snapshot_file(folder, make=make)

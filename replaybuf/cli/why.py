@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,15 +21,15 @@ from replaybuf.cli.queries import query_of
 from replaybuf.errors import QueryError
 from replaybuf.redact import redact
 from replaybuf.rollouts.status import Status
-from replaybuf.rules.circumstances import Circumstances
+from replaybuf.rules.circumstances import Circumstances, in_force
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.tallies import Tally
-from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.look import Look, time_of
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.waits import Explained, Explanation, Question, explain, needs_transaction
 
 _MOST_WAITS = 20
-_MOST_worker_columns = 20
+_MOST_WORKERS = 20
 
 Task = Annotated[
     str | None, typer.Argument(metavar="[TASK]", help="Only waits for groups of this task.", show_default=False)
@@ -104,19 +104,12 @@ def _status(name: str | None) -> Status:
 
 
 def _row(buffer: str, one: Explained) -> dict[str, Any]:
-    wait = one.wait
     return {
         "reason": str(one.diagnosis.reason),
         "sentence": one.diagnosis.sentence,
         "task_name": one.diagnosis.task_name,
         "buffer": buffer,
-        "worker": wait.worker,
-        "kind": wait.kind,
-        "wants": dict(wait.wants),
-        "status": str(wait.status),
-        "query": wait.query,
-        "since": _time(wait.since),
-        "deadline": _time(wait.deadline),
+        **one.fields,
     }
 
 
@@ -124,35 +117,26 @@ def _as_json(found: Explanation) -> dict[str, Any]:
     about = found.about
     waits = [
         _row(found.buffer, one)
-        | {"limits": None if one.limits is None else _limits(one.limits)}
+        | {"limits": None if one.limits is None else in_force(one.limits)}
         | {"facts": [{"text": fact.text, "reason": fact.reason} for fact in one.diagnosis.facts]}
         for one in found.waits
     ]
     return {
         "buffer": found.buffer,
-        "now": _time(about.now),
+        "now": time_of(about.now),
         "somebody_waits": not found.asked,
-        "gave_up": None if found.gave_up is None else asdict(found.gave_up) | {"time": _time(found.gave_up.time)},
+        "gave_up": None if found.gave_up is None else asdict(found.gave_up) | {"time": time_of(found.gave_up.time)},
         "waits": waits,
         "tasks": _tasks(about),
-        "leases": [asdict(one) | {"until": _time(one.until)} for one in about.held],
+        "leases": [asdict(one) | {"until": time_of(one.until)} for one in about.held],
         "workers": [
             asdict(one)
             | {"state": _state(one, about.now)}
-            | {name: _time(getattr(one, name)) for name in ("started_at", "seen_at", "ended_at")}
+            | {name: time_of(getattr(one, name)) for name in ("started_at", "seen_at", "ended_at")}
             for one in about.workers
         ],
         "trainer": None if about.trainer is None else asdict(about.trainer),
     }
-
-
-def _time(moment: float | None) -> datetime | None:
-    return None if moment is None else datetime.fromtimestamp(moment, UTC)
-
-
-def _limits(limits: Limits) -> dict[str, Any]:
-    """Return the limits that aren't as they are by default."""
-    return {one.name: getattr(limits, one.name) for one in fields(Limits) if getattr(limits, one.name) != one.default}
 
 
 # For people
@@ -165,7 +149,7 @@ def _print(found: Explanation, *, several: bool) -> None:
         (_tasks(about), _task_columns(about)),
         ([asdict(one) for one in about.held], _lease_columns(about)),
         (
-            [asdict(one) | {"state": _state(one, about.now)} for one in about.workers[:_MOST_worker_columns]],
+            [asdict(one) | {"state": _state(one, about.now)} for one in about.workers[:_MOST_WORKERS]],
             _worker_columns(about),
         ),
     ]
@@ -199,9 +183,9 @@ def _lines(found: Explanation, *, several: bool) -> Iterable[str]:
 
 def _further(found: Explanation) -> Iterable[str]:
     about, lines = found.about, []
-    known = {str(_limits(one.limits)): one for one in found.waits if one.limits is not None}
+    known = {str(in_force(one.limits)): one for one in found.waits if one.limits is not None}
     for one in known.values():
-        shown = ", ".join(f"{name} {value}" for name, value in _limits(one.limits or Limits()).items())
+        shown = ", ".join(f"{name} {value}" for name, value in in_force(one.limits or Limits()).items())
         lines.append(f"limits in force{f' for {one.wait.worker}' if one.wait.worker else ''}: {shown or 'none'}")
     if not known:
         lines.append("limits in force: not known, for nobody waits who would have said")
@@ -232,7 +216,7 @@ def _tasks(about: Circumstances) -> list[dict[str, Any]]:
                 "put": put,
                 "drawn": drawn_often,
                 "completed_per_hour": about.hourly(task, Status.COMPLETED),
-                "last_put": _time(last),
+                "last_put": time_of(last),
                 "refreshed_to": about.steps.get(task),
             }
         )
@@ -240,8 +224,7 @@ def _tasks(about: Circumstances) -> list[dict[str, Any]]:
 
 
 def _task_columns(about: Circumstances) -> list[Column]:
-    now = _time(about.now)
-    assert now is not None
+    now = datetime.fromtimestamp(about.now, UTC)
     counts = [str(status) for status in Status if status != Status.ARCHIVED] + ["leased", "put", "drawn"]
     always = ("completed", "leased", "put", "drawn")
     used = [name for name in counts if name in always or any(row[name] for row in _tasks(about))]
@@ -261,7 +244,7 @@ def _lease_columns(about: Circumstances) -> list[Column]:
         Column("task", lambda r: r["task_name"], right=False, text=True),
         Column("status", lambda r: r["status"], right=False),
         Column("groups", lambda r: units.number(r["groups"])),
-        Column("ends", lambda r: lease_text(_time(r["until"]), now)),
+        Column("ends", lambda r: lease_text(time_of(r["until"]), now)),
     ]
 
 

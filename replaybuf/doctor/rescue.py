@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from replaybuf.buffer.reader import SNAPSHOT_FILE
+from replaybuf.buffer.snapshot_folder import SNAPSHOT_FILE
 from replaybuf.checks import check_no_url
 from replaybuf.errors import NotADatabaseError, SnapshotError
 from replaybuf.redact import redact_path

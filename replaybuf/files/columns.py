@@ -13,15 +13,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from replaybuf.errors import FileError, MissingDriverError
+from replaybuf.errors import FileError
+from replaybuf.files.column_types import arrow, arrow_type, column_for, fits, is_unicode, joined
 from replaybuf.files.rows import KINDS, METADATA, PREFIX, REST, ROLLOUTS, Row, is_of_rollout
 from replaybuf.files.values import to_json
 
 MORE: Final = "$more"
 _ABOUT: Final = b"replaybuf"
 _JSON_FIELDS: Final = (KINDS, REST, MORE)
-_INT64: Final = 2**63
-_ITEMS: Final[dict[type, str]] = {int: "int", float: "float", str: "text", bool: "bool"}
 _METADATA: Final = {
     "uid": "int64",
     "task_name": "string",
@@ -40,94 +39,6 @@ _METADATA: Final = {
     "index": "int32",
     "size": "int32",
 }
-_DTYPES: Final = {
-    **{f"<i{n}": f"int{8 * n}" for n in (2, 4, 8)},
-    **{f"<u{n}": f"uint{8 * n}" for n in (2, 4, 8)},
-    "|i1": "int8",
-    "|u1": "uint8",
-    "<f2": "float",
-    "<f4": "float",
-    "<f8": "double",
-    "|b1": "bool_",
-    **{name: name for name in ("int8", "int16", "int32", "int64", "uint8")},
-    "float16": "float",
-    "bfloat16": "float",
-    "float32": "float",
-    "float64": "double",
-    "bool": "bool_",
-}
-_GENERAL: Final = {"int": "int64", "float": "double", "text": "string", "bool": "bool_"}
-
-
-def arrow() -> Any:
-    """Return the module pyarrow. Raises MissingDriverError."""
-    try:
-        import pyarrow  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingDriverError(
-            "Parquet and Arrow files need the package pyarrow: pip install 'replaybuf[parquet]'"
-        ) from error
-    return pyarrow
-
-
-# The type of a column: "int64", "list:int32", "structs:role,content", "json", ...
-
-
-def _shape(value: Any, kind: str | None) -> str:
-    """Return the type of column that a value asks for; "list:" for an empty list, which any list takes."""
-    if type(value) is int:
-        return "int64" if -_INT64 <= value < _INT64 else "json"
-    if type(value) is not list:
-        return {bool: "bool_", float: "double", str: "string", bytes: "binary"}.get(type(value), "json")
-    if kind is not None:
-        return f"list:{_DTYPES[kind.split(':')[1]]}"
-    kinds = set(map(type, value))
-    if not kinds:
-        return "list:"
-    if len(kinds) == 1 and (one := kinds.pop()) in _ITEMS:
-        if one is int and not -_INT64 <= min(value) <= max(value) < _INT64:
-            return "json"
-        return f"list:{_GENERAL[_ITEMS[one]]}"
-    if all(type(item) is dict and item and set(map(type, item.values())) == {str} for item in value):
-        names = {tuple(item) for item in value}
-        first = names.pop()
-        if not names and _is_unicode(first) and not any("," in name for name in first):
-            return f"structs:{','.join(first)}"
-    return "json"
-
-
-def _joined(shapes: set[str]) -> str:
-    """Return the type of a column with values of these shapes."""
-    filled = shapes - {"list:"}
-    if len(filled) == 1:
-        return filled.pop()
-    numbers = {shape.removeprefix("list:") for shape in filled}
-    if filled and all(shape.startswith("list:") for shape in filled):
-        if all(name.startswith("int") for name in numbers):
-            return "list:int64"
-        if numbers <= {"float", "double"}:
-            return "list:double"
-    return "json"
-
-
-def _fits(shape: str, column: str) -> bool:
-    if shape == column or column == "json":
-        return True
-    if shape == "list:":
-        return column.startswith(("list:", "structs:"))
-    wider = {"list:int64": "list:int", "list:double": "list:float"}.get(column)
-    return wider is not None and shape.startswith(wider)
-
-
-def _type_of(column: str) -> Any:
-    pa = arrow()
-    if column == "json":
-        return pa.string()
-    if column.startswith("list:"):
-        return pa.list_(_type_of(column.removeprefix("list:")))
-    if column.startswith("structs:"):
-        return pa.list_(pa.struct([(name, pa.string()) for name in column.removeprefix("structs:").split(",")]))
-    return getattr(pa, {"bool_": "bool_", "double": "float64", "float": "float32"}.get(column, column))()
 
 
 class Columns:
@@ -143,21 +54,21 @@ class Columns:
         self._fields = self._columns_of(rollouts) | dict.fromkeys(_JSON_FIELDS, "json")
 
     def _columns_of(self, rollouts: Iterable[Row]) -> dict[str, str]:
-        shapes: dict[str, set[str]] = {}
+        wanted: dict[str, set[str]] = {}
         for row in rollouts:
             kinds = row.get(KINDS, {})
             for name, value in row.items():
-                if name not in self._beside and name not in _JSON_FIELDS and _is_unicode(name):
-                    shapes.setdefault(name, set())
+                if name not in self._beside and name not in _JSON_FIELDS and is_unicode(name):
+                    wanted.setdefault(name, set())
                     if value is not None:
-                        shapes[name].add(_shape(value, _numeric(kinds.get(name))))
-        return {name: _joined(found) for name, found in shapes.items()}
+                        wanted[name].add(column_for(value, kinds.get(name)))
+        return {name: joined(found) for name, found in wanted.items()}
 
     def schema(self) -> Any:
         """Return the schema, with what is needed to read the rows back."""
         pa = arrow()
-        fields = [(name, _type_of(column)) for name, column in self._fields.items()]
-        columns = [(name, _type_of(column)) for name, column in self._metadata.items()]
+        fields = [(name, arrow_type(column)) for name, column in self._fields.items()]
+        columns = [(name, arrow_type(column)) for name, column in self._metadata.items()]
         columns += [(ROLLOUTS, pa.list_(pa.struct(fields)))] if self._grouped else fields
         about = {
             "format": 1,
@@ -203,27 +114,11 @@ class Columns:
         return fitted
 
     def _takes(self, column: str, value: Any, kind: str | None) -> bool:
-        if not _fits(_shape(value, _numeric(kind)), column):
+        if not fits(column_for(value, kind), column):
             return False
         if column in ("string", "list:string") or column.startswith("structs:"):
-            return _is_unicode(value)
+            return is_unicode(value)
         return True
-
-
-def _numeric(kind: str | None) -> str | None:
-    """Return the kind of a row of numbers, None for others."""
-    return kind if kind is not None and ":" in kind else None
-
-
-def _is_unicode(value: Any) -> bool:
-    """Return whether texts are whole: Arrow has no half surrogate pairs."""
-    if type(value) is str:
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return False
-        return True
-    return all(map(_is_unicode, (*value, *value.values()) if type(value) is dict else value))
 
 
 # Reading

@@ -9,38 +9,26 @@ also when the groups have been consumed meanwhile. A checkpoint keeps the cursor
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from xxhash import xxh3_128
 
-from replaybuf.checks import (
-    check_count,
-    check_key,
-    check_priority,
-    check_staleness,
-    check_step,
-    check_storable,
-    check_tags,
-    check_task_name,
-)
+from replaybuf.checks import check_task_name
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ConflictError, FileEndsError, FileError, ReplayBufError, RolloutError
-from replaybuf.files.exporting import TREES, in_thread
+from replaybuf.errors import ConflictError, FileEndsError, FileError
+from replaybuf.files.checked import prepared
+from replaybuf.files.exporting import in_thread
 from replaybuf.files.remarks import Remarks
 from replaybuf.files.rows import FileGroup
 from replaybuf.progress import OnProgress, Teller
-from replaybuf.rollouts.marks import Marks
-from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.storage.contract import CursorStorage, GroupStorage, require
 from replaybuf.storage.values import Cursor, NewGroup
-from replaybuf.worker_name import check_worker, worker_name
+from replaybuf.worker_name import worker_name
 
 Lane = tuple[str, Status]
 Reader = Callable[[], Iterator[FileGroup]]
@@ -239,46 +227,6 @@ def _batches(
             continue
         batch.append(prepared(group, codec))
         size += len(batch[-1].payload or b"")
-
-
-def prepared(group: FileGroup, codec: Codec) -> NewGroup:
-    """Return a group as every store takes it, checked. Raises FileError, which says where in the file it is."""
-    try:
-        payload = TREES.encode(group.rollouts)
-        new = NewGroup(
-            task_name=check_task_name(group.task_name),
-            status=group.status,
-            staleness=check_staleness(group.staleness),
-            rollouts=codec.decode(payload),
-            created_at=time.time() if group.created_at is None else float(group.created_at),
-            priority=check_priority(group.priority),
-            tags=check_tags(group.tags),
-            key=check_key(group.key),
-            payload=payload,
-            times_sampled=check_count(group.times_sampled, "times_sampled"),
-            deliveries=check_count(group.deliveries, "deliveries"),
-            error=None if group.error is None else check_storable(group.error, "error"),
-            worker=None if group.worker is None else check_worker(group.worker),
-            trained_step=None if group.trained_step is None else check_step(group.trained_step, "trained_step"),
-        )
-        _check_rollouts(new.rollouts, codec.rollout_type)
-    except (ReplayBufError, ArithmeticError) as error:
-        raise FileError(f"{group.place}: {error}") from error
-    return new
-
-
-def _check_rollouts(rollouts: Sequence[Any], kind: RolloutType) -> None:
-    """Raise what a put would, which makes marks and an outline of rollouts: their fields can hold anything."""
-    try:
-        for one in rollouts:
-            check_staleness(int(kind.get(one, "seq_staleness") or 0), "seq_staleness")
-        Marks.of(rollouts, kind)
-        outline(rollouts, kind)
-        prompt_preview(rollouts, kind)
-    except ReplayBufError:
-        raise
-    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        raise RolloutError(f"the rollouts have a field that no store can take ({error!s:.150})") from error
 
 
 def _identity(new: NewGroup) -> bytes:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from replaybuf.errors import FileEndsError, FileError
-from replaybuf.files.columns import Columns, Reading, arrow
+from replaybuf.files.column_types import arrow
+from replaybuf.files.columns import Columns, Reading
 from replaybuf.files.rows import Placed, Row
 
 #: Rows that are in memory together when a file is read.

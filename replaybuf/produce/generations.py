@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from replaybuf.buffer.waits import to_its_end
+from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufError, RolloutError
 from replaybuf.produce.agent_loop import AgentLoop, Generated, NoCoroutineError, awaitable

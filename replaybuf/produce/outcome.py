@@ -9,7 +9,7 @@ from typing import Any
 
 from replaybuf.checks import Tags
 from replaybuf.errors import RolloutError
-from replaybuf.prompts.ledger import begin_anew
+from replaybuf.prompts.prompt import begin_anew
 from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import RolloutType
 

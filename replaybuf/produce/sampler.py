@@ -13,8 +13,9 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_list, whole
 from replaybuf.errors import InputError
 from replaybuf.produce.records import to_rollout
-from replaybuf.prompts.ledger import Again, LedgerCounts, Prompt, PromptLedger
+from replaybuf.prompts.ledger import Again, LedgerCounts, PromptLedger
 from replaybuf.prompts.place import FAR
+from replaybuf.prompts.prompt import Prompt
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike
 

@@ -23,7 +23,8 @@ from replaybuf.prompts.ledger import Again
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import ExpiryRule
-from replaybuf.rules.limits import Level, Limits
+from replaybuf.rules.level import Level
+from replaybuf.rules.limits import Limits
 from replaybuf.storage.values import Draw
 
 #: Seconds that the production of a batch may take by default.

@@ -19,7 +19,7 @@ from replaybuf.produce.strategy import PRODUCE_TIMEOUT, check_size
 from replaybuf.produce.summary import ProduceSummary
 from replaybuf.produce.train_state import published, wait_published
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rules.limits import Level
+from replaybuf.rules.level import Level
 from replaybuf.rules.tallies import Tally, levels
 from replaybuf.rules.train_state import TrainState
 from replaybuf.worker_name import working_as

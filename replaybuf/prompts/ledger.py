@@ -13,25 +13,23 @@ import contextlib
 import copy
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any
 
-from replaybuf.buffer.lease import Lease
-from replaybuf.buffer.putting import PutOptions
+from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.waits import to_its_end
-from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, whole
+from replaybuf.checks import check_list, check_seconds, check_task_name, check_timeout, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
+from replaybuf.prompts.prompt import Prompt, begin_anew
 from replaybuf.prompts.source import Source
 from replaybuf.query import Query
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import reset_response
 from replaybuf.rollouts.statuses import Statuses, StatusLike
 from replaybuf.rules.tallies import Tally
-from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
+from replaybuf.storage.values import Cursor, NewGroup
 
 #: Prompts that are handed out again: those of dead workers, interrupted ones, and expired ones.
 AGAIN = (Status.ABORTED, Status.EXPIRED, Status.INIT)
@@ -55,84 +53,6 @@ class LedgerCounts:
     in_flight: int
     waiting: int
     finished: int
-
-
-class Prompt:
-    """A prompt in flight: `group` has its rollouts, with what was generated so far; `attempt` counts from 1.
-
-    `status` and `tags` are those with which it waited: INIT for a new one. It is finished or given back once. While
-    this process lives, its lease is extended.
-    """
-
-    def __init__(self, ledger: PromptLedger, lease: Lease, item: StorageItem) -> None:
-        self.ledger = ledger
-        self._lease = lease
-        self.uid = item.uid
-        self.group: list[Any] = item.item
-        self.status = item.status
-        self.tags: Tags = dict(item.tags or {})
-        self.attempt = item.deliveries
-
-    def __repr__(self) -> str:
-        number = self.ledger.rollout_type.get(self.group[0], "group_id") if self.group else None
-        group = "" if number is None else f", group {number!r:.50}"
-        return f"<Prompt {self.uid} of {self.ledger.task_name}{group}, attempt {self.attempt}>"
-
-    @property
-    def lost(self) -> bool:
-        """Whether the lease is known to be lost, or the buffer restored: stop generating then.
-
-        Known within a third of the ledger's `seconds`; `finish` finds out at once.
-        """
-        return self._lease.lost
-
-    async def finish(
-        self,
-        group: Sequence[Any] | None = None,
-        *,
-        timeout: float | Unset | None = UNSET,
-        **options: Unpack[PutOptions],
-    ) -> int | None:
-        """Store the result (default: `group` as it is now) in place of the prompt, in one transaction.
-
-        Options, rules and result are those of `ReplayBuffer.put`. Raises LeaseLostError if the lease had ended and the
-        prompt was handed to another worker, and FencedError after a restore; then nothing is stored, and the prompt
-        isn't ours any more. Raises InputError if nothing was generated.
-        """
-        rollouts = list(self.group if group is None else group)
-        if rollouts and all(map(self.ledger.is_new, rollouts)):
-            raise InputError(
-                f"nothing was generated for prompt {self.uid}: its rollouts have the status init, and it would be "
-                "handed out again; set their status to COMPLETED, or call give_back()"
-            )
-        return await self._lease.finish(
-            rollouts, self.ledger.task_name, replaces=[self.uid], timeout=timeout, **options
-        )
-
-    async def save(self, group: Sequence[Any] | None = None) -> None:
-        """Keep what was generated so far: if this worker dies, the next one goes on from there.
-
-        A caller that is cancelled during the call still has the prompt.
-        """
-        await to_its_end(self._save(group))
-
-    async def _save(self, group: Sequence[Any] | None) -> None:
-        rollouts = list(self.group if group is None else group)
-        kind = self.ledger.rollout_type
-        unsaid = not all(kind.has(rollout, "status") for rollout in rollouts)  # only the group has a status
-        uid = await self._lease.save(
-            rollouts, self.ledger.task_name, replaces=[self.uid], status=self.status if unsaid else None
-        )
-        self.uid = self.uid if uid is None else uid
-
-    async def give_back(self, group: Sequence[Any] | None = None, *, failed: str | None = None) -> None:
-        """Let the prompt be handed out again, with what was generated if a `group` is given.
-
-        `failed` says why it could not be generated; a prompt that failed `max_deliveries` times is set aside as FAILED.
-        """
-        if group is not None:
-            await self.save(group)
-        await self._lease.give_back([self.uid], failed=failed)
 
 
 class PromptLedger:
@@ -179,11 +99,6 @@ class PromptLedger:
     def rollout_type(self) -> RolloutType:
         """The class of the rollouts."""
         return self.buffer.rollout_type
-
-    def is_new(self, rollout: Any) -> bool:
-        """Return whether nothing was generated for a rollout. Raises RolloutError."""
-        self.rollout_type.check_class(rollout)
-        return self.rollout_type.status(rollout) == Status.INIT
 
     async def draw(
         self,
@@ -250,7 +165,7 @@ class PromptLedger:
                     lease = await self.buffer.lease_batch(
                         {self.task_name: size}, group_status=status, where=where, seconds=self._seconds
                     )
-                    drawn += [Prompt(self, lease, item) for item in lease.items[self.task_name]]
+                    drawn += [Prompt(lease, item, self.rollout_type) for item in lease.items[self.task_name]]
         except BaseException:
             await to_its_end(_give_back(drawn))
             raise
@@ -270,7 +185,7 @@ class PromptLedger:
             moved = replace(now, position=now.position + len(groups), value=after)
             lease = await cursors.claim(groups, moved, self._seconds)
             if lease is not None:
-                return [Prompt(self, lease, item) for item in lease.items[self.task_name]]
+                return [Prompt(lease, item, self.rollout_type) for item in lease.items[self.task_name]]
             attempt += 1  # another worker made progress
             await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
 
@@ -316,11 +231,3 @@ async def _give_back(prompts: Iterable[Prompt]) -> None:
 
 def _as_group(item: Any, number: int) -> list[Any]:
     return list(item) if isinstance(item, (list, tuple)) else [item]
-
-
-def begin_anew(rollouts: Iterable[Any], kind: RolloutType) -> None:
-    """Remove what interrupted rollouts have generated; expired ones have lost it already, the others are done."""
-    for rollout in rollouts:
-        if kind.status(rollout) == Status.ABORTED:
-            reset_response(rollout, kind)
-            kind.set_status(rollout, Status.INIT)

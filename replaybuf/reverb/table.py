@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_list, check_priority, check_task_name, whole
-from replaybuf.config import ReplayBufferConfig
+from replaybuf.checks import check_list, check_priority
 from replaybuf.errors import ConfigError, InputError
-from replaybuf.readable_config import nearest
+from replaybuf.reverb.definition import Definition
 from replaybuf.reverb.rate_limiters import Queue, RateLimiter, Stack
 from replaybuf.reverb.samples import CallStats, RateLimiterInfo, ReplaySample, SampleInfo, TableInfo
 from replaybuf.reverb.selectors import Fifo, Lifo, Selector, exponent_of
@@ -25,9 +23,6 @@ from replaybuf.storage.values import UNSET, Checkpoint, StorageItem, Unset
 SAMPLE_TIMEOUT = 600.0
 
 _DATA = "data"
-_CONFIG = f"{ReplayBufferConfig[Any].__name__}: "
-# Limits say what is wrong in their own words.
-_REVERBS_WORDS = {"capacity": "max_size", "min_size": "min_size_to_sample"}
 
 
 class Table:
@@ -59,71 +54,19 @@ class Table:
         url: str | None = None,
         **options: Any,
     ) -> None:
-        self._definition = {
-            "name": name,
-            "sampler": sampler,
-            "remover": remover,
-            "max_size": max_size,
-            "rate_limiter": rate_limiter,
-            "max_times_sampled": max_times_sampled,
-            "url": url,
-            **options,
-        }
-        self.name = _checked_name(name)
-        self._refuse(extensions, signature)
-        for argument, value, kind in (
-            ("sampler", sampler, Selector),
-            ("remover", remover, Selector),
-            ("rate_limiter", rate_limiter, RateLimiter),
-        ):
-            if not isinstance(value, kind):
-                module = "rate_limiters" if kind is RateLimiter else "selectors"
-                raise ConfigError(f"table {name}: {argument} must be one of replaybuf.reverb.{module}, got {value!r}")
+        self._definition = Definition(
+            name, sampler, remover, max_size, rate_limiter, max_times_sampled, url=url, options=options
+        )
+        if extensions:
+            raise ConfigError(f"table {name}: extensions can't be run here; leave them out")
+        if signature is not None:
+            raise ConfigError(f"table {name}: signature is not checked here, items may hold any values; leave it out")
+        self.name, self.url = name, url
         self.sampler, self.remover, self.rate_limiter = sampler, remover, rate_limiter
-        self.max_size, self.max_times_sampled = max_size, max(0, _checked_times(name, max_times_sampled))
-        self.url = url
-        config = self._config(options)
+        self.max_size, self.max_times_sampled = max_size, self._definition.times_sampled
+        config = self._definition.config()
         self._exponent = exponent_of(sampler, remover)
         self._buffer = None if url is None else config.build()
-
-    def _refuse(self, extensions: Any, signature: Any) -> None:
-        if extensions:
-            raise ConfigError(f"table {self.name}: extensions can't be run here; leave them out")
-        if signature is not None:
-            raise ConfigError(
-                f"table {self.name}: signature is not checked here, items may hold any values; leave it out"
-            )
-
-    def _config(self, options: Mapping[str, Any]) -> ReplayBufferConfig[Any]:
-        ours = {
-            "name": self.name,
-            "policy": self.sampler.policy,
-            "remover": self.remover.policy,
-            "capacity": self.max_size,
-            "max_times_sampled": self.max_times_sampled,
-            "rollout_type": dict,
-            **self.rate_limiter.limits,
-        }
-        for name in ours:
-            if name in options:
-                raise ConfigError(f"table {self.name}: {name} is what the arguments of the table say; leave it out")
-        self._check_names(options, ours)
-        try:
-            config = ReplayBufferConfig[Any](url="memory://" if self.url is None else self.url, **ours, **options)
-            config.rules()
-        except ConfigError as error:
-            words = re.sub(r"\b(capacity|min_size)\b", lambda match: _REVERBS_WORDS[match[0]], str(error))
-            raise ConfigError(f"table {self.name}: {words.removeprefix(_CONFIG)}") from None
-        return config
-
-    def _check_names(self, options: Iterable[str], ours: Iterable[str]) -> None:
-        """Raise ConfigError for an option that is none, in terms of the table's own arguments."""
-        further = [name for name in ReplayBufferConfig.model_fields if name not in ours]
-        for name in options:
-            if name not in further:
-                near = nearest(name, [known for known in (*self._definition, *further) if known not in options])
-                hint = f"; did you mean {near}?" if near else f" (options: {', '.join(further)})"
-                raise ConfigError(f"table {self.name}: {name} is no option of a table{hint}")
 
     @classmethod
     def queue(cls, name: str, max_size: int, **options: Any) -> Self:
@@ -137,10 +80,10 @@ class Table:
 
     def replace(self, **changes: Any) -> Self:
         """Return another table with the definition of this one, but for these arguments."""
-        return type(self)(**{**self._definition, **changes})
+        return type(self)(**{**self._definition.arguments, **changes})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _table, (type(self), self._definition)
+        return _table, (type(self), self._definition.arguments)
 
     def __repr__(self) -> str:
         limiter = self.rate_limiter
@@ -314,8 +257,8 @@ class Table:
         return weight if self._exponent == 1.0 else float(f"{weight ** (1 / self._exponent):.15g}")
 
 
-def _table(kind: type[Table], definition: dict[str, Any]) -> Table:
-    return kind(**definition)
+def _table(kind: type[Table], arguments: dict[str, Any]) -> Table:
+    return kind(**arguments)
 
 
 def _table_size(items: Sequence[StorageItem[Any]]) -> int:
@@ -325,17 +268,3 @@ def _table_size(items: Sequence[StorageItem[Any]]) -> int:
         if 0 < share < math.inf:
             return round(1 / share)
     return len(items)  # of priorities so far apart that p is 0 for all of them
-
-
-def _checked_name(name: Any) -> str:
-    try:
-        return check_task_name(name, "name")
-    except InputError as error:
-        raise ConfigError(f"a table's {error}") from None
-
-
-def _checked_times(name: str, times: Any) -> int:
-    number = whole(times)
-    if number is None:
-        raise ConfigError(f"table {name}: max_times_sampled must be a whole number, got {times!r:.100}")
-    return number

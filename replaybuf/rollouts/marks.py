@@ -16,16 +16,9 @@ import numpy as np
 
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import RolloutError
+from replaybuf.rollouts.model_steps import STEP_FIELDS, step_ranges
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import (
-    STEP_FIELDS,
-    ExpiryRule,
-    mask_stale_tokens,
-    reset_response,
-    set_staleness,
-    staleness_of,
-    step_ranges,
-)
+from replaybuf.rollouts.staleness import ExpiryRule, mask_stale_tokens, reset_response, set_staleness, staleness_of
 from replaybuf.rollouts.tensors import as_array
 
 _FIELDS: Final = (*STEP_FIELDS, "reward")

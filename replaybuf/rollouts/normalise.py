@@ -11,19 +11,17 @@ from typing import Any
 
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
+from replaybuf.rollouts.model_steps import fill_model_steps, undated, unmatched
 from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import (
     EXPIRING_STATUSES,
     ExpiryRule,
-    fill_model_steps,
     find_expired,
     group_staleness,
     mask_stale_tokens,
     refresh_group,
     reset_response,
-    undated,
-    unmatched,
 )
 
 # Longer lists of tokens are processed in another thread, to keep the event loop free.

@@ -223,6 +223,13 @@ class Circumstances:
         return sum(self.count(task, status, name) for status in Status)
 
 
+def in_force(limits: Limits) -> dict[str, Any]:
+    """Return the fields of limits that aren't as they are by default."""
+    default = Limits()
+    values = {one.name: getattr(limits, one.name) for one in fields(Limits)}
+    return {name: value for name, value in values.items() if value != getattr(default, name)}
+
+
 def limits_of(stored: Mapping[str, Any]) -> Limits | None:
     """Return the limits of which a process has written down these fields; None if they can't be read.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from replaybuf.rollouts.status import ASIDE, Status
-from replaybuf.rules.limits import Level
+from replaybuf.rules.level import Level
 
 
 class Tally(StrEnum):
@@ -55,3 +55,8 @@ def levels(tallies: Tallies, tasks: Iterable[str]) -> dict[str, Level]:
         )
 
     return {task: level(task) for task in tasks}
+
+
+def sizes_of(tallies: Tallies) -> dict[LaneName, int]:
+    """Return the number of groups of each task and status that has any."""
+    return {(task, status): n for (task, status, name), n in tallies.items() if name == Tally.SIZE and n}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf.buffer.reader import SNAPSHOT_FILE
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.buffer.snapshot_folder import SNAPSHOT_FILE
 from replaybuf.errors import MissingSnapshotError, NotEmptyError, SchemaError, SnapshotError, SnapshotMismatchError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.memory.backend import MemoryStorage

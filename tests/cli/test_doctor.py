@@ -8,10 +8,9 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import Connection, make_url, text
+from sqlalchemy import make_url, text
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.doctor import counts, groups
@@ -19,13 +18,21 @@ from replaybuf.storage.sql.inspection.checkup.orphans import LOST
 from replaybuf.storage.sql.schema.revisions import REVISIONS
 from replaybuf.testing.harness import group
 from tests.cli.conftest import BACKENDS, new_url, run
+from tests.cli.doctored import (
+    CHECKPOINTS,
+    DAMAGE,
+    LATER,
+    ONE,
+    break_it,
+    checkpoint_and_take,
+    everything,
+    examine,
+    use,
+    wrong,
+)
 from tests.cli.example import fill_busy
-from tests.cli.test_db import _write, execute
+from tests.cli.test_db import execute
 from tests.postgres import new_database
-
-ONE = "(SELECT min(uid) FROM rb_group WHERE lease IS NULL AND archived_at IS NULL)"
-HELD = "(SELECT min(uid) FROM rb_group WHERE lease IS NOT NULL)"
-LATER = "UPDATE rb_group SET leased_until = leased_until + 3600 WHERE lease IS NOT NULL"
 
 
 @pytest.fixture(scope="session", params=BACKENDS)
@@ -48,108 +55,6 @@ def url(sound: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
             yield url
 
 
-def examine(url: object, *options: object, code: int = 0) -> dict[str, list[dict[str, Any]]]:
-    """What the doctor finds, by check."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in json.loads(run("doctor", url, *options, "--json", code=code).stdout):
-        found.setdefault(row["check"], []).append(row)
-    return found
-
-
-def wrong(found: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
-    """The checks that found more than that all is fine, with their levels. (The servers of tests vary.)"""
-    server = ("settings", "integrity", "connections", "disk")
-    return {
-        check: row["level"]
-        for check, rows in found.items()
-        for row in rows
-        if row["level"] != "ok" and check not in server
-    }
-
-
-def everything(url: str) -> dict[str, list[Any]]:
-    """All rows of the tables."""
-    rows: dict[str, list[Any]] = {}
-
-    def read(connection: Connection) -> None:
-        for table in ("rb_lane", "rb_group", "rb_payload", "rb_garbage", "rb_tally", "rb_counter"):
-            rows[table] = sorted(map(str, connection.execute(text(f"SELECT * FROM {table}")).all()))
-
-    asyncio.run(_write(url, read))
-    return rows
-
-
-DAMAGE = {
-    "an index is missing": ("indexes", "problem", ["DROP INDEX rb_group_by_step"]),
-    "an index is another": (
-        "indexes",
-        "problem",
-        ["DROP INDEX rb_garbage_in_order", "CREATE INDEX rb_garbage_in_order ON rb_garbage (uid)"],
-    ),
-    "an index isn't partial": (
-        "indexes",
-        "problem",
-        ["DROP INDEX rb_group_leased", "CREATE INDEX rb_group_leased ON rb_group (leased_until)"],
-    ),
-    "a view is missing": ("views", "problem", ["DROP VIEW rollouts"]),
-    "a group has no lane": ("lanes", "problem", [f"UPDATE rb_group SET lane = 999 WHERE uid = {ONE}"]),
-    "a lane is gone": (
-        "lanes",
-        "problem",
-        [f"DELETE FROM rb_lane WHERE id = (SELECT lane FROM rb_group WHERE uid = {ONE})"],
-    ),
-    "a lease without a lane for it": (
-        "leased groups",
-        "problem",
-        [f"UPDATE rb_group SET lease = 1, leased_until = 1 WHERE uid = {ONE}"],
-    ),
-    "a lane for leases without one": (
-        "leased groups",
-        "problem",
-        [f"UPDATE rb_group SET lease = NULL, leased_until = NULL WHERE uid = {HELD}"],
-    ),
-    "a lease without an end": (
-        "leased groups",
-        "problem",
-        [f"UPDATE rb_group SET leased_until = NULL WHERE uid = {HELD}"],
-    ),
-    "a payload is missing": ("payloads", "problem", [f"DELETE FROM rb_payload WHERE uid = {ONE}"]),
-    "a payload leaked": (
-        "leaked payloads",
-        "problem",
-        [f"INSERT INTO rb_payload SELECT -1, outline, prompt, data FROM rb_payload WHERE uid = {ONE}"],
-    ),
-    "a group is to be swept": ("garbage", "warning", ["INSERT INTO rb_garbage SELECT min(uid), 0 FROM rb_group"]),
-    "a payload is damaged": (
-        "checksums",
-        "problem",
-        [f"UPDATE rb_payload SET data = (SELECT data FROM rb_payload WHERE uid = -1) WHERE uid = {ONE}"],
-    ),
-    "an archived payload is damaged": (
-        "checksums",
-        "problem",
-        [
-            "UPDATE rb_payload SET data = (SELECT data FROM rb_payload WHERE uid = -1) "
-            "WHERE uid = (SELECT min(uid) FROM rb_group WHERE archived_at IS NOT NULL)"
-        ],
-    ),
-    "a size is wrong": ("counts", "problem", ["UPDATE rb_tally SET amount = amount + 3 WHERE name = 'size'"]),
-    "a count of leased ones is wrong": ("counts", "problem", ["DELETE FROM rb_tally WHERE name = 'leased'"]),
-    "a count of no lane": ("counts", "warning", ["INSERT INTO rb_tally VALUES (999, 'size', 0, 3)"]),
-    "leases are over": ("leases", "warning", ["UPDATE rb_group SET leased_until = 1 WHERE lease IS NOT NULL"]),
-}
-
-
-def break_it(url: str, statements: list[str]) -> None:
-    damaged = any("uid = -1" in statement for statement in statements)
-    data = "'x'" if url.startswith("sqlite") else r"'\x00'::bytea"
-    if damaged:
-        execute(url, f"INSERT INTO rb_payload VALUES (-1, '[]', NULL, {data})")
-    execute(url, *statements)
-    if damaged:
-        execute(url, "DELETE FROM rb_payload WHERE uid = -1")
-
-
 @pytest.mark.parametrize(("check", "level", "statements"), DAMAGE.values(), ids=DAMAGE)
 def test_what_is_wrong_is_found_and_mended(url: str, check: str, level: str, statements: list[str]) -> None:
     """Found as what it is; after the repair no problem is left, and no group is gone."""
@@ -162,15 +67,6 @@ def test_what_is_wrong_is_found_and_mended(url: str, check: str, level: str, sta
     assert "problem" not in left.values()
     assert len(everything(url)["rb_group"]) == len(uids)
     asyncio.run(use(url))
-
-
-async def use(url: str) -> None:
-    """The buffer works: what is put can be taken, and so can all that was there."""
-    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
-        before = await buffer.count("math", "completed")
-        await buffer.put(group(1), "math")
-        assert len(await buffer.get(before + 1, "math")) == before + 1
-        assert await buffer.count("math", "completed") == 0
 
 
 def test_a_damaged_group_is_set_aside_with_the_reason(url: str) -> None:
@@ -234,24 +130,6 @@ def test_uids_that_would_be_given_again_are_found_and_mended(url: str) -> None:
     assert wrong(examine(url, code=1)) == {"uids": "problem"}
     assert wrong(examine(url, "--repair")) == {}
     asyncio.run(use(url))
-
-
-GONE = "(SELECT max(uid) FROM rb_checkpoint_group)"
-CHECKPOINTS = {
-    "a group of it is gone": f"DELETE FROM rb_checkpoint_group WHERE uid = {ONE}",
-    "a group of it is smaller": f"UPDATE rb_checkpoint_group SET bytes = bytes - 1 WHERE uid = {ONE}",
-    "a payload of it is gone": f"DELETE FROM rb_payload WHERE uid = {GONE}",
-    "a payload of it is damaged": f"UPDATE rb_payload SET data = DAMAGED WHERE uid = {GONE}",
-}
-
-
-async def checkpoint_and_take(url: str) -> None:
-    """A checkpoint, and groups in it that have left the buffer since."""
-    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
-        await buffer.put(group(7), "code")
-        await buffer.checkpoint(5)
-        await buffer.delete({"task_name": "code"})
-        await buffer.get(1, "math")
 
 
 @pytest.mark.parametrize("statement", CHECKPOINTS.values(), ids=CHECKPOINTS)

@@ -16,7 +16,7 @@ import pytest
 from replaybuf import ReplayBufferConfig
 from replaybuf.doctor import files
 from tests.cli.conftest import run
-from tests.cli.test_doctor import examine, wrong
+from tests.cli.doctored import examine, wrong
 
 _Usage = namedtuple("_Usage", "total used free")
 

@@ -17,7 +17,7 @@ import pytest
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.storage.sql.engine.sqlite_connections import PAGE_SIZE
 from tests.cli.conftest import run, run_json
-from tests.cli.test_doctor import examine, wrong
+from tests.cli.doctored import examine, wrong
 
 COUNT = 150
 _TABLE_INTERIOR = 5

@@ -13,7 +13,7 @@ from sqlalchemy import make_url
 from replaybuf.doctor import server
 from replaybuf.storage.sql.inspection.checkup import server as checkup
 from tests.cli.conftest import run
-from tests.cli.test_doctor import examine
+from tests.cli.doctored import examine
 from tests.postgres import execute, new_database, running_server
 from tests.stores import until
 

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, text
 
 from replaybuf import Status
 from replaybuf.storage.sql.schema.create import create_schema, upgrade
-from replaybuf.storage.sql.statements.rows import encode_group
+from replaybuf.storage.sql.statements.encoded import encode_group
 from replaybuf.storage.values import NewGroup
 from replaybuf.testing.harness import CODEC
 from tests.stores import TASK, group

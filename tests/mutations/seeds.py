@@ -26,8 +26,10 @@ class Mutation:
         return None if times == 1 else f"{self.name}: found {times} times in replaybuf/{self.file}: {self.old!r}"
 
 
-_LIMITS, _RACE, _TRANSITIONS = "rules/limits.py", "rules/race.py", "rules/transitions.py"
-_STALENESS, _MARKS, _NORMALISE = "rollouts/staleness.py", "rollouts/marks.py", "rollouts/normalise.py"
+_LIMITS, _LEVEL = "rules/limits.py", "rules/level.py"
+_RACE, _TRANSITIONS = "rules/race.py", "rules/transitions.py"
+_STALENESS, _MODEL_STEPS = "rollouts/staleness.py", "rollouts/model_steps.py"
+_MARKS, _NORMALISE = "rollouts/marks.py", "rollouts/normalise.py"
 _STATEMENTS, _ENGINE = "storage/sql/statements", "storage/sql/engine"
 
 _RULES = [
@@ -37,10 +39,10 @@ _RULES = [
     ("capacity-when-blocking", _LIMITS, "max(0, self.capacity - level.completed)", "max(0, self.capacity + 1 - level.completed)", "a full buffer takes no more"),
     ("keeps-one-draw-more", _LIMITS, "times_sampled < self.max_times_sampled", "times_sampled <= self.max_times_sampled", "a group leaves with its n-th draw"),
     ("keeps-all-statuses", _LIMITS, "if status != Status.COMPLETED:\n            return False", "if status == Status.FAILED:\n            return False", "groups that aren't completed leave by a draw"),
-    ("inserted-counts-all", _LIMITS, "self.inserted + completed, self.sampled", "self.inserted + 1, self.sampled", "the rate counts completed groups only"),
-    ("replaced-stays-buffered", _LIMITS, "self.completed - completed, self.inserted, self.sampled", "self.completed, self.inserted, self.sampled", "what is replaced makes room"),
+    ("inserted-counts-all", _LEVEL, "self.inserted + completed, self.sampled", "self.inserted + 1, self.sampled", "the rate counts completed groups only"),
+    ("replaced-stays-buffered", _LEVEL, "self.completed - completed, self.inserted, self.sampled", "self.completed, self.inserted, self.sampled", "what is replaced makes room"),
     ("batch-larger-than-rate", _LIMITS, "largest = min(self._drawable_when_puts_wait, self._always_insertable)", "largest = self._drawable_when_puts_wait + 1", "batches that could never be drawn are refused"),
-    ("unfit-takes-room", _LIMITS, "self.buffered + (status not in ASIDE)", "self.buffered + 1", "what is not trained on takes no room"),
+    ("unfit-takes-room", _LEVEL, "self.buffered + (status not in ASIDE)", "self.buffered + 1", "what is not trained on takes no room"),
     ("unfit-is-expired", _TRANSITIONS, "Tally.PRUNED if status in UNFIT else Tally.DROPPED", "Tally.DROPPED", "what is unfit isn't counted as too old"),
     ("error-range-too-narrow", _LIMITS, "self._drawable_when_puts_wait >= 1):", "high > low):", "a range in which nothing moves is refused"),
     ("error-range-too-high", _LIMITS, "if low > begins:", "if False:", "a range that begins too high is refused"),
@@ -73,9 +75,9 @@ _ROLLOUTS = [
     ("expires-too-late", _STALENESS, "staleness >= self.stale_threshold", "staleness > self.stale_threshold", "what is as stale as the threshold has expired"),
     ("tokens-expire-too-late", _STALENESS, "train_step - newest_step - 1 >= self.token_stale_threshold", "train_step - newest_step - 1 > self.token_stale_threshold", "so has a token"),
     ("staleness-off-by-one", _STALENESS, "return 0 if oldest_step is None else train_step - oldest_step - 1", "return 0 if oldest_step is None else train_step - oldest_step", "staleness is the steps between"),
-    ("newest-token-ignores-mask", _STALENESS, "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
-    ("agentic-tokens-expire", _STALENESS, "[_step_range(steps, None if agentic else ids, mask)", "[_step_range(steps, ids, mask)", "groups with input_ids have no token staleness"),
-    ("fill-overwrites-steps", _STALENESS, "filled = [*(steps or ()), *([model_step] * missing)]", "filled = [model_step] * wanted", "steps that are there stay"),
+    ("newest-token-ignores-mask", _MODEL_STEPS, "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
+    ("agentic-tokens-expire", _MODEL_STEPS, "[_step_range(steps, None if agentic else ids, mask)", "[_step_range(steps, ids, mask)", "groups with input_ids have no token staleness"),
+    ("fill-overwrites-steps", _MODEL_STEPS, "filled = [*(steps or ()), *([model_step] * missing)]", "filled = [model_step] * wanted", "steps that are there stay"),
     ("group-least-stale", _STALENESS, 'return max(_own_staleness(', 'return min(_own_staleness(', "a group is as stale as its stalest rollout"),
     ("reset-keeps-reward", _STALENESS, '"response_mask", "reward", "error_msg")', '"response_mask", "error_msg")', "an expired rollout has no reward"),
     ("marks-forget-the-expired", _MARKS, "[old or new for old, new in zip(before, fired, strict=True)]", "fired", "what has expired stays expired"),
@@ -187,7 +189,7 @@ _PROMPTS = [
     ("prompts-number", "prompts/ledger.py", "self._new_group(item, now.position + place)", "self._new_group(item, place)", "prompts are numbered over all draws"),
     ("prompts-keep-partial", "prompts/ledger.py", "        if not partial:\n            for prompt in drawn:", "        if False:\n            for prompt in drawn:", "interrupted rollouts begin anew unless partial"),
     ("prompts-init-stranded", "prompts/ledger.py", "    if (Status.INIT, None) not in chosen:\n        chosen.append((Status.INIT, None))", "    pass", "prompts of dead workers are handed out"),
-    ("prompts-uid-not-moved", "prompts/ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
+    ("prompts-uid-not-moved", "prompts/prompt.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "prompts/ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
     ("prompts-counts", "prompts/ledger.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
     ("epochs-one-more", "prompts/indexed.py", "end = min(end, size * self._epochs)", "end = min(end, size * self._epochs + 1)", "a dataset is read so many times"),
@@ -253,7 +255,7 @@ _WEB = [
     ("web-nulls-last", "storage/sql/inspection/group_pages.py", ", value.is_(None))", ")", "groups without a value are on the last pages"),
     ("web-ties", "storage/sql/inspection/group_pages.py", "return or_(beyond, and_(value == after.value, uid)", "return or_(beyond, value == after.value", "a group is on one page"),
     ("web-cut", "web/pages/group.py", "Text(text[: self.characters]", "Text(text[:]", "long texts are cut"),
-    ("web-prompt-values", "web/tokens.py", "found[-len(ids) :]", "found[: len(ids)]", "values of the prompt are left out"),
+    ("web-prompt-values", "tokens.py", "found[-len(ids) :]", "found[: len(ids)]", "values of the prompt are left out"),
     ("web-one-buffer", "web/app.py", 'parameters["buffer"] = self._buffer', 'parameters.setdefault("buffer", self._buffer)', "one buffer, whatever is asked for"),
 ]  # fmt: skip
 

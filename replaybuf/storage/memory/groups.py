@@ -12,7 +12,8 @@ from replaybuf.errors import ConflictError, FullError
 from replaybuf.query import LogicNode, ScalarNode, SetNode
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
-from replaybuf.rules.limits import Level, Rules
+from replaybuf.rules.level import Level
+from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
 from replaybuf.rules.race import KEYS
 from replaybuf.rules.tallies import LaneName, Tally, levels

@@ -33,8 +33,9 @@ from replaybuf.storage.sql.statements import put, refresh
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import read_fenced_tallies, read_tallies
 from replaybuf.storage.sql.statements.cursors import move_cursor, put_behind, read_cursor
+from replaybuf.storage.sql.statements.encoded import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.leaving import told
-from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, decode_leniently, encode_group
+from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
 from replaybuf.storage.sql.store import Options, Store
 from replaybuf.storage.sql.tasks.claims import Claiming
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Drawing

@@ -14,9 +14,9 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.inspection.groups import show_group
 from replaybuf.storage.sql.inspection.lives import Life, life_of
 from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.tokens import SHADES, strip
 from replaybuf.web.ask import Ask
 from replaybuf.web.texts import ago, as_text, figure, moment
-from replaybuf.web.tokens import SHADES, strip
 from replaybuf.web.wrong import NotThereError
 
 if TYPE_CHECKING:

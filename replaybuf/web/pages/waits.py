@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.rules.limits import Limits
+from replaybuf.rules.circumstances import in_force
 from replaybuf.storage.sql.inspection.look import Look
 from replaybuf.storage.sql.inspection.waits import Explained, Question, explain
 
@@ -28,30 +26,12 @@ def read_waits(tx: Transaction, buffer: str | None, task: str | None = None) -> 
 
 
 def _row(buffer: str, one: Explained, *, asked: bool) -> dict[str, Any]:
-    wait = one.wait
     return {
         "buffer": buffer,
         "asked": asked,
-        "worker": wait.worker,
-        "kind": wait.kind,
-        "wants": dict(wait.wants),
-        "status": str(wait.status),
-        "query": wait.query,
-        "since": _time(wait.since),
-        "deadline": _time(wait.deadline),
+        **one.fields,
         "reason": str(one.diagnosis.reason),
         "sentence": one.diagnosis.sentence,
         "facts": [fact.text for fact in one.diagnosis.facts],
-        "limits": _in_force(one.limits),
+        "limits": {} if one.limits is None else in_force(one.limits),
     }
-
-
-def _time(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-
-def _in_force(limits: Limits | None) -> dict[str, Any]:
-    """Return the limits that aren't as they are by default."""
-    if limits is None:
-        return {}
-    return {one.name: getattr(limits, one.name) for one in fields(Limits) if getattr(limits, one.name) != one.default}

@@ -34,7 +34,7 @@ from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join
 from replaybuf.storage.sql.statements.lanes import CLOCKS, all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
-from replaybuf.storage.sql.statements.rows import rescoped_key
+from replaybuf.storage.sql.statements.put_keys import rescoped_key
 from replaybuf.storage.sql.statements.tickets import next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.uids import free_shift, make_room, raise_uid
 

@@ -22,11 +22,13 @@ from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.columns import STORED
 from replaybuf.storage.sql.statements.counts import add_counts, read_tallies
 from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
+from replaybuf.storage.sql.statements.encoded import EncodedGroup, check_size, describe
 from replaybuf.storage.sql.statements.fence import check_fence, join
 from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes
 from replaybuf.storage.sql.statements.put import group_row, insert_groups, payload_row
+from replaybuf.storage.sql.statements.put_keys import scoped_key
 from replaybuf.storage.sql.statements.race_keys import new_keys
-from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, check_size, describe, scoped_key
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.tickets import next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.uids import free_shift, make_room, raise_uid
 from replaybuf.storage.values import NewGroup

@@ -1,4 +1,7 @@
-"""What statements ask a database about: whatever the two do differently inside a transaction (`dialects` answers)."""
+"""What statements ask a database about: whatever the two do differently inside a transaction.
+
+They never compare a database's name. The answers are in `sqlite_dialect` and `postgres_dialect`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Table
+from sqlalchemy import BigInteger, ColumnElement, Connection, Select, Table, bindparam
 
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.plans import PlanStep
 from replaybuf.storage.sql.engine.sizes import RowLimit
+from replaybuf.storage.sql.schema.tables import group
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
+
+#: The parameters of `first_of_lane`.
+LANE, SIZE = bindparam("lane", type_=group.c.lane.type), bindparam("size", type_=BigInteger())
 
 
 class Dialect(ABC):
@@ -66,7 +73,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
-        """Return the first groups of a lane by these keys, locked, with the parameters `lane` and `size`.
+        """Return the first groups of a lane by these keys, locked, with the parameters LANE and SIZE.
 
         `backwards`: the keys run against the uid index.
         """

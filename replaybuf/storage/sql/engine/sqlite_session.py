@@ -9,11 +9,11 @@ from typing import TypeVar
 import sqlalchemy
 from sqlalchemy import StaticPool
 
-from replaybuf.storage.sql.engine.dialects import SQLITE
 from replaybuf.storage.sql.engine.forks import BETWEEN_FORKS
 from replaybuf.storage.sql.engine.port import Function
 from replaybuf.storage.sql.engine.prepared import SqliteDriver
 from replaybuf.storage.sql.engine.sqlite_connections import JSON_OPTIONS
+from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 

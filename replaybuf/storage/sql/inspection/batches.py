@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from replaybuf.rollouts.status import Status
-from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.look import Look, time_of
 
 #: The steps before one, that its rewards are compared with.
 STEPS_BEFORE = 10
@@ -190,11 +190,6 @@ def _place(row: dict[str, Any], drawn: Batch) -> str:
     return "back" if row["trained_step"] is None else "kept"
 
 
-def moment(seconds: float | None) -> datetime | None:
-    """Return a time from seconds since the epoch."""
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-
 def _undone(look: Look, buffer: str) -> dict[int, int]:
     """Return for each number of restores the first step that a later restore took back."""
     restored: dict[int, int] = dict(look.table(_RESTORED, buffer=buffer)[1])
@@ -211,7 +206,7 @@ def _read(look: Look, where: str, values: dict[str, Any], *, members: bool) -> l
     names, rows = look.table((_WITH_MEMBERS if members else _WITHOUT) + where, **values)
     result = []
     for row in rows:
-        known = {**dict(zip(names, row, strict=True)), "taken_at": moment(row[1])}
+        known = {**dict(zip(names, row, strict=True)), "taken_at": time_of(row[1])}
         if members:
             listed = known["members"]
             known["members"] = [
@@ -223,4 +218,4 @@ def _read(look: Look, where: str, values: dict[str, Any], *, members: bool) -> l
 
 def _member(values: Sequence[Any], tasks: dict[int, str]) -> Member:
     uid, lane_id, worker, reward, staleness, oldest, created_at = values
-    return Member(uid, tasks.get(lane_id, ""), worker, reward, staleness, oldest, moment(created_at))
+    return Member(uid, tasks.get(lane_id, ""), worker, reward, staleness, oldest, time_of(created_at))

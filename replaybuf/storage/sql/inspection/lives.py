@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from replaybuf.storage.sql.inspection.batches import Batch, batches_with, moment
+from replaybuf.storage.sql.inspection.batches import Batch, batches_with
 from replaybuf.storage.sql.inspection.buffers import buffers_of
-from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.look import Look, time_of
 from replaybuf.storage.sql.inspection.metadata import read_metadata
 
 
@@ -127,7 +127,7 @@ _LATER = {
 
 
 def _origin_of_row(row: dict[str, Any]) -> Origin:
-    at, step = moment(row["put_at"]), row["put_step"]
+    at, step = time_of(row["put_at"]), row["put_step"]
     return Origin(row["buffer"], row["task_name"], at, row["worker"], step, row["oldest_step"], row["reward"])
 
 
@@ -139,6 +139,6 @@ def _origin_of_draw(buffer: str, draws: Sequence[Batch]) -> Origin:
 
 
 def _happening(row: dict[str, Any]) -> Happening:
-    at = moment(row["at"])
+    at = time_of(row["at"])
     assert at is not None
     return Happening(at, row["kind"], row["worker"], row["step"], row["detail"])

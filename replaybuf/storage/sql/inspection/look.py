@@ -27,6 +27,11 @@ _TIMES = (
 )
 
 
+def time_of(seconds: float | None) -> datetime | None:
+    """Return a time that is given in seconds since the epoch."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
 class Look(ABC):
     """A transaction that reads. Statements are texts with parameters `:name`, and so the same for both databases."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.rollouts.status import Status
 from replaybuf.rules.circumstances import Circumstances, Wait
@@ -19,7 +19,7 @@ from replaybuf.storage.sql.inspection.circumstances import (
     read_waiters,
 )
 from replaybuf.storage.sql.inspection.gave_up import Ended, last_given_up
-from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.look import Look, time_of
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
@@ -42,6 +42,20 @@ class Explained:
     wait: Wait
     limits: Limits | None
     diagnosis: Diagnosis
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the wait as plain values, with its times."""
+        wait = self.wait
+        return {
+            "worker": wait.worker,
+            "kind": wait.kind,
+            "wants": dict(wait.wants),
+            "status": str(wait.status),
+            "query": wait.query,
+            "since": time_of(wait.since),
+            "deadline": time_of(wait.deadline),
+        }
 
 
 @dataclass(frozen=True, slots=True)

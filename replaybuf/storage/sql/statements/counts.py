@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, bindparam, delete, func, literal, select, true
 
 from replaybuf.rollouts.status import Status
-from replaybuf.rules.limits import Level
+from replaybuf.rules.level import Level
 from replaybuf.rules.tallies import LaneName, Tally, levels
 from replaybuf.rules.transitions import Transition
 from replaybuf.storage.sql.engine.dialect import Dialect

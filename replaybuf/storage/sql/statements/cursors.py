@@ -12,11 +12,12 @@ from replaybuf.errors import ReplayBufError
 from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import cursor
+from replaybuf.storage.sql.statements.encoded import EncodedGroup, check_size
 from replaybuf.storage.sql.statements.events import note_more
 from replaybuf.storage.sql.statements.fence import join
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
 from replaybuf.storage.sql.statements.put import put_groups, store
-from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, check_size
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Cursor
 
 

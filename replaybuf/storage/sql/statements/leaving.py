@@ -12,7 +12,8 @@ from replaybuf.errors import DecodeError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.columns import STORED, uid_in
-from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, scoped_key
+from replaybuf.storage.sql.statements.put_keys import scoped_key
+from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
 from replaybuf.storage.values import NewGroup, StorageItem
 
 #: Where a transaction collects the groups that leave in it, with their payloads; None if nobody asks.

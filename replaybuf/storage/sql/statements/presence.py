@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, case, delete, func, or_, select, update
 
-from replaybuf.rules.limits import Limits
+from replaybuf.rules.circumstances import in_force
 from replaybuf.rules.tallies import Tally
 from replaybuf.rules.totals import of_tasks
 from replaybuf.storage.presence import EventKind, GaveUp, Waiting
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.records import (
-    ACTIVITY_SECONDS,
-    HISTORY_SECONDS,
-    activity,
-    history,
-    waiter,
-    worker,
-)
+from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, HISTORY_SECONDS, activity, history, waiter, worker
 from replaybuf.storage.sql.statements.counts import read_tallies
 from replaybuf.storage.sql.statements.events import note_last, prune_events
 
@@ -145,17 +138,10 @@ def _write_waiter(tx: Transaction, worker_id: int, waiting: Waiting, now: float,
         query=None if wait.query is None else wait.query[:_MOST_CHARS],
         since=now if wait.since is None else wait.since + ahead,
         deadline=None if wait.deadline is None else wait.deadline + ahead,
-        limits=_written(waiting.limits),
+        limits=in_force(waiting.limits),
         **changing,
     )
     tx.execute(row.on_conflict_do_update(index_elements=[waiter.c.worker_id, waiter.c.number], set_=changing))
-
-
-def _written(limits: Limits) -> dict[str, Any]:
-    """Return the limits that differ from the defaults."""
-    default = Limits()
-    values = {one.name: getattr(limits, one.name) for one in fields(Limits)}
-    return {name: value for name, value in values.items() if value != getattr(default, name)}
 
 
 # Once a minute, by whoever is first

@@ -19,11 +19,13 @@ from replaybuf.storage.sql.engine.prepared import Row, insertion
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks, read_levels
+from replaybuf.storage.sql.statements.encoded import EncodedGroup, check_size, dump_json, most_bytes
 from replaybuf.storage.sql.statements.events import note_more
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
 from replaybuf.storage.sql.statements.leaving import Leaving, by_put
+from replaybuf.storage.sql.statements.put_keys import scoped_key
 from replaybuf.storage.sql.statements.race_keys import new_keys
 from replaybuf.storage.sql.statements.replacing import (
     find_replaced,
@@ -34,7 +36,7 @@ from replaybuf.storage.sql.statements.replacing import (
     replace_groups,
     replaced_by_place,
 )
-from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, check_size, dump_json, most_bytes, scoped_key
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.tickets import ticket_column, ticket_of
 from replaybuf.storage.sql.statements.uids import uids_in_checkpoints
 from replaybuf.storage.values import NewGroup

@@ -21,16 +21,10 @@ from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import Counts, add_step
+from replaybuf.storage.sql.statements.encoded import EncodedGroup, most_bytes
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
-from replaybuf.storage.sql.statements.put import (
-    Outcome,
-    group_row,
-    insert_payloads,
-    payload_row,
-    put_groups,
-)
-from replaybuf.storage.sql.statements.rows import EncodedGroup, most_bytes
+from replaybuf.storage.sql.statements.put import Outcome, group_row, insert_payloads, payload_row, put_groups
 
 #: The most bytes of all rows that are put like this.
 MOST_BYTES = 64 << 20

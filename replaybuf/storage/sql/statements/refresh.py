@@ -24,10 +24,11 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, unsettled
 from replaybuf.storage.sql.statements import events
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
+from replaybuf.storage.sql.statements.encoded import dump_json
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.leaving import Leaving, note
 from replaybuf.storage.sql.statements.race_keys import enter_races
-from replaybuf.storage.sql.statements.rows import GroupRow, dump_json
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.steps import apply
 from replaybuf.storage.values import Refresh
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from replaybuf.codec.payload import Codec
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.cursors import claim
+from replaybuf.storage.sql.statements.encoded import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.leases import unhold
-from replaybuf.storage.sql.statements.rows import EncodedGroup, GroupRow, encode_group
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.delivery import Taken
 from replaybuf.storage.sql.tasks.port import OpenStore
 from replaybuf.storage.values import Cursor, NewGroup, StorageItem

@@ -18,10 +18,10 @@ from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError
 from replaybuf.storage.sql.engine.errors import is_refusal
+from replaybuf.storage.sql.statements.encoded import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.leaving import told
 from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.put_at_once import Batch, put_behind_fence
-from replaybuf.storage.sql.statements.rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.tasks.port import OpenStore
 from replaybuf.storage.sql.tasks.under_way import Passed, UnderWay
 from replaybuf.storage.values import NewGroup, StorageItem

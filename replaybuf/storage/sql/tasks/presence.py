@@ -20,8 +20,8 @@ from replaybuf.storage.presence import GaveUp, Waiting
 from replaybuf.storage.sql.engine.port import Engine
 from replaybuf.storage.sql.engine.transaction import Scope
 from replaybuf.storage.sql.schema.records import HISTORY_SECONDS
+from replaybuf.storage.sql.statements.encoded import EncodedGroup
 from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, is_noted, note_minute, write_beat
-from replaybuf.storage.sql.statements.rows import EncodedGroup
 from replaybuf.worker_name import host_name
 
 # Waits of which nothing was heard for 15 seconds count as those of the dead.

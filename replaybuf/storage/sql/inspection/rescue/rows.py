@@ -14,7 +14,7 @@ from replaybuf.storage.sql.inspection.checkup.texts import marks_anew
 from replaybuf.storage.sql.inspection.groups import AS_DICTS
 from replaybuf.storage.sql.inspection.rescue.salvage import ERRORS, Salvage
 from replaybuf.storage.sql.schema.tables import group, lane
-from replaybuf.storage.sql.statements.rows import rescoped_key
+from replaybuf.storage.sql.statements.put_keys import rescoped_key
 
 Row = dict[str, Any]
 

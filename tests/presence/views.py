@@ -1,20 +1,23 @@
-"""Who works with a buffer, who waits for it, what happened seldom, and how it stood each minute.
-
-Names, queries and details are quoted as they were written: escape them before they are shown.
-"""
+"""Workers, waits, events and history as another process reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from sqlalchemy import func, select
+
+from replaybuf import ReplayBuffer
 from replaybuf.rules.circumstances import SILENT_SECONDS
 from replaybuf.storage.sql.inspection.buffers import check_buffer
 from replaybuf.storage.sql.inspection.circumstances import LIVE_SECONDS
 from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.reader import open_reader
 
+T = TypeVar("T")
 State = Literal["working", "silent", "ended"]
 
 
@@ -87,7 +90,7 @@ class Minute:
 
 
 def list_workers(look: Look, buffer: str | None = None, *, limit: int = 1000) -> list[Working]:
-    """Return the workers of one buffer or of all, those seen last first. Raises InputError for an unknown buffer."""
+    """Return the workers of one buffer or of all, those seen last first."""
     rows = _rows(look, "workers", buffer, "last_seen DESC, pid", limit)
     silent = look.now() - timedelta(seconds=SILENT_SECONDS)
     return [_working(row, silent) for row in rows]
@@ -101,8 +104,7 @@ def _working(row: Mapping[str, Any], silent: datetime) -> Working:
 def list_waiters(look: Look, buffer: str | None = None, *, live: bool = True, limit: int = 1000) -> list[Waits]:
     """Return who waits in one buffer or in all, those that wait the longest first.
 
-    Nothing is heard any more of the waits of a process that was killed: `live` leaves them out. Raises InputError for
-    an unknown buffer.
+    Nothing is heard any more of the waits of a process that was killed: `live` leaves them out.
     """
     recent = look.now() - timedelta(seconds=LIVE_SECONDS)
     rows = _rows(look, "waiters", buffer, "since, worker", limit)
@@ -113,10 +115,7 @@ def list_waiters(look: Look, buffer: str | None = None, *, live: bool = True, li
 def list_events(
     look: Look, buffer: str | None = None, *, before: int | None = None, kind: str | None = None, limit: int = 100
 ) -> list[Event]:
-    """Return the newest events, the last one first; `before` is the id of the last one of another page.
-
-    Raises InputError for an unknown buffer.
-    """
+    """Return the newest events, the last one first; `before` is the id of the last one of another page."""
     given = {"id < :before": before, "kind = :kind": kind}
     conditions = {condition: value for condition, value in given.items() if value is not None}
     rows = _rows(look, "events", buffer, "id DESC", limit, **conditions)
@@ -126,7 +125,7 @@ def list_events(
 def read_history(look: Look, buffer: str | None = None, *, seconds: float = 3600.0) -> list[Minute]:
     """Return how one buffer stood, or all, in each minute of the last so many seconds, for plots.
 
-    Minutes in which no process had it open are missing. Raises InputError for an unknown buffer.
+    Minutes in which no process had it open are missing.
     """
     start = {"since >= :start": look.seconds() - seconds}
     return [
@@ -145,4 +144,22 @@ def _rows(
     values = {condition.partition(":")[2]: value for condition, value in conditions.items()}
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     end = "" if limit is None else f" LIMIT {limit:d}"
-    return look.rows(f"SELECT * FROM {source}{where} ORDER BY {order}{end}", **values)  # noqa: S608
+    return look.rows(f"SELECT * FROM {source}{where} ORDER BY {order}{end}", **values)
+
+
+async def seen(url: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Read as another process does."""
+    return await asyncio.to_thread(lambda: open_reader(url).look(lambda look: function(look, *args, **options)))
+
+
+async def waits_of(url: str) -> list[Waits]:
+    return await seen(url, list_waiters)
+
+
+async def workers_of(url: str) -> dict[str, Working]:
+    return {one.worker: one for one in await seen(url, list_workers)}
+
+
+async def count(buffer: ReplayBuffer, table: Any) -> int:
+    storage: Any = buffer.storage
+    return await storage._read(lambda tx: tx.execute(select(func.count()).select_from(table)).scalar_one())

@@ -1,0 +1,24 @@
+"""What callers wait for when they are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`. A cancelled caller waits for its end first: it has to know what the store has done.
+
+    Only for work that takes no longer than a transaction.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # marks it as seen: nobody else will
+        raise

@@ -1,0 +1,19 @@
+"""Beats and waits that take tenths of a second."""
+
+from __future__ import annotations
+
+import pytest
+
+from replaybuf.buffer import telling
+from replaybuf.storage.sql.tasks import presence, sweeper
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beats and waits of tenths of a second."""
+    monkeypatch.setattr(presence, "_SOON_SECONDS", 0.02)
+    monkeypatch.setattr(presence, "_NEWS_SECONDS", 0.02)
+    monkeypatch.setattr(presence, "_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(telling, "SHOW_SECONDS", 0.05)
+    monkeypatch.setattr(telling, "REASON_SECONDS", 0.05)

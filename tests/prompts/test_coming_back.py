@@ -1,0 +1,136 @@
+"""Prompts are finished once, or come back: those of dead workers, failed and expired ones."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from replaybuf import FencedError, InputError, LeaseLostError, NotReadyError, PromptLedger, Status
+from tests.datasets import complete, indexed, numbers, prompt
+from tests.prompts.ledgers import LONG, use
+from tests.stores import TASK, build, until
+
+
+async def test_a_finished_prompt_is_replaced_by_its_result(url: str) -> None:
+    async with build(url) as buffer:
+        ledger = PromptLedger(buffer, indexed(2), TASK)
+        first, second = await ledger.draw(2)
+        await first.finish(complete(first.group), model_step=3, tags={"worker": 1})
+        await second.finish(complete(second.group))
+        with pytest.raises(InputError):
+            await first.finish(complete(first.group))
+        found = [item async for item in buffer.find({})]
+        assert [(item.status, item.tags) for item in found] == [("completed", {"worker": 1}), ("completed", None)]
+        assert (await ledger.counts()).finished == 2
+        assert await ledger.draw(timeout=LONG) == []
+
+
+async def test_prompts_of_a_dead_worker_come_back_first(url: str) -> None:
+    """When their time is over, before new ones, to whoever draws."""
+    async with build(url) as buffer:
+        ledger = PromptLedger(buffer, indexed(4), TASK, seconds=0.2)
+        dead = await ledger.draw(2)
+        for one in dead:
+            one._lease.stop()  # as when the process is gone
+
+        async def are_back() -> bool:
+            return (await ledger.counts()).waiting == 2
+
+        await until(are_back)
+        prompts = await ledger.draw(9)
+        assert numbers(prompts) == [0, 1]
+        assert [one.attempt for one in prompts] == [2, 2]
+        with pytest.raises(LeaseLostError):
+            await dead[0].finish(complete(dead[0].group))
+        with pytest.raises(LeaseLostError):
+            await dead[0].save(dead[0].group)
+        assert numbers(await ledger.draw(9)) == [2, 3]
+        for one in prompts:
+            await one.finish(complete(one.group))
+        assert await buffer.count(TASK, "completed") == 2
+
+
+@pytest.mark.parametrize("partial", [True, False])
+async def test_what_was_generated_comes_back_with_partial_rollouts(url: str, partial: bool) -> None:
+    """And without them, interrupted rollouts begin anew; those that were done stay."""
+    async with build(url) as buffer:
+        dataset = [[prompt(1), prompt(2)]]
+        ledger = PromptLedger(buffer, dataset, TASK, partial_rollouts=partial, seconds=0.2)
+        [one] = await ledger.draw()
+        one.group[0].response, one.group[0].status = "half", Status.ABORTED
+        complete(one.group[1:], "whole")
+        await one.save(one.group)
+        one._lease.stop()
+        [again] = await ledger.draw(timeout=LONG)
+        statuses = [rollout.status for rollout in again.group]
+        assert [rollout.response for rollout in again.group] == ["half" if partial else "", "whole"]
+        assert statuses == [Status.ABORTED if partial else Status.INIT, Status.COMPLETED]
+        assert again.attempt == 2
+        await again.give_back(again.group)
+        [third] = await ledger.draw()
+        await third.finish(complete(third.group[:1]) + third.group[1:])
+        [result] = await buffer.get(1, TASK)
+        assert [rollout.response for rollout in result] == ["halfdone" if partial else "done", "whole"]
+
+
+async def test_prompts_of_dead_workers_come_back_whatever_else_does(url: str) -> None:
+    """`again` says which others are prompts again."""
+    async with build(url) as buffer:
+        ledger = PromptLedger(buffer, indexed(1), TASK, again=["expired"])
+        [one] = await ledger.draw()
+        await one.give_back()
+        assert numbers(await ledger.draw()) == [0]
+
+
+async def test_a_prompt_that_fails_too_often_is_set_aside(url: str) -> None:
+    async with build(url, max_deliveries=2) as buffer:
+        ledger = PromptLedger(buffer, indexed(1), TASK)
+        for _ in range(2):
+            [one] = await ledger.draw()
+            await one.give_back(failed="the engine crashed")
+        assert await ledger.draw(timeout=LONG) == []
+        [item] = [item async for item in buffer.find({"status": "failed"})]
+        assert "the engine crashed" in str(item.error)
+
+
+async def test_expired_results_are_generated_again(url: str) -> None:
+    """The expired group is a prompt again; its result takes its place."""
+    async with build(url) as buffer:
+        ledger = PromptLedger(buffer, indexed(1), TASK)
+        [one] = await ledger.draw()
+        complete(one.group)[0].response_ids = [1, 2]
+        await one.finish(one.group, model_step=1, current_train_step=2)
+        await buffer.refresh_staleness(task_stale_thresholds={TASK: 2}, current_train_step=9)
+        [again] = await ledger.draw()
+        assert (again.group[0].response, numbers([again])) == ("", [0])
+        await again.finish(complete(again.group))
+        assert [len(buffer), await buffer.count(TASK, "completed")] == [1, 1]
+
+
+async def test_a_wait_for_prompts_ends(url: str) -> None:
+    """NotReadyError that says what is in flight, and with what comes back."""
+    async with build(url) as buffer:
+        ledger = PromptLedger(buffer, indexed(1), TASK)
+        [one] = await ledger.draw()
+        with pytest.raises(NotReadyError, match="1 are in flight"):
+            await ledger.draw(timeout=0.05)
+        waiting = asyncio.create_task(ledger.draw(timeout=LONG))
+        await asyncio.sleep(0.05)
+        await one.give_back()
+        assert numbers(await asyncio.wait_for(waiting, 30)) == [0]
+
+
+async def test_a_worker_can_tell_that_its_prompt_is_in_other_hands(url: str) -> None:
+    """While it generates, after a restore; a prompt that was finished in time is not lost."""
+    async with build(url) as buffer:
+        await buffer.checkpoint(1)
+        first, second = await use(buffer, dataset=indexed(2), seconds=0.3).draw(2)
+        await asyncio.sleep(0.5)
+        assert not first.lost
+        await buffer.restore(1)
+        async with asyncio.timeout(10):
+            while not (first.lost and second.lost):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        with pytest.raises(FencedError):
+            await first.finish(complete(first.group))
