@@ -151,7 +151,7 @@ _SQL = [
     ("take-overdue-stay", f"{_STATEMENTS}/take.py", "sum(draw.sizes.values()) and any_overdue(tx)", "sum(draw.sizes.values()) and False", "a draw that finds too little ends leases that are over"),
     ("take-damaged", f"{_STATEMENTS}/take.py", "codec.verify(row.payload)", "pass", "a damaged payload is set aside"),
     ("lease-lost-is-late", f"{_STATEMENTS}/leases.py", "if len(mine) < len(uids) and store_clock(tx) >= lease.until:", "if False:", "an acknowledgement that comes too late is refused"),
-    ("lease-never-ends", f"{_STATEMENTS}/leases.py", "if not any_overdue(tx):", "if True:", "a lease that is over comes back"),
+    ("lease-never-ends", f"{_STATEMENTS}/leases.py", "if not uids:", "if True:", "a lease that is over comes back"),
     ("move-unpinned", f"{_STATEMENTS}/steps.py", "if step.pins_staleness and step.before is not None:", "if False:", "a group that leaves its lane keeps its staleness"),
     ("move-archived-when", f"{_STATEMENTS}/steps.py", "time.time() if after.status in ASIDE and not after.leased else None", "None", "the archive knows since when"),
     ("move-without-keys", f"{_STATEMENTS}/steps.py", "if step.enters_races:", "if False:", "who comes back races from the present time"),
