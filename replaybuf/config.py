@@ -19,8 +19,9 @@ from replaybuf.errors import ConfigError, InputError, MissingDriverError
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rollout import RolloutState
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rules.limits import ErrorBuffer, Limits, OnFull, Rules
+from replaybuf.rules.limits import Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
+from replaybuf.rules.rate import ErrorBuffer
 from replaybuf.storage.contract import StorageBackend
 from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.storage.sql.backend import HISTORY, SQLStorage

@@ -19,7 +19,7 @@ _logger = logging.getLogger("replaybuf.waits")
 
 
 class Reports:
-    """The reports of one wait in the log: after so many seconds, and then as often. `what` it waits for begins them."""
+    """The reports of one wait in the log, one every REPORT_SECONDS. They begin with `what` it waits for."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -75,7 +75,7 @@ class Waits:
         return self._storage.version()
 
     async def changed(self, since: int, seconds: float) -> None:
-        """Return soon after a change of the store since `version()` was this, or after so many seconds at the latest.
+        """Return soon after a change of the store since `version()` was this, or after `seconds` at the latest.
 
         It may also return early without a change. Raises FencedError if the buffer was restored.
         """

@@ -21,7 +21,7 @@ def wait_of(draw: Draw, since: float, timeout: float) -> Wait:
 
 
 def wait_for_room(new: NewGroup, count: int, since: float, timeout: float) -> Wait:
-    """Return the wait of so many puts of a task and status."""
+    """Return the wait of `count` puts of a task and status."""
     wants = {new.task_name: count}
     return Wait(wants, "room", new.status, worker=new.worker, since=since, deadline=end_of(since, timeout))
 

@@ -5,48 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.telling import Reports
 from replaybuf.checks import check_seconds, check_task_name, check_timeout
-from replaybuf.chunks.data import (
-    Chunk,
-    Fragment,
-    Problem,
-    Selection,
-    Session,
-    check_number,
-    check_session,
-    fragment_error,
-)
+from replaybuf.chunks.data import Chunk, Fragment, Selection, Session, check_number, check_session
+from replaybuf.chunks.joining import Joining
 from replaybuf.chunks.ledger import Ledger
-from replaybuf.chunks.progress import State
-from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
+from replaybuf.errors import ConfigError, InputError, NotReadyError, ReplayBufError
 from replaybuf.rollouts.rollout import Status
 
 OnProblem = Literal["error", "drop"]
 BeginSessions = Literal["advance", "put"]
 
-_ATTEMPTS = 1000
 _LOOK_SECONDS = 0.02
-# The number of workers whose progress is remembered between puts; that of others is read.
-_REMEMBERED = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A worker's progress as last seen here, and the groups that it was read from; valid while these are all there."""
-
-    label: Session
-    session: int
-    next: int
-    end: int
-    state: tuple[int, ...]
-    worker: tuple[int, ...]
 
 
 class ChunkBuffer:
@@ -82,13 +56,11 @@ class ChunkBuffer:
             raise ConfigError(f"on_problem must be 'error' or 'drop', got {on_problem!r:.100}")
         self.buffer = buffer
         self.name = check_task_name(name, "name")
-        self._ledger = Ledger(buffer, name, check_number(fragments_per_chunk, "fragments_per_chunk", least=1))
-        self._max_staleness = None if max_staleness is None else check_number(max_staleness, "max_staleness")
-        self._on_problem = on_problem
-        self._put_begins = begin_sessions == "put"
+        size = check_number(fragments_per_chunk, "fragments_per_chunk", least=1)
+        most = None if max_staleness is None else check_number(max_staleness, "max_staleness")
+        self._ledger = Ledger(buffer, name, size, most)
+        self._joining = Joining(self._ledger, drops=on_problem == "drop", begins=begin_sessions == "put")
         self._lease_seconds = check_seconds(lease_seconds, "lease_seconds")
-        self._known: dict[str, _Known] = {}
-        self._cleared: int | None = None  # the session in which this object has removed older ones
 
     async def __aenter__(self) -> Self:
         await self.buffer.__aenter__()
@@ -135,22 +107,7 @@ class ChunkBuffer:
 
         Also raises InputError, EncodeError and StorageError; then nothing is stored.
         """
-        fragment = Fragment(data, worker, index, session, version)
-        index, label = fragment.index, fragment.session
-        known = self._known.get(worker)
-        if known is None or (known.label, known.next) != (label, index) or not await self._still(worker, known):
-            self._known.pop(worker, None)
-            found = await self._find_place(fragment)
-            if found is None:
-                return False
-            known = found
-        last = index + 1 == known.end
-        uid = await self._ledger.store(fragment.numbered(known.session), last=last)
-        if last:
-            await self._settle(worker, known)
-        else:
-            self._remember(worker, replace(known, next=index + 1, worker=(*known.worker, uid)))
-        return True
+        return await self._joining.put(Fragment(data, worker, index, session, version))
 
     async def forget(self, worker: str) -> int:
         """Remove the unfinished fragments of a worker that starts anew; its next one may have any index.
@@ -158,7 +115,7 @@ class ChunkBuffer:
         Return the number removed.
         """
         check_task_name(worker, "worker")
-        self._known.pop(worker, None)
+        self._joining.forget(worker)
         await self.buffer.delete({"task_name": self._ledger.cursors, "tags.worker": worker})
         return await self.buffer.delete({"task_name": self._ledger.fragments, "tags.worker": worker})
 
@@ -166,7 +123,7 @@ class ChunkBuffer:
         """Return the index expected of a worker's next fragment, or None if any will do."""
         check_task_name(worker, "worker")
         state = await self._ledger.state()
-        progress = state and await self._ledger.settle(worker, state.session, self._max_staleness)
+        progress = state and await self._ledger.settle(worker, state.session)
         return progress.next if progress else None
 
     async def dropped(self) -> dict[str, int]:
@@ -176,51 +133,6 @@ class ChunkBuffer:
         or became, too stale, and "damaged" those with a fragment that can't be decoded.
         """
         return await self._ledger.dropped()
-
-    async def _still(self, worker: str, known: _Known) -> bool:
-        there = await self._ledger.all_there((*known.state, *known.worker))
-        return there and not await self._ledger.goes_on(worker, known.session, known.next)
-
-    async def _find_place(self, fragment: Fragment) -> _Known | None:
-        """Return the place of the fragment, after the steps that come before it; None if it is to be dropped."""
-        worker, index, label = fragment.worker, fragment.index, fragment.session
-        for _ in range(_ATTEMPTS):
-            state = await self._state_for(fragment)
-            if label != state.label:
-                await self._refuse(fragment, "session", state.label, over=state.is_over(label))
-                return None
-            session = state.session
-            progress = await self._ledger.settle(worker, session, self._max_staleness)
-            if progress is not None and index == progress.next:
-                return _Known(label, session, index, progress.start + progress.size, state.uids, progress.uids)
-            if progress is not None and index < progress.next:
-                await self._refuse(fragment, "duplicate", progress.next)
-                return None
-            if progress is not None and self._on_problem == "error":
-                raise fragment_error(fragment, "gap", progress.next)
-            # Another process may begin this worker at the same time: the next read tells.
-            begun = await self._ledger.begin(worker, session, index, progress)
-            if begun and progress is not None:
-                await self._ledger.drop("gap")
-        raise ConflictError(f"the fragments of worker {worker!r} change all the time; nothing was stored")
-
-    async def _refuse(self, fragment: Fragment, kind: Problem, expected: Session, *, over: bool = True) -> None:
-        if self._on_problem == "error":
-            raise fragment_error(fragment, kind, expected, over=over)
-        await self._ledger.drop(kind)
-
-    async def _settle(self, worker: str, known: _Known) -> None:
-        progress = await self._ledger.settle(worker, known.session, self._max_staleness)
-        if progress is None:  # the session is over
-            self._known.pop(worker, None)
-            return
-        end = progress.start + progress.size
-        self._remember(worker, replace(known, next=progress.next, end=end, worker=progress.uids))
-
-    def _remember(self, worker: str, known: _Known) -> None:
-        if len(self._known) >= _REMEMBERED and worker not in self._known:
-            self._known.clear()
-        self._known[worker] = known
 
     # The model
 
@@ -239,22 +151,7 @@ class ChunkBuffer:
         state = await self._ledger.move(label, version)
         if label is not None and label != state.label:
             raise InputError(f"session {session!r} is over: {self.name} is in session {state.label!r}")
-        return await self._clear(state)
-
-    async def _state_for(self, fragment: Fragment) -> State:
-        """Return the model's state; the fragment's, if it begins its session."""
-        state, label = await self._ledger.state(), fragment.session
-        if state is None or (self._put_begins and label != state.label and not state.is_over(label)):
-            state = await self._ledger.move(label, fragment.version)
-        if self._cleared is None or self._cleared < state.session:
-            # The process that began the session may have died before this; nothing of the session is stored before.
-            await self._clear(state)
-        return state
-
-    async def _clear(self, state: State) -> int:
-        gone = await self._ledger.clear(state, self._max_staleness)
-        self._cleared = state.session
-        return gone
+        return await self._ledger.clear(state)
 
     # Drawing
 
@@ -273,7 +170,7 @@ class ChunkBuffer:
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
         for worker, session in await self._ledger.unmade():  # their processes died just then
-            await self._ledger.settle(worker, session, self._max_staleness)
+            await self._ledger.settle(worker, session)
         while True:
             try:
                 selection = await self._draw(n, max(0.0, deadline - time.monotonic()))
@@ -312,9 +209,9 @@ class ChunkBuffer:
             items = lease.items[self.name]
             all_tags: list[Any] = [item.tags for item in items]
             state = await self._ledger.state()
-            if state is not None and any(self._has_to_leave(tags, state) for tags in all_tags):
+            if state is not None and any(self._ledger.has_to_leave(tags, state) for tags in all_tags):
                 await lease.give_back()
-                await self._clear(state)
+                await self._ledger.clear(state)
                 return None
             chunks = [Chunk.of(item) for item in items]
             number = await self._prepare(chunks, max(int(tags["session"]) for tags in all_tags))
@@ -326,11 +223,6 @@ class ChunkBuffer:
             raise
         finally:
             lease.stop()
-
-    def _has_to_leave(self, tags: Mapping[str, Any], state: State) -> bool:
-        if tags["session"] != state.session:
-            return bool(tags["session"] < state.session)
-        return self._max_staleness is not None and bool(tags["version"] < state.version - self._max_staleness)
 
     async def _prepare(self, chunks: list[Chunk], session: int) -> int:
         number = await self.buffer.put(

@@ -42,12 +42,18 @@ _MARK = {"status": Status.ARCHIVED.value}
 
 
 class Ledger:
-    """The groups that go with the chunks of the task `name`; `size` fragments make a chunk."""
+    """The groups that go with the chunks of the task `name`; `size` fragments make a chunk.
 
-    def __init__(self, buffer: ReplayBuffer, name: str, size: int) -> None:
+    Chunks may be `max_staleness` versions behind the model; None for any number. `cleared` is the session in which this
+    object has removed the groups of older ones.
+    """
+
+    def __init__(self, buffer: ReplayBuffer, name: str, size: int, max_staleness: int | None) -> None:
         self.buffer = buffer
         self.name = name
         self.size = size
+        self.max_staleness = max_staleness
+        self.cleared: int | None = None
         # Tasks.
         self.fragments = f"{name}.fragments"
         self.cursors = f"{name}.cursors"
@@ -76,21 +82,28 @@ class Ledger:
             await self._try_put(self.state_task, rollouts, tags=tags, replaces=state.uids if state else ())
         raise ConflictError(f"the state of {self.name} changes all the time; nothing was stored")
 
-    async def clear(self, state: State, max_staleness: int | None) -> int:
+    async def clear(self, state: State) -> int:
         """Remove the groups of older sessions, and the chunks that are too stale. Return the number of chunks."""
         older = {"tags.session": {"$lt": state.session}}
         # The fragments first: then no more chunks can be made of them.
         beside = [self.fragments, self.cursors, self.prepared]
         await self.buffer.delete({"task_name": {"$in": beside}, **older})
         gone = await self.buffer.delete({"task_name": self.name, **older})
-        threshold = None if max_staleness is None else max_staleness + 1
+        threshold = None if self.max_staleness is None else self.max_staleness + 1
         expired = await self.buffer.refresh_staleness(
             task_stale_thresholds={self.name: threshold},
             current_train_step=state.version + 1,
             expired_groups_retryable_by_task={self.name: False},
             statuses=[Status.COMPLETED],
         )
+        self.cleared = state.session
         return gone + expired[self.name]
+
+    def has_to_leave(self, tags: Mapping[str, Any], state: State) -> bool:
+        """Return whether a chunk with these tags is of a session that is over, or too stale."""
+        if tags["session"] != state.session:
+            return bool(tags["session"] < state.session)
+        return self.max_staleness is not None and bool(tags["version"] < state.version - self.max_staleness)
 
     # Workers
 
@@ -138,14 +151,14 @@ class Ledger:
         assert uid is not None  # the group isn't empty, and has no threshold
         return uid
 
-    async def settle(self, worker: str, session: int, max_staleness: int | None) -> Progress | None:
+    async def settle(self, worker: str, session: int) -> Progress | None:
         """Make the chunk of a worker if all its fragments are there. Return the worker's progress."""
         for _ in range(_ATTEMPTS):
             progress = await self.progress(worker, session)
             if progress is None:
                 return None
             if progress.complete:
-                progress = await self._make(worker, session, progress, max_staleness)
+                progress = await self._make(worker, session, progress)
             if progress is not None and progress.made is not None:
                 progress = await self.begin(worker, session, progress.start, progress)
             if progress is not None:
@@ -157,7 +170,7 @@ class Ledger:
         rows = self.buffer.find({"task_name": self.fragments, "tags.last": True})
         return sorted({(tag_of(row, "worker"), tag_of(row, "session")) async for row in rows})
 
-    async def _make(self, worker: str, session: int, progress: Progress, max_staleness: int | None) -> Progress | None:
+    async def _make(self, worker: str, session: int, progress: Progress) -> Progress | None:
         """Put a chunk in place of its cursor and all fragments except the last; a damaged one only leaves.
 
         If its first fragments are too stale, they leave, and the fresh ones after them begin the next chunk.
@@ -167,13 +180,13 @@ class Ledger:
         version = min(versions)
         state = await self.state() or State(session, version)
         if state.session > session:  # the new session's first process hasn't removed this yet
-            await self.clear(state, max_staleness)
+            await self.clear(state)
             return None
         problem, kept = "", 0
         if any(not row.item for row in progress.fragments):
             problem = "damaged"
-        elif max_staleness is not None and version < state.version - max_staleness:
-            fresh = [one >= state.version - max_staleness for one in reversed(versions)]
+        elif self.max_staleness is not None and version < state.version - self.max_staleness:
+            fresh = [one >= state.version - self.max_staleness for one in reversed(versions)]
             problem, kept = "stale", fresh.index(False)
         if problem:
             begun = await self.begin(worker, session, progress.next - kept, progress, kept)

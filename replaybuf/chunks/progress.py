@@ -9,7 +9,7 @@ from typing import Any
 from replaybuf.chunks.data import Session
 from replaybuf.storage.values import StorageItem
 
-# The names of so many sessions that are over are known, so that none of them begins again.
+# The number of sessions that are over whose names are kept, so that none of them begins again.
 _ENDED = 1000
 
 

@@ -170,7 +170,7 @@ class Reading:
 
 
 def _about(schema: Any) -> Mapping[str, Any] | None:
-    """Return what a schema says of an export of ours, None for others. FileError."""
+    """Return what the schema of one of our exports says of itself, None for other files. Raises FileError."""
     text = (schema.metadata or {}).get(_ABOUT)
     if text is None:
         return None

@@ -73,10 +73,11 @@ class Client:
     def sample(
         self, table: str, num_samples: int = 1, *, timeout: float | None = SAMPLE_TIMEOUT
     ) -> Iterator[list[ReplaySample]]:
-        """Yield so many samples, each a list of one, as Reverb does for what was inserted with `insert`.
+        """Yield `num_samples` samples, each a list of one, as Reverb does for what was inserted with `insert`.
 
-        Each is sampled when it is asked for, from all items that there are then: one may come again. `sample_batch`
-        gives different items, in one transaction. Raises NotReadyError if one isn't there in `timeout` seconds.
+        Each is sampled when it is asked for, from all items that are there at that moment, so an item may come more
+        than once. `sample_batch` gives different items, in one transaction. Raises NotReadyError if one isn't there in
+        `timeout` seconds.
         """
         chosen = self.table(table)
         return ([sample] for _ in range(num_samples) for sample in run(chosen.sample(1, timeout=timeout, at_least=1)))
@@ -89,7 +90,7 @@ class Client:
         timeout: float | None = SAMPLE_TIMEOUT,
         at_least: int | None = None,
     ) -> list[ReplaySample]:
-        """Sample so many different items in one transaction: `Table.sample`."""
+        """Sample different items in one transaction, as `Table.sample` does."""
         return run(self.table(table).sample(num_samples, timeout=timeout, at_least=at_least))
 
     def mutate_priorities(

@@ -34,7 +34,7 @@ class CallStats:
     """Inserts or samples since the beginning: those that were completed, of all processes.
 
     `waited`, `seconds_waited` and `timeouts` are of this process alone: how many had to wait, for how long in all, and
-    how many did so in vain.
+    how many gave up.
     """
 
     completed: int

@@ -132,11 +132,11 @@ class Table:
     async def sample(
         self, num_samples: int = 1, *, timeout: float | None = SAMPLE_TIMEOUT, at_least: int | None = None
     ) -> list[ReplaySample]:
-        """Sample so many different items, in one transaction.
+        """Sample `num_samples` different items, in one transaction.
 
-        Waits until there are so many, or `at_least` so many, for up to `timeout` seconds (None: for ever); then it
-        raises NotReadyError, which says what was missing. With a timeout of 0 it takes what is there. Reverb's client
-        samples one item after the other, and the same one again: so does `Client.sample`.
+        Waits until there are as many, or as many as `at_least` says, for up to `timeout` seconds (None: for ever); then
+        it raises NotReadyError, which says what was missing. With a timeout of 0 it takes what is there. Reverb's
+        client samples one item after the other, possibly the same one again: so does `Client.sample`.
         """
         drawn = await self.buffer.sample({self.name: num_samples}, timeout=timeout, at_least=at_least, beta=1)
         items = drawn[self.name]
@@ -165,11 +165,11 @@ class Table:
     # Looking
 
     async def can_sample(self, num_samples: int) -> bool:
-        """Return whether `sample` would give so many at once."""
+        """Return whether `sample` would return without a wait."""
         return await self.buffer.is_ready({self.name: num_samples})
 
     async def can_insert(self, num_inserts: int) -> bool:
-        """Return whether so many inserts would all be stored at once."""
+        """Return whether this number of inserts would all be stored without a wait."""
         level = (await self.buffer.levels([self.name]))[self.name]
         allowed = self.buffer.limits.insertable(level, Status.COMPLETED)
         return allowed is None or allowed >= num_inserts

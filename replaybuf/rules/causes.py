@@ -76,7 +76,7 @@ def fenced(wait: Wait, about: Circumstances) -> Cause | None:
 
 
 def too_large(need: Need, about: Circumstances) -> Cause | None:
-    """The limits never let so many groups go at once."""
+    """The limits never allow a draw of this size."""
     limits = about.limits
     if limits is None or need.status != Status.COMPLETED:
         return None
@@ -114,7 +114,7 @@ def held_back(need: Need, about: Circumstances) -> Cause | None:
     if level.completed < limits.min_size:
         more = f"{limits.min_size - level.completed:,} more have to be put"
     else:
-        # Each put allows so many draws more.
+        # Each put allows samples_per_insert more draws.
         more = f"{math.ceil(need.missing / (limits.samples_per_insert or 1.0)):,} more have to be put"
     text = f"{groups(level.completed, 'completed')} {_is(level.completed)} there, but {limits.why_slow(level)}: {more}"
     producers = "Start the producers again" if about.abandoned else "Wait for the producers"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
 from replaybuf.errors import ConfigError
@@ -16,13 +16,9 @@ from replaybuf.rollouts.status import ASIDE, Status
 from replaybuf.rules.level import Level
 from replaybuf.rules.policies import FIFOPolicy, ReplayPolicy
 from replaybuf.rules.race import KEYS
+from replaybuf.rules.rate import ErrorBuffer, Rate
 
 OnFull = Literal["evict", "block", "reject"]
-
-#: A tolerance in draws, or the lowest and highest error.
-ErrorBuffer = float | tuple[float, float]
-
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +94,7 @@ class Limits:
             if error is not None:
                 raise ConfigError("error_buffer needs samples_per_insert, whose tolerance it is")
             return
-        _check_number("samples_per_insert", ratio)
-        if isinstance(error, tuple):
-            self._check_range(ratio, error)
-        elif error is not None:
-            _check_number("error_buffer", error)
-            if error < max(1.0, ratio):
-                raise ConfigError(
-                    f"error_buffer {error:g} is too small for samples_per_insert {ratio:g}: neither puts nor draws "
-                    f"could go on; use at least {max(1.0, ratio):g}"
-                )
+        rate = Rate(ratio, error, self.min_size)
         if times and ratio > times:
             raise ConfigError(
                 f"samples_per_insert {ratio:g} can't be reached with max_times_sampled {times}: puts would wait for "
@@ -121,38 +108,14 @@ class Limits:
                 f"on_full={self.on_full!r} the buffer fills up and nothing moves any more; use on_full='evict', or the "
                 "same number for both"
             )
-        if self._largest_when_full(self.capacity) < 1:
-            missing = 1 - self._largest_when_full(self.capacity)
-            low, high = self._errors
+        if rate.drawable_when_full(self.capacity) < 1:
+            missing = 1 - rate.drawable_when_full(self.capacity)
+            low, high = rate.errors
             least = f"at least {(high - low) / 2 + missing:g}"
             use = f"a first number of at most {low - missing:g}" if isinstance(error, tuple) else least
             raise ConfigError(
-                f"error_buffer {self._tolerance} is too small for capacity {self.capacity} and min_size "
+                f"error_buffer {rate.tolerance} is too small for capacity {self.capacity} and min_size "
                 f"{self.min_size}: nothing could be drawn from a full buffer; use {use}"
-            )
-
-    def _check_range(self, ratio: float, error: tuple[float, ...]) -> None:
-        if len(error) != 2 or any(isinstance(end, bool) or not isinstance(end, (int, float)) for end in error):
-            raise ConfigError(
-                f"error_buffer must be one number, or the lowest and the highest error, got {error!r:.100}"
-            )
-        low, high = error
-        if not (math.isfinite(low) and math.isfinite(high) and self._drawable_when_puts_wait >= 1):
-            raise ConfigError(
-                f"error_buffer {self._tolerance} is too narrow for samples_per_insert {ratio:g}: neither puts nor "
-                f"draws could go on; its ends must be finite, {2 * max(1.0, ratio):g} apart are enough"
-            )
-        begins = ratio * self.min_size
-        if low > begins:
-            raise ConfigError(
-                f"error_buffer {self._tolerance} is above samples_per_insert * min_size, {begins:g}: min_size groups "
-                f"would be there, and none could be drawn; use a first number of at most {begins:g}, or a min_size of "
-                f"at least {math.ceil(low / ratio)}"
-            )
-        if self.min_size == 0 and high < ratio:
-            raise ConfigError(
-                f"error_buffer {self._tolerance} allows no put of the first group: use a second number of at least "
-                f"{ratio:g}, the samples_per_insert, or a min_size of at least 1"
             )
 
     # Draws
@@ -198,11 +161,8 @@ class Limits:
         """Return the number of completed groups that may be drawn now."""
         if level.completed < self.min_size:
             return 0
-        if self.samples_per_insert is None:
-            return level.completed
-        low, _ = self._errors
-        ahead = level.inserted * self.samples_per_insert - level.sampled - low
-        return max(0, min(level.completed, math.floor(ahead + _ROUNDING)))
+        rate = self.rate
+        return level.completed if rate is None else max(0, min(level.completed, rate.drawable(level)))
 
     def insertable(self, level: Level, status: Status) -> int | None:
         """Return the number of groups of this status that may be put now; None for any number.
@@ -214,12 +174,11 @@ class Limits:
         if status != Status.COMPLETED:
             return None
         room = None if self.capacity is None or self.on_full == "evict" else max(0, self.capacity - level.completed)
-        if self.samples_per_insert is None:
+        rate = self.rate
+        if rate is None:
             return room
-        _, high = self._errors
-        allowed = math.floor((high + level.sampled) / self.samples_per_insert - level.inserted + _ROUNDING)
         # Lost groups give no draws, and consumers may need as many groups as there were at the beginning.
-        allowed = max(0, allowed, self._always_insertable - level.completed)
+        allowed = max(0, rate.insertable(level), self._always_insertable(rate) - level.completed)
         return allowed if room is None else min(room, allowed)
 
     @property
@@ -228,57 +187,25 @@ class Limits:
 
         Larger batches would sooner or later wait for ever, because puts would be waiting, too.
         """
-        if self.samples_per_insert is None:
+        rate = self.rate
+        if rate is None:
             return self.capacity
-        largest = min(self._drawable_when_puts_wait, self._always_insertable)
+        largest = min(rate.drawable_when_puts_wait, self._always_insertable(rate))
         if self.capacity is not None and self.on_full != "evict":
-            largest = min(largest, self._largest_when_full(self.capacity))
+            largest = min(largest, rate.drawable_when_full(self.capacity))
         return largest
 
-    @property
-    def _drawable_when_puts_wait(self) -> int:
-        """The number of draws that the rate allows at least when it holds back puts."""
-        ratio = Fraction(self.samples_per_insert or 1).limit_denominator(10**6)
-        low, high = map(Fraction, self._errors)
-        # One more put would take the error, which goes in steps of 1/q, above the highest one.
-        step = Fraction(1, ratio.denominator)
-        error = (math.floor((high - ratio) / step) + 1) * step
-        return math.floor(error - low)
-
-    @property
-    def _always_insertable(self) -> int:
-        """The number of completed groups that are always allowed: those that can be put before the first draw."""
-        _, high = self._errors
-        most = max(self.min_size, math.floor(high / (self.samples_per_insert or 1.0) + _ROUNDING))
+    def _always_insertable(self, rate: Rate) -> int:
+        """Return the number of completed groups that are always allowed: those that can be put before a draw."""
+        most = rate.insertable_at_first
         return most if self.capacity is None else min(most, self.capacity)
 
-    def _largest_when_full(self, capacity: int) -> int:
-        """Return the number that can be drawn when the buffer is full and each group was drawn as often as possible."""
-        low, _ = self._errors
-        return min(capacity, math.floor(capacity - low + _ROUNDING))
-
     @property
-    def _errors(self) -> tuple[float, float]:
-        """The lowest and the highest error. The default tolerance leaves room for a batch of `min_size` groups."""
-        if isinstance(self.error_buffer, tuple):
-            return self.error_buffer
-        ratio, tolerance = self.samples_per_insert or 1.0, self.error_buffer
-        begins = ratio * self.min_size
-        if tolerance is None:
-            tolerance = max(2 * max(1.0, ratio), begins)
-        return begins - tolerance, begins + tolerance
-
-    @property
-    def _tolerance(self) -> str:
-        """The error buffer, for people."""
-        low, high = self._errors
-        return f"({low:g}, {high:g})" if isinstance(self.error_buffer, tuple) else f"{(high - low) / 2:g}"
-
-    @property
-    def rate(self) -> str:
-        """The rate limit, for people."""
-        default = " (the default)" if self.error_buffer is None else ""
-        return f"samples_per_insert {self.samples_per_insert:g} with error_buffer {self._tolerance}{default}"
+    def rate(self) -> Rate | None:
+        """The rate limit, None without one; its text is for people."""
+        if self.samples_per_insert is None:
+            return None
+        return _rate(self.samples_per_insert, self.error_buffer, self.min_size)
 
     def why_full(self, level: Level, status: Status) -> str:
         """Return what a put waits for, for people."""
@@ -321,11 +248,10 @@ class Rules:
         return self.remover.seed if drawn_by_remover else self.sampler.seed
 
 
+#: Checked once: puts and draws ask for it.
+_rate = lru_cache(100)(Rate)
+
+
 def _check_count(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**53:
         raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r:.100}")
-
-
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigError(f"{name} must be a positive number, got {value!r:.100}")

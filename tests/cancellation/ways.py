@@ -20,13 +20,14 @@ def storage_of(buffer: ReplayBuffer) -> SQLStorage:
 
 
 async def no_connection_out(buffer: ReplayBuffer) -> None:
-    """Wait until the pool has all connections back, except for the one that looks for changes, and the writer's."""
+    """Wait until all connections are back, except for the one that looks for changes, and SQLite's writer's."""
     state = storage_of(buffer)._state()
     pool: Any = state.engine.pool.pool
 
     async def all_back() -> bool:
         kept = state.watch._changes._connection, getattr(state.engine, "_writing", None)
-        return not hasattr(pool, "checkedout") or pool.checkedout() <= sum(one is not None for one in kept)
+        idle = len(getattr(state.engine, "kept", ()))
+        return not hasattr(pool, "checkedout") or pool.checkedout() - idle <= sum(one is not None for one in kept)
 
     await until(all_back)
 

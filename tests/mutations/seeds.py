@@ -26,28 +26,28 @@ class Mutation:
         return None if times == 1 else f"{self.name}: found {times} times in replaybuf/{self.file}: {self.old!r}"
 
 
-_LIMITS, _LEVEL = "rules/limits.py", "rules/level.py"
+_LIMITS, _LEVEL, _RATE = "rules/limits.py", "rules/level.py", "rules/rate.py"
 _RACE, _TRANSITIONS = "rules/race.py", "rules/transitions.py"
 _STALENESS, _MODEL_STEPS = "rollouts/staleness.py", "rollouts/model_steps.py"
 _MARKS, _NORMALISE = "rollouts/marks.py", "rollouts/normalise.py"
 _STATEMENTS, _ENGINE = "storage/sql/statements", "storage/sql/engine"
 
 _RULES = [
-    ("rate-insert", _LIMITS, "self._always_insertable - level.completed)", "0)", "puts may always refill what was lost"),
-    ("rate-draw-rounding", _LIMITS, "math.floor(ahead + _ROUNDING)", "math.floor(ahead) + 1", "draws don't run ahead"),
+    ("rate-insert", _LIMITS, "self._always_insertable(rate) - level.completed)", "0)", "puts may always refill what was lost"),
+    ("rate-draw-rounding", _RATE, "math.floor(ahead + _ROUNDING)", "math.floor(ahead) + 1", "draws don't run ahead"),
     ("min-size", _LIMITS, "if level.completed < self.min_size:\n            return 0", "if level.completed <= self.min_size:\n            return 0", "min_size groups are enough to draw"),
     ("capacity-when-blocking", _LIMITS, "max(0, self.capacity - level.completed)", "max(0, self.capacity + 1 - level.completed)", "a full buffer takes no more"),
     ("keeps-one-draw-more", _LIMITS, "times_sampled < self.max_times_sampled", "times_sampled <= self.max_times_sampled", "a group leaves with its n-th draw"),
     ("keeps-all-statuses", _LIMITS, "if status != Status.COMPLETED:\n            return False", "if status == Status.FAILED:\n            return False", "groups that aren't completed leave by a draw"),
     ("inserted-counts-all", _LEVEL, "self.inserted + completed, self.sampled", "self.inserted + 1, self.sampled", "the rate counts completed groups only"),
     ("replaced-stays-buffered", _LEVEL, "self.completed - completed, self.inserted, self.sampled", "self.completed, self.inserted, self.sampled", "what is replaced makes room"),
-    ("batch-larger-than-rate", _LIMITS, "largest = min(self._drawable_when_puts_wait, self._always_insertable)", "largest = self._drawable_when_puts_wait + 1", "batches that could never be drawn are refused"),
+    ("batch-larger-than-rate", _LIMITS, "largest = min(rate.drawable_when_puts_wait, self._always_insertable(rate))", "largest = rate.drawable_when_puts_wait + 1", "batches that could never be drawn are refused"),
     ("unfit-takes-room", _LEVEL, "self.buffered + (status not in ASIDE)", "self.buffered + 1", "what is not trained on takes no room"),
     ("unfit-is-expired", _TRANSITIONS, "Tally.PRUNED if status in UNFIT else Tally.DROPPED", "Tally.DROPPED", "what is unfit isn't counted as too old"),
-    ("error-range-too-narrow", _LIMITS, "self._drawable_when_puts_wait >= 1):", "high > low):", "a range in which nothing moves is refused"),
-    ("error-range-too-high", _LIMITS, "if low > begins:", "if False:", "a range that begins too high is refused"),
-    ("error-range-shifted", _LIMITS, "return self.error_buffer\n", "return self.error_buffer[0] + self.min_size, self.error_buffer[1]\n", "min_size doesn't shift a range"),
-    ("error-buffer-too-small", _LIMITS, "if error < max(1.0, ratio):", "if error < 0.5:", "configs that can't move are refused"),
+    ("error-range-too-narrow", _RATE, "self.drawable_when_puts_wait >= 1):", "high > low):", "a range in which nothing moves is refused"),
+    ("error-range-too-high", _RATE, "if low > begins:", "if False:", "a range that begins too high is refused"),
+    ("error-range-shifted", _RATE, "return self.error_buffer\n", "return self.error_buffer[0] + self.min_size, self.error_buffer[1]\n", "min_size doesn't shift a range"),
+    ("error-buffer-too-small", _RATE, "if error < max(1.0, ratio):", "if error < 0.5:", "configs that can't move are refused"),
     ("deliveries-one-more", _TRANSITIONS, "0 < limits.max_deliveries <= group.deliveries", "0 < limits.max_deliveries < group.deliveries", "the n-th failed delivery is the last"),
     ("given-back-still-drawn", _TRANSITIONS, "return _step(before, Place(group.status), counts, draws=-1, deliveries=-1 if reason is None else 0)", "return _step(before, Place(group.status), counts, draws=0, deliveries=-1 if reason is None else 0)", "a group that comes back was not drawn"),
     ("no-reason-counts", _TRANSITIONS, "deliveries=-1 if reason is None else 0)", "deliveries=0)", "giving back without a reason is no delivery"),
@@ -141,7 +141,7 @@ _SQL = [
     ("put-follows-other-step", f"{_STATEMENTS}/put.py", "and home.step == new.train_step\n", "\n", "a group put for another step keeps its staleness"),
     ("put-first-key-stays", f"{_STATEMENTS}/put.py", "last = {key: uid for uid, _, key in rows if key is not None}", "last = {key: uid for uid, _, key in reversed(rows) if key is not None}", "of several with a key the last stays"),
     ("refresh-leaves-expired", f"{_STATEMENTS}/refresh.py", "if home.status == Status.EXPIRED and not rule.retryable:", "if False:", "a refresh drops what expired before and isn't retryable"),
-    ("evicts-unfit", f"{_STATEMENTS}/eviction.py", "lane.c.status.not_in(ASIDE)", 'lane.c.status != "archived"', "filtered and failed groups neither fill nor leave"),
+    ("evicts-unfit", f"{_STATEMENTS}/eviction.py", "in sorted(ASIDE)),", 'in ["archived"]),', "filtered and failed groups neither fill nor leave"),
     ("keeps-more-aside", f"{_STATEMENTS}/archive.py", "most -= groups", "most -= groups + 1", "no more stay than the bound"),
     ("leaving-untold", f"{_STATEMENTS}/eviction.py", "    note(tx, gone, leaving)\n", "", "who asks has what was evicted"),
     ("put-no-eviction", f"{_STATEMENTS}/put.py", "    if evicting:\n        evict(", "    if False:\n        evict(", "capacity evicts"),

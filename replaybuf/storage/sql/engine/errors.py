@@ -38,9 +38,13 @@ def translated(url: URL, lock_timeout: float) -> Iterator[None]:
     except (exc.SQLAlchemyError, sqlite3.Error, OSError, TimeoutError) as error:
         raise _translate(error, url, lock_timeout) from error
     except Exception as error:
-        if type(error).__module__.startswith("asyncpg"):
+        if _is_asyncpg(error):
             raise _translate(error, url, lock_timeout) from error
         raise
+
+
+def _is_asyncpg(error: BaseException) -> bool:
+    return type(error).__module__.startswith("asyncpg")
 
 
 def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBufError:
@@ -188,4 +192,5 @@ def is_refusal(error: BaseException) -> bool:
         or isinstance(error, TooLargeError)
         or isinstance(cause, (*by_sqlalchemy, *by_sqlite))
         or type(cause) in (exc.StatementError, exc.DBAPIError)
+        or (cause is not None and _is_asyncpg(cause) and _state(cause) in (None, _State.CANCELLED))
     )

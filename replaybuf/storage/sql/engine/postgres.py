@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sqlalchemy import Connection, exc
 from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.errors import ReplayBufError
@@ -22,11 +23,19 @@ from replaybuf.storage.sql.engine import identity as identities
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.errors import is_conflict, is_lost, translated
 from replaybuf.storage.sql.engine.identity import Identity
+from replaybuf.storage.sql.engine.kept_connections import KeptConnections
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.outage import Outage, OutcomeUnknownError, Patience
 from replaybuf.storage.sql.engine.port import Changes, Engine, Function, Steps
 from replaybuf.storage.sql.engine.postgres_changes import Notifications
-from replaybuf.storage.sql.engine.postgres_connections import ISOLATION, forget_writing, has_written, postgres_pool
+from replaybuf.storage.sql.engine.postgres_connections import (
+    ISOLATION,
+    MOST_CONNECTIONS,
+    forget_writing,
+    has_written,
+    postgres_pool,
+)
+from replaybuf.storage.sql.engine.postgres_driver import PostgresDriver, commit, send
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 
 if TYPE_CHECKING:
@@ -62,6 +71,7 @@ class PostgresEngine(Engine):
         super().__init__(url, lock_timeout)
         with translated(url, lock_timeout):
             self.pool = postgres_pool(url, lock_timeout=lock_timeout, read_only=read_only)
+        self.kept = KeptConnections(self.pool, MOST_CONNECTIONS // 2)
         self._begin = f"BEGIN ISOLATION LEVEL {ISOLATION}{' READ ONLY' if read_only else ''};"
         self._pairing = asyncio.Lock()
         self._outage = Outage(self.where, reconnect_timeout)
@@ -70,9 +80,10 @@ class PostgresEngine(Engine):
         self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False, single: bool = False
     ) -> T:
         async def once(attempt: _Attempt[T]) -> T:
-            async with self._connected(attempt) as connection:
-                # A statement of its own sees one state, too.
-                await connection.execution_options(isolation_level="AUTOCOMMIT" if single else "REPEATABLE READ")
+            # A statement of its own sees one state, too.
+            async with self._connected(attempt, "AUTOCOMMIT" if single else "REPEATABLE READ") as connection:
+                if single:
+                    return await connection.run_sync(lambda inner: function(self._direct(inner, scope)))
                 async with connection.begin():
                     return await connection.run_sync(lambda inner: function(self._tx(inner, scope)))
 
@@ -89,7 +100,7 @@ class PostgresEngine(Engine):
     ) -> T:
         async def once(attempt: _Attempt[T]) -> T:
             def transact(inner: Connection) -> bool:
-                tx = self._tx(inner, scope)
+                tx = self._direct(inner, scope)
                 tx.mark = None if attempt.identity is None else attempt.identity.mark
                 forget_writing(inner)
                 attempt.result = function(tx)
@@ -98,7 +109,8 @@ class PostgresEngine(Engine):
                 attempt.last = tx.last
                 return has_written(inner)
 
-            async with self._connected(attempt) as connection:
+            # SQLAlchemy would otherwise send a BEGIN of its own.
+            async with self._connected(attempt, "AUTOCOMMIT") as connection:
                 if self.opened:
                     attempt.identity = await connection.run_sync(identities.next_identity)
                 async with self._begun(connection, attempt.identity, alone=alone, patience=patience) as raw:
@@ -115,7 +127,6 @@ class PostgresEngine(Engine):
         self, connection: AsyncConnection, identity: Identity | None, *, alone: bool, patience: float | None
     ) -> AsyncIterator[asyncpg.Connection[Any]]:
         """Begin a transaction and take its locks in one message; yields the driver's connection, to end it."""
-        await connection.execution_options(isolation_level="AUTOCOMMIT")  # for SQLAlchemy, which would send a BEGIN
         raw: Any = (await connection.get_raw_connection()).driver_connection
         try:
             bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
@@ -139,8 +150,11 @@ class PostgresEngine(Engine):
         async def once(attempt: _Attempt[T]) -> T:
             # Both connections are acquired before anything is locked. One operation at a time: many that have one
             # connection and wait for their second would exhaust the pool.
-            async with self._pairing, self._connected(attempt) as guarding, self._connected(attempt) as connection:
-                await connection.execution_options(isolation_level="REPEATABLE READ")
+            async with (
+                self._pairing,
+                self._connected(attempt, ISOLATION) as guarding,
+                self._connected(attempt, "REPEATABLE READ") as connection,
+            ):
                 async with guarding.begin():
                     await guarding.run_sync(lambda inner: guard(self._tx(inner, scope)))
                     async with connection.begin():
@@ -154,6 +168,10 @@ class PostgresEngine(Engine):
 
     def _tx(self, connection: Connection, scope: Scope) -> Transaction:
         return Transaction(connection, self.dialect, scope)
+
+    def _direct(self, connection: Connection, scope: Scope) -> Transaction:
+        """Return a transaction that wasn't begun by SQLAlchemy, which it needn't pass through."""
+        return Transaction(connection, self.dialect, scope, PostgresDriver(connection))
 
     # Going on after a lost connection
 
@@ -219,8 +237,7 @@ class PostgresEngine(Engine):
 
     async def _find_out(self, identity: Identity, attempt: _Attempt[bool]) -> bool:
         """Return whether a transaction was committed. If it still runs, without a client, it is ended first."""
-        async with self._connected(attempt) as connection:
-            await connection.execution_options(isolation_level="AUTOCOMMIT")
+        async with self._connected(attempt, "AUTOCOMMIT") as connection:
             for _ in range(_ENDING_LOOKS):
                 if not await connection.run_sync(identities.end_if_running, identity):
                     return await connection.run_sync(identities.was_committed, identity)
@@ -233,9 +250,9 @@ class PostgresEngine(Engine):
     # Connections
 
     @asynccontextmanager
-    async def _connected(self, attempt: _Attempt[Any]) -> AsyncIterator[AsyncConnection]:
+    async def _connected(self, attempt: _Attempt[Any], level: IsolationLevel) -> AsyncIterator[AsyncConnection]:
         with translated(self.url, self.lock_timeout):
-            async with self._outage.connecting(attempt.since) as connected, self.pool.connect() as connection:
+            async with self._outage.connecting(attempt.since) as connected, self.kept.connection(level) as connection:
                 await connected()
                 attempt.connected = True
                 try:
@@ -248,16 +265,14 @@ class PostgresEngine(Engine):
     @asynccontextmanager
     async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
         with translated(self.url, self.lock_timeout):
-            async with self.pool.connect() as connection:
-                if not write:
-                    await connection.execution_options(isolation_level="REPEATABLE READ")
-                async with connection.begin():
-                    if write:
-                        await connection.run_sync(_keep_out, alone=alone)
-                    yield Steps(self, connection, scope)
+            level: IsolationLevel = ISOLATION if write else "REPEATABLE READ"
+            async with self.kept.connection(level) as connection, connection.begin():
+                if write:
+                    await connection.run_sync(_keep_out, alone=alone)
+                yield Steps(self, connection, scope)
 
     def changes(self, hint: Callable[[], object]) -> Changes:
-        return Notifications(self.connect, hint)
+        return Notifications(self.connect, self.kept, hint)
 
     async def connect(self) -> AsyncConnection:
         """Return a separate connection, to be closed by the caller."""
@@ -265,22 +280,8 @@ class PostgresEngine(Engine):
             return await self.pool.connect().start()
 
     async def dispose(self) -> None:
+        await self.kept.close()
         await self.pool.dispose()
-
-
-async def commit(raw: asyncpg.Connection[Any], last: Sequence[str] = ()) -> None:
-    """Commit the transaction of a connection, after its last statements, in one message."""
-    await send(raw, "".join(f"{statement};" for statement in (*last, "COMMIT")))
-
-
-async def send(raw: asyncpg.Connection[Any], message: str) -> None:
-    """Send one message, and wait for its answer. Raises OSError when the connection can't be used any more."""
-    try:
-        await raw.execute(message)
-    except Exception as error:
-        if isinstance(error, OSError) or isinstance(getattr(error, "sqlstate", None), str):
-            raise
-        raise ConnectionResetError(str(error)) from error  # it ended while nothing was asked
 
 
 def _keep_out(connection: Connection, *, alone: bool) -> None:

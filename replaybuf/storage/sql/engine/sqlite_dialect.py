@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
 
 
-#: Payloads of so many bytes are read by themselves.
+#: Payloads from this size on, in bytes, are read by themselves.
 _LARGE = 16 * 1024
 
 

@@ -61,7 +61,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepKey:
-    """A train step in the run after so many restores; `undone` if a later restore went back to before it."""
+    """A train step in the run after this number of restores; `undone` if a later restore went back to before it."""
 
     step: int
     restores: int

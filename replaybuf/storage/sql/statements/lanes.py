@@ -76,9 +76,10 @@ def find_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = Fal
     return {one.name: one for one in found if one.name in wanted}
 
 
-_COLUMNS = ("id", "task_name", "status", "step", "uniform_clock", "prioritized_clock", "idle_clock")
+#: What `Lane.with_clocks` takes, in its order.
+COLUMNS = ("id", "task_name", "status", "step", "uniform_clock", "prioritized_clock", "idle_clock")
 _OF_TASKS = Prepared(
-    lambda dialect: select(*(lane.c[name] for name in _COLUMNS)).where(
+    lambda dialect: select(*(lane.c[name] for name in COLUMNS)).where(
         lane.c.buffer == bindparam("buffer"),
         lane.c.leased == bindparam("leased"),
         dialect.one_of(lane.c.task_name, "tasks"),

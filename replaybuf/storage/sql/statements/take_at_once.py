@@ -72,13 +72,14 @@ def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | 
 
     If all of them leave, this is sent with it, too.
     """
-    states = {(row.lane, row.times_sampled, row.deliveries): row for row in rows}
+    of_rows = [(row.lane, row.times_sampled, row.deliveries) for row in rows]
+    states = dict(zip(of_rows, rows, strict=True))
     steps = {state: transitions.drawn(row, tx.scope.rules.limits) for state, row in states.items()}
     if not (tx.dialect.is_remote and rows and all(step.after is None for step in steps.values())):
         consume(tx, rows, train_step)
         return
     counts: Counts = Counter()
-    for state, n in Counter((row.lane, row.times_sampled, row.deliveries) for row in rows).items():
+    for state, n in Counter(of_rows).items():
         home = states[state].home
         add_step(counts, {home.name: home}, home.task_name, steps[state], n)
     tx.finish(_removal([row.uid for row in rows], time.time(), counts))

@@ -30,8 +30,10 @@ _LOOK_AGAIN_SECONDS = 0.1
 #: Up to this size and number, groups are read and checked in milliseconds.
 BRIEF_BYTES = 1024 * 1024
 BRIEF_GROUPS = 256
-#: Decoding takes hardly longer than handing it to another thread and back.
-LIGHT_SECONDS = 0.001
+#: Decoding takes hardly longer than handing it to another thread and back, both of which wait for Python's lock.
+LIGHT_SECONDS = 0.002
+
+_Decoded = tuple[list[StorageItem], dict[int, str]]
 
 
 @dataclass(slots=True)
@@ -68,15 +70,22 @@ class Drawing:
         self._seconds = seconds
         self._set_aside: set[int] = set()
         self._news = False
+        self._decoding: asyncio.Future[_Decoded] | None = None
 
     async def run(self) -> Taken | None:
         """Draw until every drawn group can be decoded (database's thread)."""
+        try:
+            return await self._run()
+        finally:
+            self._stop_decoding()
+
+    async def _run(self) -> Taken | None:
         while True:
             taken = await self._take()
             if taken is None:
                 return None
             try:
-                items, failed = await self._decoded(taken)
+                items, failed = await (self._decoding or self._decoded(taken))
             except BaseException:
                 await self._give_back(taken, {})
                 raise
@@ -132,7 +141,16 @@ class Drawing:
             hold(tx, rows, taken.token, taken.until, self._draw.worker)
         if rows and self._store.history != 0:
             taken.batch = add_batch(tx, self._draw, rows, step, taken.token or None)
+        if tx.dialect.is_remote:  # until the answer to COMMIT comes, this thread has nothing else to do
+            self._stop_decoding()
+            self._decoding = asyncio.ensure_future(self._decoded(taken))
         return taken
+
+    def _stop_decoding(self) -> None:
+        """Forget what was decoded of a transaction that wasn't committed, or has been received."""
+        if self._decoding is not None:
+            self._decoding.cancel()
+            self._decoding = None
 
     async def _give_back(self, taken: Taken, failed: dict[int, str]) -> None:
         left: Undone | None = None
@@ -176,13 +194,13 @@ class Drawing:
             undone = left
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
-    async def _decoded(self, taken: Taken) -> tuple[list[StorageItem], dict[int, str]]:
+    async def _decoded(self, taken: Taken) -> _Decoded:
         """Return the groups, and why those failed that can't be decoded; in this thread if that takes no longer."""
         if not self._codec.runs_code and len(taken.rows) * self._last_draw.seconds <= LIGHT_SECONDS:
             return self._decode(taken)
         return await self._store.compute(self._decode, taken)
 
-    def _decode(self, taken: Taken) -> tuple[list[StorageItem], dict[int, str]]:
+    def _decode(self, taken: Taken) -> _Decoded:
         rows, leased = taken.rows, self._seconds is not None
         began = time.perf_counter()
         items: list[StorageItem] = []
