@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -45,8 +46,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     alone = option.usepdb or option.collectonly or option.capture == "no"
     whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS
     if config.pluginmanager.has_plugin("xdist") and option.numprocesses is None and whole and not alone:
-        waiting = 2 if option.markexpr == "fast" else 1  # half of their time is waiting
-        option.numprocesses = min(waiting * (os.cpu_count() or 1), _MOST_WORKERS)
+        # Half of the time of the inner loop is waiting, and a third of the others'.
+        waiting = 2 if option.markexpr == "fast" else 1.5
+        option.numprocesses = min(math.ceil(waiting * (os.cpu_count() or 1)), _MOST_WORKERS)
         if option.dist == "no":
             option.dist = "worksteal"
 
@@ -79,10 +81,10 @@ def postgres_database(postgres_url: str) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a new, empty database that several processes can open."""
+    """The URL of an empty database that several processes can open."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/buffer.db"
-    return str(request.getfixturevalue("postgres_database"))
+    return str(request.getfixturevalue("lent_database"))
 
 
 @pytest.fixture(params=["sqlite", "memory", "postgresql"])

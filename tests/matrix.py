@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import re
+from collections.abc import Iterable
 
 import pytest
 
@@ -227,16 +229,21 @@ def _later_cases(items: list[pytest.Item]) -> set[str]:
     return later
 
 
+def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, patterns)))
+
+
 def mark_long(items: list[pytest.Item]) -> None:
     """Mark what isn't run by default."""
-    later = _later_cases(items)
+    later, long = _later_cases(items), _any_of(_LONG)
+    by_default = [(_any_of([pattern]), set(kinds)) for pattern, kinds in _BY_DEFAULT]
     for item in items:
         stores = _stores(item)
         name = item.nodeid.removeprefix("tests/")
-        if item.nodeid in later or any(fnmatch.fnmatchcase(name, pattern) for pattern in _LONG):
+        if item.nodeid in later or long.match(name):
             item.add_marker(pytest.mark.long)
-        kinds = next((kinds for pattern, kinds in _BY_DEFAULT if fnmatch.fnmatchcase(name, pattern)), None)
-        if kinds is not None and not stores <= set(kinds):
+        kinds = next((kinds for pattern, kinds in by_default if pattern.match(name)), None) if stores else None
+        if kinds is not None and not stores <= kinds:
             item.add_marker(pytest.mark.long)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Column, Connection, MetaData, Table, inspect, make_url, text
 
-from replaybuf import ReplayBufferConfig
 from replaybuf.errors import NotADatabaseError, SchemaError
 from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -33,6 +31,8 @@ from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, VERSION_TABL
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.uids import raise_uid
 from replaybuf.testing.harness import plain
+from tests.faults.processes import barrier, end, start
+from tests.faults.schemas import open_together
 from tests.stores import build
 from tests.stores import group as new_group
 
@@ -311,27 +311,16 @@ async def test_an_upgrade_that_fails_changes_nothing(two_urls: tuple[str, str]) 
     await run(url, upgrade)
 
 
-def _open_at_once(url: str, number: int, barrier: Any) -> None:
-    async def main() -> None:
-        barrier.wait(60)
-        async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
-            await buffer.put(new_group(number), "math")
-
-    asyncio.run(main())
-
-
-async def test_processes_create_one_database_together(two_urls: tuple[str, str]) -> None:
+@pytest.mark.parametrize("count", [6, pytest.param(16, marks=pytest.mark.long)])
+async def test_processes_create_one_database_together(two_urls: tuple[str, str], tmp_path: Path, count: int) -> None:
     """Several that open a new database at once all succeed, and it has one schema with all their groups."""
     url, other = two_urls
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(6)
-    processes = [context.Process(target=_open_at_once, args=(url, i, barrier)) for i in range(6)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        await asyncio.to_thread(process.join)
-    assert [process.exitcode for process in processes] == [0] * 6
+    together = barrier(count)
+    ledgers = [tmp_path / str(number) for number in range(count)]
+    processes = [start(open_together, ledger, url, number, together) for number, ledger in enumerate(ledgers)]
+    for process, ledger in zip(processes, ledgers, strict=True):
+        assert await asyncio.to_thread(end, process, ledger) == 0
     async with build(url) as buffer:
-        assert sorted([item.item[0].rollout_id async for item in buffer.find({})]) == list(range(6))
+        assert sorted([item.item[0].rollout_id async for item in buffer.find({})]) == list(range(count))
     await run(other, create)
     assert await definition(url) == await definition(other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 import sqlite3
@@ -33,14 +34,27 @@ async def everything(buffer: ReplayBuffer) -> list[Any]:
     return [plain({name: getattr(item, name) for name in type(item).__slots__}) async for item in buffer.find({})]
 
 
+@pytest.fixture(scope="module")
+def saved_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """The file of a snapshot, which tests only read, and what is in it."""
+    folder = tmp_path_factory.mktemp("saved")
+
+    async def save() -> tuple[Path, list[Any]]:
+        async with build(f"sqlite:///{folder}/source.db") as buffer:
+            for number in range(COUNT):
+                details = {"priority": 1 + number / 7, "tags": {"n": number}, "key": f"key {number}"}
+                await buffer.put(large(number), "math", **details)
+            await buffer.get(3, "math")
+            return await buffer.save(folder / "snapshot"), await everything(buffer)
+
+    return asyncio.run(save())
+
+
 @pytest.fixture
-async def saved(tmp_path: Path) -> tuple[Path, list[Any]]:
-    """The file of a snapshot, and what is in it."""
-    async with build(f"sqlite:///{tmp_path}/source.db") as buffer:
-        for number in range(COUNT):
-            await buffer.put(large(number), "math", priority=1 + number / 7, tags={"n": number}, key=f"key {number}")
-        await buffer.get(3, "math")
-        return await buffer.save(tmp_path / "snapshot"), await everything(buffer)
+def saved(saved_once: tuple[Path, list[Any]], tmp_path: Path) -> tuple[Path, list[Any]]:
+    """The file of a snapshot, to be changed at will, and what is in it."""
+    file, whole = saved_once
+    return Path(shutil.copytree(file.parent, tmp_path / "snapshot")) / file.name, whole
 
 
 async def resumed(url: str, folder: Path) -> list[Any] | None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import Coroutine
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,16 @@ async def test_a_file_that_is_no_database_stays_as_it_is(tmp_path: Path) -> None
     assert file.read_text() == "These are notes.\n" * 100
 
 
-async def test_a_database_of_someone_else_stays_as_it_is(shared_url: str) -> None:
-    if shared_url.startswith("sqlite"):
-        with sqlite3.connect(shared_url.removeprefix("sqlite:///")) as connection:
-            connection.execute("CREATE TABLE rb_group (x)")
-        connection.close()
-    else:
-        execute(shared_url, "CREATE TABLE rb_group (x int)")
-    await refused(shared_url, NotADatabaseError, "tables or views named rb_group that are not replaybuf's")
+def of_someone_else(tmp_path: Path) -> str:
+    with closing(sqlite3.connect(tmp_path / "theirs.db")) as connection:
+        connection.execute("CREATE TABLE rb_group (x)")
+    return f"sqlite:///{tmp_path}/theirs.db"
+
+
+async def test_a_database_of_someone_else_stays_as_it_is(tmp_path: Path, postgres_database: str) -> None:
+    execute(postgres_database, "CREATE TABLE rb_group (x int)")
+    for url in (of_someone_else(tmp_path), postgres_database):
+        await refused(url, NotADatabaseError, "tables or views named rb_group that are not replaybuf's")
 
 
 @pytest.mark.parametrize("share", [0.5, 0.05])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -76,12 +77,17 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """A SQLite file with the example buffer, to be changed at will."""
-    path = tmp_path / "run.db"
+@pytest.fixture(scope="session")
+def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("file") / "run.db"
     asyncio.run(fill(f"sqlite:///{path}"))
     return path
+
+
+@pytest.fixture
+def file(filled_file: Path, tmp_path: Path) -> Path:
+    """A SQLite file with the example buffer, to be changed at will."""
+    return Path(shutil.copy(filled_file, tmp_path))
 
 
 def run(*args: object, code: int | None = 0, env: dict[str, str] | None = None) -> Any:

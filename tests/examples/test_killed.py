@@ -46,12 +46,14 @@ def test_of_two_trainers_that_start_at_the_same_moment_one_goes_on(run: Run) -> 
     assert "FencedError" in run.printed()
 
 
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("run", ["disaggregated.py"], indirect=True)
-def test_trainer_and_workers_that_are_killed_train_on_every_prompt_once(run: Run) -> None:
+def test_trainer_and_workers_that_are_killed_train_on_every_prompt_once(run: Run, times: int) -> None:
+    """Each of them so many times."""
     chance = random.Random(1)
     for name, argument in NAMES.items():
         run.start(name, argument)
-    for step, name in zip(range(3, 23, 3), [*NAMES, *NAMES], strict=False):
+    for step, name in zip(range(3, 23, 3), [*NAMES] * times, strict=False):
         run.wait_for(step, "trainer")
         time.sleep(chance.uniform(0, 0.05))
         run.kill(name)
@@ -59,7 +61,7 @@ def test_trainer_and_workers_that_are_killed_train_on_every_prompt_once(run: Run
     for process in run.processes.values():
         assert process.wait(90) == 0, run.printed()
     assert sorted(run.weights()["trained"]) == list(range(200))  # type: ignore[call-overload]
-    assert run.printed().count("trainer: goes on from step") == 2
+    assert run.printed().count("trainer: goes on from step") == times
     assert "was restored to the checkpoint of step" in run.printed()
     assert "25 steps, 200 of 200 prompts trained" in run.printed()
     assert "Traceback" not in run.printed()

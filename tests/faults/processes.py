@@ -8,6 +8,7 @@ import signal
 import traceback
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from tests.faults.ledger import Ledger, entries
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.faults.preloaded"])
 _started: list[BaseProcess] = []
+
+
+def barrier(count: int) -> Barrier:
+    """What so many processes wait at for each other."""
+    return _context.Barrier(count)
 
 
 def start(function: Callable[..., None], ledger: Path, *arguments: object) -> BaseProcess:

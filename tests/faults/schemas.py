@@ -1,8 +1,10 @@
-"""What is done to the schema of a database and killed at each fail point: how it is prepared, and what is done."""
+"""What is done to the schema of a database: by a process that is killed at each fail point, or by several together."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
 
 from sqlalchemy import Connection, text
 
@@ -11,7 +13,8 @@ from replaybuf.storage.sql.schema.create import create_schema, upgrade
 from replaybuf.storage.sql.statements.encoded import encode_group
 from replaybuf.storage.values import NewGroup
 from replaybuf.testing.harness import CODEC
-from tests.stores import TASK, group
+from tests.faults.ledger import Ledger
+from tests.stores import TASK, build, group
 
 COUNT = 10
 
@@ -53,3 +56,14 @@ SCHEMAS: dict[str, tuple[Callable[[Connection], None], Callable[[Connection], No
     "create the schema": (_nothing, _create),
     "upgrade": (fill_old, upgrade),
 }
+
+
+def open_together(_: Ledger, url: str, number: int, barrier: Barrier) -> None:
+    """A process that opens a new database at the same moment as others, and puts a group into it."""
+
+    async def main() -> None:
+        barrier.wait(60)
+        async with build(url) as buffer:
+            await buffer.put(group(number), TASK)
+
+    asyncio.run(main())

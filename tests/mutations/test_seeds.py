@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 
 import pytest
 
@@ -10,12 +11,17 @@ from tests.mutations.areas import NEAR
 from tests.mutations.seeds import MUTATIONS, ROOT, Mutation
 
 
+@functools.cache
+def _dump(source: str) -> str:
+    return ast.dump(ast.parse(source))
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_its_text_is_there_once_and_becomes_other_code(mutation: Mutation) -> None:
     assert mutation.problem() is None
     before = (ROOT / "replaybuf" / mutation.file).read_text()
     after = before.replace(mutation.old, mutation.new)
-    assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
+    assert ast.dump(ast.parse(after)) != _dump(before)
 
 
 def test_names_are_unique_and_areas_have_tests() -> None:

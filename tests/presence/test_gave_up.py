@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from replaybuf import FullError, NotReadyError
+from replaybuf.buffer import telling
 from replaybuf.produce import wait_published
 from replaybuf.storage.sql.inspection.gave_up import last_given_up
 from replaybuf.worker_name import working_as
@@ -20,7 +21,7 @@ async def gave_up(url: str) -> list[tuple[str | None, str | None, int, str | Non
     return [(one.worker, one.task_name, one.groups, one.detail) for one in found]
 
 
-async def test_a_wait_that_gives_up_is_noted(shared_url: str, quick: None) -> None:
+async def test_a_wait_that_gives_up_is_noted(shared_url: str, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each for what it was, soon, or at the latest when the buffer is closed. Nothing else is one."""
     async with build(shared_url, capacity=2, on_full="block", worker="trainer-1") as buffer:
         await fill(buffer, 2)
@@ -37,8 +38,10 @@ async def test_a_wait_that_gives_up_is_noted(shared_url: str, quick: None) -> No
         await asyncio.sleep(0.2)
         cancelled.cancel()
         await asyncio.wait([cancelled])
-        with pytest.raises(NotReadyError):
-            await buffer.take_batch({"code": 1}, timeout=0.01)
+        with monkeypatch.context() as now:
+            now.setattr(telling, "SHOW_SECONDS", 60)
+            with pytest.raises(NotReadyError):
+                await buffer.take_batch({"code": 1}, timeout=0.01)
         with working_as("gen-2"), pytest.raises(NotReadyError):
             await wait_published(buffer, timeout=0.2)
     trainer, room, groups = await gave_up(shared_url)

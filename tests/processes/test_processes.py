@@ -193,14 +193,6 @@ async def test_a_waiting_take_wakes_although_its_listening_connection_died(postg
         await engine.dispose()
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(16, marks=pytest.mark.long)])
-def test_many_processes_may_create_the_database_at_once(crew: Crew, shared_url: str, count: int) -> None:
-    start = time.time() + 1.5 + 0.3 * count
-    created = [crew.start("create", start, number) for number in range(count)]
-    crew.end(*(process for process, _ in created))
-    assert sorted(left_over(shared_url)) == list(range(count))
-
-
 @pytest.mark.long
 def test_many_files_are_made_by_several_processes_at_once(tmp_path: Path) -> None:
     """SQLite doesn't wait for a lock at one moment of this, which once in 2,000 times was the moment of two."""

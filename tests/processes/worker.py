@@ -108,15 +108,6 @@ async def wait(url: str, log: Log, size: str) -> None:
             log.write(time.time())
 
 
-async def create(url: str, log: Log, start: str, number: str) -> None:
-    """Open a database that doesn't exist yet, at the same time as others, and put one group."""
-    buffer = build(url)
-    await asyncio.sleep(max(0.0, float(start) - time.time()))
-    await buffer.put(group(int(number)), TASK)
-    log.write(number)
-    await buffer.close()
-
-
 async def create_many(url: str, log: Log, start: str, count: str) -> None:
     """Open new databases, one every 100 ms, each at the same time as others do."""
     for number in range(int(count)):

@@ -58,11 +58,11 @@ def holds(condition: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
 
 
 async def stands_still(buffer: ReplayBuffer) -> int:
-    """How many groups are completed, when it is no more than before for some looks of a worker's."""
+    """How many groups are completed, when there are some, and no more than before for some looks of a worker's."""
     count, same = -1, 0
     while same < 4:
         now = await buffer.count(TASK, Status.COMPLETED)
-        count, same = now, (same + 1 if now == count else 0)
+        count, same = now, (same + 1 if now == count > 0 else 0)
         await asyncio.sleep(0.1)
     return count
 
