@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, compress
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Table, bindparam, insert
@@ -95,10 +95,6 @@ class Driver:
         """Run a statement once for each row of values."""
         self._connection.exec_driver_sql(sql, list(rows))
 
-    def insert_many(self, sql: str, rows: Sequence[Row]) -> None:
-        """Run an INSERT of one row, which ends with its values, for all these rows."""
-        self.run_many(sql, rows)
-
 
 class SqliteDriver(Driver):
     """Runs statements on a connection of `sqlite3` itself, whose transaction has begun."""
@@ -117,16 +113,6 @@ class SqliteDriver(Driver):
         announce(self._connection, sql, rows, many=True)
         self.raw.executemany(sql, rows)
 
-    def insert_many(self, sql: str, rows: Sequence[Row]) -> None:
-        # `sqlite3` lets other threads run during each execution, and then waits for its turn among those that are busy
-        # in Python, for up to 5 ms. So many rows go into one.
-        start, size = 0, ROWS_AT_ONCE
-        while start < len(rows):
-            while size > len(rows) - start:
-                size //= 2
-            self.fetch(_for_rows(sql, len(rows[0]), size), [*chain.from_iterable(rows[start : start + size])])
-            start += size
-
     def read_blob(self, table: str, column: str, row: int) -> bytes | None:
         """Return the bytes in a column of the row with this number, or None when there are none."""
         try:
@@ -136,16 +122,6 @@ class SqliteDriver(Driver):
             if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such row, or another type of value
                 return None
             raise
-
-
-#: A power of two: other numbers of rows are inserted by a few statements, each of which is prepared once.
-ROWS_AT_ONCE = 64
-
-
-@lru_cache(maxsize=1024)
-def _for_rows(sql: str, width: int, count: int) -> str:
-    """Return an INSERT of one row of so many values as one of `count` rows."""
-    return sql + f", ({', '.join('?' * width)})" * (count - 1)
 
 
 def announce(connection: Connection, sql: str, values: Iterable[Any], *, many: bool = False) -> None:

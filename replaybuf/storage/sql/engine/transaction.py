@@ -100,9 +100,7 @@ class Transaction:
         if rows:
             columns, empty = [*zip(*rows, strict=True)], (None,) * len(rows)
             filled = tuple([column != empty for column in columns])
-            form = insertion(table, filled).form(self.dialect, self.connection)
-            driver = self.driver or Driver(self.connection)
-            driver.insert_many(form.sql, [*zip(*compress(columns, filled), strict=True)])
+            self.run_many(insertion(table, filled), [*zip(*compress(columns, filled), strict=True)])
 
     def execute(self, statement: Any, parameters: Any = None) -> CursorResult[*tuple[Any, ...]]:
         """Run a SQLAlchemy statement."""
