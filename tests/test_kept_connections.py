@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import asyncpg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from replaybuf.storage.sql.engine.errors import is_lost
 from replaybuf.storage.sql.engine.kept_connections import KeptConnections
 from replaybuf.storage.sql.engine.postgres_connections import MOST_CONNECTIONS, postgres_pool
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -90,8 +92,13 @@ async def test_after_an_exception_it_goes_back_to_the_pool(pool: AsyncEngine) ->
 
 async def test_one_that_the_server_ended_is_not_lent(pool: AsyncEngine) -> None:
     async with keeping(pool, 2) as kept, kept.connection("AUTOCOMMIT") as connection:
-        ended = await process_of(kept)
+        async with kept.connection("AUTOCOMMIT") as other:
+            ended = await other.scalar(text("SELECT pg_backend_pid()"))
+            driver: Any = (await other.get_raw_connection()).driver_connection
+        heard = asyncio.Event()
+        driver.add_termination_listener(lambda _: heard.set())
         await connection.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": ended})
+        await asyncio.wait_for(heard.wait(), 20)
         assert await process_of(kept) != ended
 
 
@@ -100,3 +107,9 @@ async def test_one_that_is_in_use_at_the_end_is_not_kept(pool: AsyncEngine) -> N
         await kept.close()
         assert await process_of(kept)
         assert len(kept) == 0
+
+
+def test_one_whose_end_is_still_to_come_counts_as_lost() -> None:
+    """asyncpg has heard why the server ends it, and refuses to send more, but doesn't know that it is closed."""
+    error = asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+    assert is_lost(error, connected=True)

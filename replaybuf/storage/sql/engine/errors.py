@@ -160,6 +160,10 @@ def is_lost(error: BaseException, *, connected: bool) -> bool:
     return any(_says_lost(cause, connected) for cause in causes)
 
 
+#: Of asyncpg: the server is just becoming the primary; it has said that it ends the connection, which isn't closed yet.
+_LOST_NAMES = {"TargetServerAttributeNotMatched", "InternalClientError"}
+
+
 def _says_lost(cause: BaseException, connected: bool) -> bool:
     if isinstance(getattr(cause, "sqlstate", None), str):
         return _state(cause) == _State.LOST
@@ -167,8 +171,7 @@ def _says_lost(cause: BaseException, connected: bool) -> bool:
         return True
     if isinstance(cause, TimeoutError) and cause.errno is None:  # not the network's, but asyncio's
         return not connected
-    # The last one comes from a server that is just becoming the primary.
-    return isinstance(cause, OSError) or type(cause).__name__ == "TargetServerAttributeNotMatched"
+    return isinstance(cause, OSError) or type(cause).__name__ in _LOST_NAMES
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
