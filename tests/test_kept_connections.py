@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from replaybuf.storage.sql.engine.kept_connections import KeptConnections
-from replaybuf.storage.sql.engine.postgres_connections import postgres_pool
+from replaybuf.storage.sql.engine.postgres_connections import MOST_CONNECTIONS, postgres_pool
 from replaybuf.storage.sql.engine.urls import parse_url
 
 
@@ -66,6 +67,17 @@ async def test_each_use_has_its_isolation_level(pool: AsyncEngine) -> None:
             await process_of(kept)  # outside any transaction
             async with kept.connection(level) as connection, connection.begin():
                 assert await connection.scalar(text("SHOW transaction_isolation")) == level.lower()
+
+
+async def test_who_waits_for_the_pool_has_the_next_one(postgres_database: str) -> None:
+    """When the pool gives out no more, it has to get back what others need no longer."""
+    pool = postgres_pool(parse_url(postgres_database), lock_timeout=20, read_only=False)
+    try:
+        async with keeping(pool, MOST_CONNECTIONS) as kept:
+            many = asyncio.gather(*(process_of(kept) for _ in range(2 * MOST_CONNECTIONS)))
+            assert len(set(await asyncio.wait_for(many, 15))) <= MOST_CONNECTIONS
+    finally:
+        await pool.dispose()
 
 
 async def test_after_an_exception_it_goes_back_to_the_pool(pool: AsyncEngine) -> None:

@@ -19,6 +19,8 @@ async def _check(url: str) -> None:
     assert purposes >= {"refresh", "take fifo", "take staleness", "take prioritized", "evict uniform", "lease", "sweep"}
     bad = [f"{one.purpose}: {one.problems}\n{one.statement}\n{one.plan}" for one in found if one.problems]
     assert not bad, "\n\n".join(bad)
+    [overdue] = [one for one in found if one.purpose == "look after groups" and "leased_until <=" in one.statement]
+    assert "rb_group_leased" in "".join(overdue.plan), overdue.plan  # not a lane after the other
 
 
 async def test_plans__sqlite(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ _SQL = [
     ("take-overdue-stay", f"{_STATEMENTS}/take.py", "sum(draw.sizes.values()) and any_overdue(tx)", "sum(draw.sizes.values()) and False", "a draw that finds too little ends leases that are over"),
     ("take-damaged", f"{_STATEMENTS}/take.py", "codec.verify(row.payload)", "pass", "a damaged payload is set aside"),
     ("lease-lost-is-late", f"{_STATEMENTS}/leases.py", "if len(mine) < len(uids) and store_clock(tx) >= lease.until:", "if False:", "an acknowledgement that comes too late is refused"),
-    ("lease-never-ends", f"{_STATEMENTS}/leases.py", "if not any_overdue(tx):", "if True:", "a lease that is over comes back"),
+    ("lease-never-ends", f"{_STATEMENTS}/leases.py", "if not uids:", "if True:", "a lease that is over comes back"),
     ("move-unpinned", f"{_STATEMENTS}/steps.py", "if step.pins_staleness and step.before is not None:", "if False:", "a group that leaves its lane keeps its staleness"),
     ("move-archived-when", f"{_STATEMENTS}/steps.py", "time.time() if after.status in ASIDE and not after.leased else None", "None", "the archive knows since when"),
     ("move-without-keys", f"{_STATEMENTS}/steps.py", "if step.enters_races:", "if False:", "who comes back races from the present time"),
@@ -176,9 +176,10 @@ _SQL = [
     ("claim-of-other-epoch", f"{_STATEMENTS}/cursors.py", "if moved.epoch != tx.scope.epoch:", "if False:", "a cursor of the run before doesn't move this one"),
     ("replaced-missing", f"{_STATEMENTS}/replacing.py", "    if missing:\n        raise ConflictError", "    if False:\n        raise ConflictError", "what isn't there can't be replaced"),
     ("replaced-twice", f"{_STATEMENTS}/replacing.py", "there.pop(uid, None)", "pass", "each group is replaced once"),
-    ("isolation-default", f"{_ENGINE}/postgres_connections.py", "        isolation_level=ISOLATION,\n", "", "what waited for a lock sees what was committed meanwhile"),
+    ("isolation-default", f"{_ENGINE}/postgres.py", "(attempt, ISOLATION) as guarding", "(attempt, 'REPEATABLE READ') as guarding", "what waited for a lock sees what was committed meanwhile"),
     ("isolation-of-writes", f"{_ENGINE}/postgres.py", "BEGIN ISOLATION LEVEL {ISOLATION}", "BEGIN", "what waited for a lock sees what was committed meanwhile"),
     ("reader-writes", f"{_ENGINE}/postgres_connections.py", "update_execution_options(postgresql_readonly=True)", "update_execution_options(postgresql_readonly=False)", "a reader can't write, whatever its settings"),
+    ("connection-kept-from-others", f"{_ENGINE}/kept_connections.py", "self._waiting or self._closed", "self._closed", "who waits for a connection has the next one"),
     ("row-too-large", f"{_ENGINE}/sizes.py", "(size := self._size(list(values))) > self.nbytes", "(size := 0) > self.nbytes", "what is larger than a row isn't sent"),
     ("lease-wall-clock", f"{_ENGINE}/even_clock.py", "return time.time() if start is None else", "return time.time() if True else", "leases pass evenly, though the clock is set"),
     ("outage-floods", f"{_ENGINE}/outage.py", "self._silent_until = self._since + _SILENT_SECONDS", "pass", "the connection limit is spoken of once in a while"),
@@ -260,7 +261,7 @@ _WEB = [
 ]  # fmt: skip
 
 _RECORD = [
-    ("batch-of-dollars", f"{_STATEMENTS}/batches.py", '.replace("$", r"\\u0024")', "", "no name ends the literal of a batch"),
+    ("batch-of-quotes", f"{_STATEMENTS}/batches.py", """.replace("'", "''")""", "", "no name ends the literal of a batch"),
     ("batch-stays-undone", "storage/sql/tasks/delivery.py", "if taken.batch is not None:", "if False:", "a draw that nobody received is not kept"),
     ("batch-settled-twice", f"{_STATEMENTS}/leases.py", "settle(tx, lease.token, len(mine))", "settle(tx, lease.token, len(uids))", "what was acknowledged before is passed over"),
     ("holder-stays", f"{_STATEMENTS}/steps.py", '"leased_until": None, "holder": None}', '"leased_until": None}', "a group that came back has no holder"),

@@ -21,6 +21,7 @@ class KeptConnections:
         self._pool = pool
         self._most = most
         self._idle: list[AsyncConnection] = []
+        self._waiting = 0  # for a connection of the pool
         self._closed = False
 
     def __len__(self) -> int:
@@ -29,7 +30,7 @@ class KeptConnections:
     @asynccontextmanager
     async def connection(self, level: IsolationLevel) -> AsyncIterator[AsyncConnection]:
         """Yield a connection outside any transaction, with this isolation level. Not kept after an exception."""
-        connection = await self._next()
+        connection = await self.take()
         kept = False
         try:
             if connection.sync_connection.get_execution_options().get("isolation_level") != level:  # type: ignore[union-attr]
@@ -37,20 +38,25 @@ class KeptConnections:
             yield connection
             if connection.in_transaction():  # as SQLAlchemy sees it: of statements that began none
                 await connection.rollback()
-            kept = len(self._idle) < self._most and not self._closed and not connection.invalidated
+            kept = len(self._idle) < self._most and not (self._waiting or self._closed or connection.invalidated)
         finally:
             if kept:
                 self._idle.append(connection)
             else:
                 await asyncio.shield(connection.close())
 
-    async def _next(self) -> AsyncConnection:
+    async def take(self) -> AsyncConnection:
+        """Return a connection that the caller closes."""
         while self._idle:
             connection = self._idle.pop()
             if not (await connection.get_raw_connection()).driver_connection.is_closed():  # type: ignore[union-attr]
                 return connection
             await connection.close()
-        return await self._pool.connect()
+        self._waiting += 1
+        try:
+            return await self._pool.connect()
+        finally:
+            self._waiting -= 1
 
     async def close(self) -> None:
         """Close them, and those in use at their end."""

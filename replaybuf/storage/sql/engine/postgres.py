@@ -277,7 +277,7 @@ class PostgresEngine(Engine):
     async def connect(self) -> AsyncConnection:
         """Return a separate connection, to be closed by the caller."""
         with translated(self.url, self.lock_timeout):
-            return await self.pool.connect().start()
+            return await self.kept.take()
 
     async def dispose(self) -> None:
         await self.kept.close()

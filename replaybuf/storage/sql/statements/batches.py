@@ -58,7 +58,7 @@ def add_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int |
         max(uids),
     )
     if tx.dialect.is_remote:
-        tx.finish(_insertion(dict(zip(_NAMES, (*values, members), strict=True))))
+        tx.finish(_insertion(values, members))
     else:
         tx.fetch(_INSERT, *values, _json(members))
     return drawn
@@ -96,12 +96,18 @@ def _json(value: Any) -> str:
     return to_json(value, inf_nan_mode="null").decode()
 
 
-def _insertion(values: dict[str, Any]) -> str:
-    """Return the statement that inserts a batch, with its values, in which nothing can end the literal."""
-    literal = _json(values).replace("$", r"\u0024")
-    columns = ", ".join(_NAMES)
-    record = f"jsonb_populate_record(NULL::rb_batch, $rb${literal}$rb$::jsonb)"
-    return f"INSERT INTO rb_batch ({columns}) SELECT {columns} FROM {record}"  # noqa: S608
+def _insertion(values: Sequence[str | float | None], members: Sequence[tuple[Any, ...]]) -> str:
+    """Return the statement that inserts a batch, with its values."""
+    listed = ", ".join((*map(_literal, values), _literal(_json(members))))
+    return f"INSERT INTO rb_batch ({', '.join(_NAMES)}) VALUES ({listed})"  # noqa: S608
+
+
+def _literal(value: str | float | None) -> str:
+    """Return a text or a finite number in SQL; nothing in a text can end it."""
+    if isinstance(value, str):
+        escaped = value.replace("\\", r"\\").replace("'", "''")
+        return f"E'{escaped}'"
+    return "NULL" if value is None else repr(value)
 
 
 _NAMES = tuple(column.name for column in batch.columns if column.name != "id")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Select, bindparam, select
+from sqlalchemy import Select, bindparam, exists, select
 
 from replaybuf.rules import transitions
 from replaybuf.storage.presence import EventKind
@@ -90,11 +90,11 @@ def end_leases(tx: Transaction, *, wait: bool = False) -> int:
 
     With `wait` those that another transaction is giving back are back, too, when this returns.
     """
-    if not any_overdue(tx):
+    now, limits = store_clock(tx), tx.scope.rules.limits
+    uids = [uid for (uid,) in tx.fetch(_OVERDUE, now, tx.scope.buffer)]
+    if not uids:
         return 0
-    limits = tx.scope.rules.limits
-    overdue = group.c.leased_until <= store_clock(tx)
-    rows = read_rows(tx, overdue, skip_locked=not wait)
+    rows = read_rows(tx, uid_in(tx, uids), group.c.leased_until <= now, skip_locked=not wait)
     move(tx, rows, lambda row: transitions.lapsed(row, limits))
     _note_returned(tx, EventKind.LEASE_LAPSED, rows)
     return len(rows)
@@ -109,20 +109,16 @@ def _note_returned(tx: Transaction, kind: EventKind, rows: Sequence[GroupRow], r
 
 def any_overdue(tx: Transaction) -> bool:
     """Return whether any lease of the buffer has expired."""
-    return bool(tx.fetch(_OVERDUE, store_clock(tx), tx.scope.buffer))
+    return bool(tx.fetch(_ANY_OVERDUE, store_clock(tx), tx.scope.buffer))
 
 
-_OVERDUE = Prepared(
-    lambda _: (
-        select(group.c.uid)
-        .select_from(group.join(lane, lane.c.id == group.c.lane))
-        .where(group.c.leased_until <= bindparam("now", type_=group.c.leased_until.type))
-        .where(lane.c.buffer == bindparam("buffer"))
-        .limit(1)
-    ),
-    "now",
-    "buffer",
+# The lane is looked up for each group: joined with it, SQLite reads all groups of the buffer, lane by lane.
+_overdue = select(group.c.uid).where(
+    group.c.leased_until <= bindparam("now", type_=group.c.leased_until.type),
+    exists().where(lane.c.id == group.c.lane, lane.c.buffer == bindparam("buffer")),
 )
+_OVERDUE = Prepared(lambda _: _overdue, "now", "buffer")
+_ANY_OVERDUE = Prepared(lambda _: _overdue.limit(1), "now", "buffer")
 
 
 def return_all(tx: Transaction) -> int:
