@@ -34,11 +34,11 @@ async def _train(ledger: Ledger, url: str, policy: str) -> None:
     async with build(url, **POLICIES[policy]) as buffer:
         prompts = PromptLedger(buffer, range(15), TASK, epochs=2, make_group=_prompt)
         kept = await buffer.checkpoints()
-        first = 1
         if kept:
             await buffer.restore(kept[-1].step)
-            first = kept[-1].step + 1
-        for step in range(first, STEPS + 1):
+        else:
+            await buffer.checkpoint(0)  # so that whoever dies in the first steps leaves something to go back to
+        for step in range(kept[-1].step + 1 if kept else 1, STEPS + 1):
             await _step(ledger, buffer, step, prompts if policy == "prompts" else None)
             if step % 2 == 0:
                 await buffer.checkpoint(step)

@@ -34,8 +34,9 @@ def select_matching(tx: Transaction, query: Node, *columns: Any) -> Select[Any]:
 
 
 def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[tuple[int, int]]:
-    """Return the uids of the groups that match, in order, each with the size of its payload in bytes."""
-    return [(uid, size) for uid, size in tx.execute(finding(tx, query, order, limit))]
+    """Return the uids of the groups that match, in order, each with the size of its payload in bytes (0 if damaged)."""
+    found = tx.execute(finding(tx, query, order, limit))
+    return [(uid, size if type(size) is int else 0) for uid, size in found]
 
 
 def finding(tx: Transaction, query: Node, order: Order, limit: int | None) -> Select[Any]:
