@@ -25,7 +25,7 @@ from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
 from replaybuf.storage.sql.statements.encoded import EncodedGroup, check_size, describe
 from replaybuf.storage.sql.statements.fence import check_fence, join
 from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes
-from replaybuf.storage.sql.statements.put import group_row, insert_groups, payload_row
+from replaybuf.storage.sql.statements.new_rows import group_row, insert_groups, payload_row
 from replaybuf.storage.sql.statements.put_keys import scoped_key
 from replaybuf.storage.sql.statements.race_keys import new_keys
 from replaybuf.storage.sql.statements.rows import GroupRow

@@ -1,36 +1,30 @@
-"""Putting in one statement, where each statement is a round trip: groups that no stored group has to leave for.
+"""Putting in one statement, where each statement is a round trip: groups that replace none and always have room.
 
 The statement is made from what this process knows of the lanes, and stores nothing if they have changed since, or if
-the buffer was restored: the groups are then put as in `put`, in the same transaction.
+the buffer was restored: the groups are then put as in `put`, in the same transaction. What they evict leaves after it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Column, text
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import text
 
 from replaybuf.rules import transitions
 from replaybuf.storage.sql.engine.identity import MARK
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group
-from replaybuf.storage.sql.statements.counts import Counts, add_step
+from replaybuf.storage.sql.schema.tables import group, payload
+from replaybuf.storage.sql.statements import row_arrays
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks
 from replaybuf.storage.sql.statements.encoded import EncodedGroup, most_bytes
+from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
-from replaybuf.storage.sql.statements.put import Outcome, group_row, insert_payloads, payload_row, put_groups
-
-#: The most bytes of all rows that are put like this.
-MOST_BYTES = 64 << 20
-#: More bytes of payloads than these come after the statement: they are then sent quicker, and the puts that follow
-#: needn't wait for them to have their uids.
-MOST_PAYLOADS = 1 << 19
+from replaybuf.storage.sql.statements.new_rows import group_row, insert_payloads, payload_row
+from replaybuf.storage.sql.statements.put import Outcome, put_groups
 
 
 @dataclass(slots=True)
@@ -57,20 +51,24 @@ def put_behind_fence(tx: Transaction, batch: Batch, known: KnownLanes) -> list[O
             return stored
     check_fence(tx)
     outcomes = put_groups(tx, batch.groups)
-    known |= find_lanes(tx, names)
+    changed = [name for name in names if name not in known or not known[name].clocks]  # others need more, as always
+    if changed:
+        known |= find_lanes(tx, changed)
     return outcomes
 
 
 def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool:
-    """Return whether nothing has to leave, to be refused or to be locked for these groups."""
+    """Return whether nothing has to be replaced, refused or locked before these groups are stored."""
     limits = tx.scope.rules.limits
-    if limits.slows_puts or limits.capacity is not None:
+    if limits.slows_puts:
         return False
     news = [one.group for one in groups]
     if any(new.key or new.replaces or new.stays_leased for new in news):
         return False
+    if limits.capacity is not None and any(new.dropped is not None for new in news):
+        return False  # who leaves for whom is told
     tags = sum(len(str(new.tags)) for new in news if new.tags)
-    most = min(MOST_BYTES, tx.dialect.row_limit(tx.connection).nbytes)
+    most = min(row_arrays.MOST_BYTES, tx.dialect.row_limit(tx.connection).nbytes)
     return sum(map(most_bytes, groups)) + 4 * tags <= most
 
 
@@ -84,7 +82,9 @@ def _store(tx: Transaction, batch: Batch, lanes: KnownLanes) -> list[Outcome]:
     groups, counts = batch.groups, Counts()
     for (task, status), n in Counter((one.group.task_name, one.group.status) for one in groups).items():
         add_step(counts, lanes, task, transitions.put(status), n)
-    apart = sum(len(one.payload) for one in groups) > MOST_PAYLOADS
+    payloads = [payload_row(0, one) for one in groups]
+    # Others come after the statement, and the puts that follow needn't wait for them to have their uids.
+    together = row_arrays.are_light(payloads)
     values = [
         tx.scope.buffer,
         tx.scope.epoch,
@@ -94,73 +94,39 @@ def _store(tx: Transaction, batch: Batch, lanes: KnownLanes) -> list[Outcome]:
         [home.step for home in lanes.values()],
         len(groups),
         batch.uids,
-        *_groups(groups, lanes),
+        *row_arrays.of_groups([group_row(0, one, None, lanes, {}, None) for one in groups], _MADE_GROUPS),
         [lane_id for lane_id, _ in counts],
         [name.value for _, name in counts],
         list(counts.values()),
     ]
-    rows = tx.fetch_marking(_PUT_APART, *values) if apart else tx.fetch_marking(_PUT, *values, *_payloads(groups))
+    if together:
+        rows = tx.fetch_marking(_PUT, *values, *row_arrays.of_payloads(payloads)[1:])
+    else:
+        rows = tx.fetch_marking(_PUT_APART, *values)
     if not rows:
         return []
     batch.uids = uids = list(rows[0][0])
     batch.reserved()
-    if apart:
-        insert_payloads(tx, [payload_row(uid, one) for uid, one in zip(uids, groups, strict=True)])
+    if not together:
+        insert_payloads(tx, [(uid, *row[1:]) for uid, row in zip(uids, payloads, strict=True)])
+    if tx.scope.rules.limits.capacity is not None:
+        _evict(tx, {one.group.task_name for one in groups})
     return list(uids)
 
 
-def _payloads(groups: Sequence[EncodedGroup]) -> list[list[Any] | None]:
-    """Return the columns of `rb_payload` but the uids."""
-    return _columns(payload_row(0, one) for one in groups)[1:]
+def _evict(tx: Transaction, tasks: Collection[str]) -> None:
+    """Evict for groups that are stored and counted: others who evict see them once this is committed, and wait."""
+    lock_tasks(tx, tasks)
+    counts: Counts = Counter()
+    evict(tx, tasks, counts)
+    add_counts(tx, counts)
 
 
-def _groups(groups: Sequence[EncodedGroup], lanes: KnownLanes) -> list[list[Any] | None]:
-    """Return the columns of `rb_group` but those that the statement makes."""
-    rows = (group_row(0, one, None, lanes, {}, None) for one in groups)
-    columns = dict(zip(group.columns.keys(), _columns(rows), strict=True))
-    for name in _SHARED:
-        values = columns[name]
-        if values is not None and values.count(values[0]) == len(values):
-            columns[name] = values[:1]
-    return [values for name, values in columns.items() if name not in _MADE]
+# The statement.
 
-
-def _columns(rows: Iterable[Sequence[Any]]) -> list[list[Any] | None]:
-    """Return the columns of rows, None for those without a value: asyncpg takes its time for each value of an array."""
-    columns = list(zip(*rows, strict=True))
-    empty = (None,) * len(columns[0])
-    return [None if column == empty else list(column) for column in columns]
-
-
-# The statement. Rows come as an array for each column, or NULL, which is unnested to as many. They are unnested in a
-# SELECT's list and not in its FROM, where PostgreSQL would write large ones to a file first.
-
-#: Columns that the statement makes.
-_MADE = {"uid": "unnest(uids)", "ticket": "unnest(uids) - shift"}
-#: Columns of which one value stands for all groups: nearly always they have the same.
-_SHARED = ("worker", "put_step")
-_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
-
-
-def _value(column: Column[Any]) -> str:
-    kind, _, _ = ARRAY(column.type).compile(dialect=_DIALECT).partition(" COLLATE")
-    values = f"CAST(:group_{column.name} AS {kind})"
-    if column.name in _SHARED:
-        same = f"array_fill(({values})[1], ARRAY[CAST(:count AS int)])"
-        values = f"CASE cardinality({values}) WHEN 1 THEN {same} ELSE {values} END"
-    return _MADE.get(column.name, f"unnest({values})")
-
-
-_INSERT_GROUPS = f"""
-    INSERT INTO rb_group ({", ".join(column.name for column in group.columns)})
-    SELECT {", ".join(map(_value, group.columns))} FROM new
-"""  # noqa: S608
-_INSERT_PAYLOADS = """
-    INSERT INTO rb_payload (uid, outline, prompt, data)
-    SELECT unnest(uids), unnest(CAST(:outlines AS jsonb[])), unnest(CAST(:prompts AS text[])),
-        unnest(CAST(:payloads AS bytea[]))
-    FROM new
-"""
+#: Columns that it makes.
+_MADE_GROUPS = {"uid": "unnest(uids)", "ticket": "unnest(uids) - shift"}
+_MADE_PAYLOADS = {"uid": "unnest(uids)"}
 
 
 def _put(more: str = "") -> str:
@@ -181,7 +147,7 @@ WITH fence AS (
         ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int)))
     ) AS uids
     FROM fence, unchanged WHERE epoch = :epoch AND lanes = cardinality(CAST(:lanes AS int[]))
-), groups AS ({_INSERT_GROUPS}), counts AS (
+), groups AS ({row_arrays.insertion(group, _MADE_GROUPS, "FROM new")}), counts AS (
     INSERT INTO rb_tally AS own (lane, name, shard, amount)
     SELECT unnest(CAST(:counted AS int[])), unnest(CAST(:tallies AS varchar[])), pg_backend_pid(),
         unnest(CAST(:amounts AS bigint[]))
@@ -195,9 +161,10 @@ SELECT uids FROM new
 """  # noqa: S608
 
 
-_GROUP = [f"group_{column.name}" for column in group.columns if column.name not in _MADE]
-_PAYLOAD = ("outlines", "prompts", "payloads")
+_INSERT_PAYLOADS = row_arrays.insertion(payload, _MADE_PAYLOADS, "FROM new")
 _KNOWN = ("buffer", "epoch", "lanes", "tasks", "statuses", "steps")
-_NAMES = (*_KNOWN, "count", "uids", *_GROUP, "counted", "tallies", "amounts")
-_PUT = Prepared(lambda _: text(_put(f", payloads AS ({_INSERT_PAYLOADS})")), *_NAMES, *_PAYLOAD, *MARK)
+_ROWS = ("count", "uids", *row_arrays.names(group, _MADE_GROUPS))
+_NAMES = (*_KNOWN, *_ROWS, "counted", "tallies", "amounts")
+_PAYLOADS = row_arrays.names(payload, _MADE_PAYLOADS)
+_PUT = Prepared(lambda _: text(_put(f", payloads AS ({_INSERT_PAYLOADS})")), *_NAMES, *_PAYLOADS, *MARK)
 _PUT_APART = Prepared(lambda _: text(_put()), *_NAMES, *MARK)
