@@ -68,6 +68,10 @@ class Dialect(ABC):
         """Return the time by which leases end, in seconds since the epoch, the same for all users of the database."""
 
     @abstractmethod
+    def clock_value(self, given: ColumnElement[float]) -> ColumnElement[float]:
+        """Return the time of `clock` as a value in a statement: the server's, or the one that is `given`."""
+
+    @abstractmethod
     def start_clock(self, tx: Transaction) -> float:
         """Return the time of `clock` in a transaction that writes: it passes evenly from now on."""
 

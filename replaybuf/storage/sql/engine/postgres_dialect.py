@@ -35,7 +35,7 @@ from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.plans import PlanStep, postgres_plan
 from replaybuf.storage.sql.engine.prepared import Prepared
 from replaybuf.storage.sql.engine.sizes import RowLimit
-from replaybuf.storage.sql.schema.tables import garbage, group, payload, uid_sequence
+from replaybuf.storage.sql.schema.tables import Number, garbage, group, payload, uid_sequence
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
@@ -72,6 +72,10 @@ class PostgresDialect(Dialect):
     def clock(self, tx: Transaction) -> float:
         [(seconds,)] = tx.fetch(_CLOCK)
         return float(seconds)
+
+    def clock_value(self, given: ColumnElement[float]) -> ColumnElement[float]:
+        # A value of its own: no index can be used with a function that may change while it is.
+        return func.coalesce(given, cast(_NOW.scalar_subquery(), Number))
 
     def start_clock(self, tx: Transaction) -> float:
         return self.clock(tx)
@@ -131,7 +135,8 @@ class PostgresDialect(Dialect):
         return set(connection.execute(text(query)).scalars())
 
 
-_CLOCK = Prepared(lambda _: select(func.extract("epoch", func.clock_timestamp())))
+_NOW = select(func.extract("epoch", func.clock_timestamp()))
+_CLOCK = Prepared(lambda _: _NOW)
 _series = func.generate_series(1, bindparam("count", type_=Integer)).table_valued("n")
 _NEXT_UIDS = Prepared(lambda _: select(uid_sequence.next_value()).select_from(_series), "count")
 

@@ -72,6 +72,9 @@ class SqliteDialect(Dialect):
     def clock(self, tx: Transaction) -> float:
         return even_clock.read(tx)
 
+    def clock_value(self, given: ColumnElement[float]) -> ColumnElement[float]:
+        return given
+
     def start_clock(self, tx: Transaction) -> float:
         return even_clock.start(tx)
 

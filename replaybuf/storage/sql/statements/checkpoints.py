@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from sqlalchemy import and_, delete, exists, func, literal, select, update
+from sqlalchemy import Select, and_, delete, exists, func, literal, select, update
 
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.presence import EventKind
@@ -175,22 +175,20 @@ def forget(tx: Transaction, ids: Sequence[int]) -> None:
         tx.execute(delete(checkpoint).where(checkpoint.c.id.in_(ids)))
 
 
-def with_groups(tx: Transaction) -> list[int]:
-    """Return the checkpoints with groups, dropped ones too: one index look-up each, however many groups."""
-    numbers: list[int] = []
-    while True:
-        later = checkpoint_group.c.checkpoint > (numbers[-1] if numbers else -1)
-        number = tx.execute(select(func.min(checkpoint_group.c.checkpoint)).where(later)).scalar()
-        if number is None:
-            return numbers
-        numbers.append(number)
+def numbers_with_groups() -> Select[int]:
+    """Return the query of the checkpoints with groups, dropped ones too: an index look-up each, however many groups."""
+    number = checkpoint_group.c.checkpoint
+    found = select(func.min(number).label("number")).cte("found", recursive=True)
+    later = select(func.min(number)).where(number > found.c.number).scalar_subquery()
+    found = found.union_all(select(later).where(found.c.number.is_not(None)))
+    return select(found.c.number).where(found.c.number.is_not(None))
 
 
 def forgotten(tx: Transaction, now: float) -> dict[int, bool]:
     """Return the checkpoints to be swept, each with whether it was given up in the making: the others were dropped."""
     marks = tx.execute(select(checkpoint.c.id, silent(now))).all()
     there = {number for number, _ in marks}
-    dropped = {number: False for number in with_groups(tx) if number not in there}
+    dropped = {number: False for number in tx.execute(numbers_with_groups()).scalars() if number not in there}
     return dropped | {number: True for number, given_up in marks if given_up}
 
 
@@ -203,10 +201,11 @@ def sweep_forgotten(tx: Transaction, limit: int, now: float) -> int:
     if given_up:
         forget(tx, [number])
     ours = select(checkpoint_group.c.uid).where(checkpoint_group.c.checkpoint == number)
-    uids = list(tx.execute(ours.order_by(checkpoint_group.c.uid).limit(limit)).scalars())
-    if not uids:
+    first = ours.order_by(checkpoint_group.c.uid).limit(limit).subquery()
+    count, last = tx.execute(select(func.count(), func.max(first.c.uid))).one()
+    if not count:
         return 0  # another process was faster
-    chosen = checkpoint_group.c.checkpoint == number, checkpoint_group.c.uid.between(uids[0], uids[-1])
+    chosen = checkpoint_group.c.checkpoint == number, checkpoint_group.c.uid <= last
     other = checkpoint_group.alias("other")
     unneeded = select(checkpoint_group.c.uid, literal(now, garbage.c.removed_at.type)).where(
         *chosen,
@@ -216,4 +215,4 @@ def sweep_forgotten(tx: Transaction, limit: int, now: float) -> int:
     into = tx.dialect.insert(garbage).from_select(["uid", "removed_at"], unneeded)
     tx.execute(into.on_conflict_do_nothing())
     tx.execute(delete(checkpoint_group).where(*chosen))
-    return len(uids)
+    return int(count)

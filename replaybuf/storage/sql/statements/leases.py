@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Select, bindparam, exists, select
+from sqlalchemy import ColumnElement, Select, bindparam, exists, select
 
 from replaybuf.rules import transitions
 from replaybuf.storage.presence import EventKind
@@ -112,16 +112,18 @@ def any_overdue(tx: Transaction) -> bool:
     return bool(tx.fetch(_ANY_OVERDUE, store_clock(tx), tx.scope.buffer))
 
 
-# The lane is looked up for each group: joined with it, SQLite reads all groups of the buffer, lane by lane. In the
-# order of their index: without it, PostgreSQL reads all groups of a table that hasn't been analysed yet.
-_overdue = (
-    select(group.c.uid)
-    .where(
-        group.c.leased_until <= bindparam("now", type_=group.c.leased_until.type),
-        exists().where(lane.c.id == group.c.lane, lane.c.buffer == bindparam("buffer")),
-    )
-    .order_by(group.c.leased_until)
-)
+def overdue(now: ColumnElement[float]) -> Select[int]:
+    """Return the query of the groups of a `:buffer` whose lease has expired, the longest ago first.
+
+    The lane is looked up for each group: joined with it, SQLite reads all groups of the buffer, lane by lane. Without
+    the order, PostgreSQL reads all groups of a table that hasn't been analysed yet.
+    """
+    late = group.c.leased_until <= now
+    ours = exists().where(lane.c.id == group.c.lane, lane.c.buffer == bindparam("buffer"))
+    return select(group.c.uid).where(late, ours).order_by(group.c.leased_until)
+
+
+_overdue = overdue(bindparam("now", type_=group.c.leased_until.type))
 _OVERDUE = Prepared(lambda _: _overdue, "now", "buffer")
 _ANY_OVERDUE = Prepared(lambda _: _overdue.limit(1), "now", "buffer")
 

@@ -131,7 +131,7 @@ def size_of(tx: Transaction, checkpoint_id: int, *conditions: ColumnElement[bool
 # Who makes one
 
 
-def silent(now: float) -> ColumnElement[bool]:
+def silent(now: float | ColumnElement[float]) -> ColumnElement[bool]:
     """Return the condition for marks whose maker is gone."""
     return and_(~whole, not_(checkpoint.c.created_at.between(now - SILENT_SECONDS, now + SILENT_SECONDS)))
 

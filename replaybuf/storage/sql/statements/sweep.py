@@ -50,11 +50,6 @@ _DELETE = Prepared(lambda dialect: delete(payload).where(dialect.one_of(payload.
 _FORGET = Prepared(lambda dialect: delete(garbage).where(dialect.one_of(garbage.c.uid, "uids")), "uids")
 
 
-def any_due(tx: Transaction, removed_before: float) -> bool:
-    due = select(garbage.c.uid).where(garbage.c.removed_at <= removed_before).limit(1)
-    return tx.execute(due).first() is not None
-
-
 def forget_old(tx: Transaction) -> None:
     """Delete old outcomes of transactions, which nobody asks for any more."""
     old = int((time.time() - _KEPT_SECONDS) * 1_000_000)

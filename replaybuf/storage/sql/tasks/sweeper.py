@@ -12,16 +12,18 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.port import Engine
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.archive import any_to_prune, prune
 from replaybuf.storage.sql.statements.batches import last_beyond, prune_batches
-from replaybuf.storage.sql.statements.checkpoints import forgotten, sweep_forgotten
+from replaybuf.storage.sql.statements.checkpoints import sweep_forgotten
+from replaybuf.storage.sql.statements.chores import Chores, find_chores
 from replaybuf.storage.sql.statements.counts import merge_shards
-from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
-from replaybuf.storage.sql.statements.sweep import any_due, forget_old, sweep
+from replaybuf.storage.sql.statements.leases import end_leases
+from replaybuf.storage.sql.statements.sweep import forget_old, sweep
 from replaybuf.storage.sql.tasks.presence import Presence
 
 GRACE_SECONDS = 2.0
@@ -56,6 +58,7 @@ class Sweeper:
         self._presence = presence
         self._grace = grace
         self._limit = _FEWEST
+        self._chores = Chores()
         self._tidy_at = 0.0
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -70,10 +73,12 @@ class Sweeper:
             await self._task
 
     async def _run(self) -> None:
-        failing = False
+        failing, look_at = False, 0.0
         while not self._stopping.is_set():
             try:
-                await self.look_after_groups()
+                if time.monotonic() >= look_at:
+                    await self.look_after_groups()
+                    look_at = time.monotonic() + _IDLE_SECONDS
                 full = await self._step()
                 failing = False
             except Exception as error:  # the next sweep may succeed
@@ -86,9 +91,11 @@ class Sweeper:
                 await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)
 
     async def look_after_groups(self) -> None:
-        """End expired leases, and prune the groups that take no room."""
+        """Look for what there is to do, end expired leases, and prune the groups that take no room."""
         scope, now = self._scope, time.time()
-        if await self._engine.read(any_overdue, scope):
+        look = partial(find_chores, removed_before=now - self._grace, now=now)
+        self._chores = await self._engine.read(look, scope, brief=True, single=True)
+        if self._chores.overdue:
             returned = await self._engine.write(end_leases, scope)
             if returned:
                 self._changed()
@@ -115,21 +122,21 @@ class Sweeper:
             pruned = await self._engine.write(lambda tx: prune_batches(tx, until, _BATCHES), self._scope)
 
     async def _step(self) -> bool:
-        """Run one small sweep; return whether more is waiting."""
+        """Run one small sweep of each kind that is due; return whether more is waiting."""
         now = time.time()
         cutoff = now - self._grace
-        due, left = await self._engine.read(lambda tx: (any_due(tx, cutoff), bool(forgotten(tx, now))))
-        full = False
-        if due:
-            full = await self._sweep(lambda tx, limit: sweep(tx, cutoff, limit))
-        if left:
-            await self._sweep(lambda tx, limit: sweep_forgotten(tx, limit * _NARROW, now))
-        return full or left
+        due = dropped = False
+        if self._chores.due:
+            due = await self._sweep(lambda tx, limit: sweep(tx, cutoff, limit) == limit)
+        if self._chores.dropped:
+            dropped = await self._sweep(lambda tx, limit: sweep_forgotten(tx, limit * _NARROW, now) > 0)
+        self._chores = Chores(due=due, dropped=dropped)
+        return due or dropped
 
-    async def _sweep(self, work: Callable[[Transaction, int], int]) -> bool:
+    async def _sweep(self, work: Callable[[Transaction, int], bool]) -> bool:
         """Sweep for a moment; return whether more is left."""
         limit, started = self._limit, time.monotonic()
-        swept = await self._engine.write(lambda tx: work(tx, limit))
+        more = await self._engine.write(lambda tx: work(tx, limit))
         elapsed = time.monotonic() - started
         self._limit = max(_FEWEST, limit // 2) if elapsed > _LONGEST_SECONDS else min(512, limit * 2)
-        return swept == limit
+        return more

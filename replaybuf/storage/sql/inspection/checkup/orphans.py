@@ -13,7 +13,7 @@ from replaybuf.rollouts.status import Status
 from replaybuf.rules.tallies import Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, group, lane, payload
-from replaybuf.storage.sql.statements.checkpoints import with_groups
+from replaybuf.storage.sql.statements.checkpoints import numbers_with_groups
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import add_counts
 from replaybuf.storage.sql.statements.lanes import Lane, need_lane
@@ -148,7 +148,7 @@ def put_bare_aside(tx: Transaction) -> Aside:
 
 def _leaked(tx: Transaction) -> Select[tuple[int]]:
     """Return the query for unneeded payloads that the sweep misses. (It gets to those of dropped checkpoints.)"""
-    numbers = with_groups(tx)
+    numbers = list(tx.execute(numbers_with_groups()).scalars())
     unknown = (
         ~exists().where(group.c.uid == payload.c.uid),
         ~exists().where(garbage.c.uid == payload.c.uid),
