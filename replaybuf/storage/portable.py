@@ -15,7 +15,7 @@ from typing import Any
 from replaybuf.errors import NotEmptyError, SnapshotMismatchError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.race import KEYS, Clock
-from replaybuf.rules.tallies import Tally
+from replaybuf.rules.tallies import LaneName, Tally
 from replaybuf.storage.values import Cursor, StorageItem
 
 FORMAT = "replaybuf-state-3"
@@ -41,7 +41,7 @@ class StoredGroup:
 
 @dataclass(slots=True)
 class State:
-    """Everything in a store: groups, the next uid and ticket, the tallies, the races that are run, the cursors."""
+    """Everything in a store: groups, the next uid and ticket, tallies, races that are run, cursors, train steps."""
 
     groups: list[StoredGroup]
     next_uid: int
@@ -49,6 +49,7 @@ class State:
     clocks: dict[tuple[str, Status, str], Clock]
     next_ticket: int
     cursors: list[Cursor]
+    steps: dict[LaneName, int] = field(default_factory=dict)
 
 
 def pack_state(state: State) -> dict[str, Any]:
@@ -73,6 +74,7 @@ def pack_state(state: State) -> dict[str, Any]:
             if (task, status) in lanes
         ),
         "cursors": sorted([one.name, one.version, one.position, one.value] for one in state.cursors),
+        "steps": sorted([task, str(status), step] for (task, status), step in state.steps.items()),
     }
 
 
@@ -95,6 +97,9 @@ def unpack_state(state: dict[str, Any]) -> State:
                 Cursor(str(name), int(version), int(position), bytes(value))
                 for name, version, position, value in state["cursors"]
             ],
+            steps={  # states of older versions have none
+                (str(task), Status(status)): int(step) for task, status, step in state.get("steps", ())
+            },
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SnapshotMismatchError(f"the state dict is incomplete or damaged: {error!r}") from error

@@ -243,6 +243,24 @@ async def test_what_was_committed_is_not_done_again(buffer: ReplayBuffer, proxy:
     assert said[1][1].startswith("connected to postgresql://")
 
 
+async def test_puts_that_are_repeated_after_a_crash_take_no_uids_of_later_ones(
+    buffer: ReplayBuffer, proxy: Proxy, postgres_database: str
+) -> None:
+    """A crash of the server sets the sequence back to the last number that was committed."""
+    await fill(buffer, 2)  # what follows is put in one statement
+    await all_told(buffer)
+
+    async def crash(link: Link) -> bool:
+        await asyncio.to_thread(execute, postgres_database, "SELECT setval('rb_uid', (SELECT max(uid) FROM rb_group))")
+        await proxy.end_process(link)
+        return False
+
+    proxy.fault = once(crash, at=is_commit)
+    await fill(buffer, 20, first=2)
+    await buffer.put(group(22), TASK)
+    assert sorted([item.uid async for item in buffer.find({})]) == list(range(1, 24))
+
+
 @pytest.mark.parametrize("arrives", [True, False])
 async def test_a_commit_whose_answer_never_comes_is_found_out(
     postgres_database: str, proxy: Proxy, arrives: bool

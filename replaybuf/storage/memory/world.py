@@ -97,7 +97,8 @@ def state_of(world: World, next_uid: int) -> State:
         )
         for uid in groups.table.select(_ALL)
     ]
-    return State(stored, next_uid, groups.tallies, races.clocks, world.next_ticket, list(world.cursors.values()))
+    cursors = list(world.cursors.values())
+    return State(stored, next_uid, groups.tallies, races.clocks, world.next_ticket, cursors, groups.steps)
 
 
 def load(groups: Groups, state: State) -> None:
@@ -114,3 +115,4 @@ def load(groups: Groups, state: State) -> None:
             groups.archived_at[uid] = group.archived_at
     groups.races.load(state.clocks, {(one.item.task_name, one.item.status) for one in state.groups})
     groups.tallies = Counter(state.tallies)
+    groups.steps = dict(state.steps)

@@ -24,7 +24,7 @@ from replaybuf.storage.sql.statements.counts import add_counts, read_tallies
 from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
 from replaybuf.storage.sql.statements.encoded import EncodedGroup, check_size, describe
 from replaybuf.storage.sql.statements.fence import check_fence, join
-from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes
+from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.new_rows import group_row, insert_groups, payload_row
 from replaybuf.storage.sql.statements.put_keys import scoped_key
 from replaybuf.storage.sql.statements.race_keys import new_keys
@@ -48,7 +48,8 @@ def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
     clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
     next_uid = tx.dialect.last_uid(tx.connection) + 1
     join(tx)
-    return pack_state(State(groups, next_uid, tallies, clocks, next_ticket(tx), read_cursors(tx)))
+    steps = {name: one.step for name, one in homes.items() if one.step is not None}
+    return pack_state(State(groups, next_uid, tallies, clocks, next_ticket(tx), read_cursors(tx), steps))
 
 
 def _all_groups(tx: Transaction) -> Any:
@@ -89,7 +90,7 @@ def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:
     make_room(tx)
     shift = free_shift(tx, loaded.next_uid - 1)
     names = {(one.item.task_name, one.item.status) for one in loaded.groups}
-    names |= {(task, status) for task, status, _ in (*loaded.tallies, *loaded.clocks)}
+    names |= {(task, status) for task, status, _ in (*loaded.tallies, *loaded.clocks)} | loaded.steps.keys()
     lanes = need_lanes(tx, names)
     used = {(one.item.task_name, one.item.status) for one in loaded.groups}
     used |= {(task, status) for task, status, _ in loaded.clocks}
@@ -111,6 +112,7 @@ def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:
     raise_uid(tx, loaded.next_uid - 1 + shift)
     set_next_ticket(tx, loaded.next_ticket)
     write_cursors(tx, loaded.cursors)
+    _set_steps(tx, {lanes[name].id: step for name, step in loaded.steps.items()})
 
 
 def _rest(one: StoredGroup) -> dict[str, Any]:
@@ -126,6 +128,12 @@ def _rest(one: StoredGroup) -> dict[str, Any]:
         UNIFORM: one.keys.get(UNIFORM),
         PRIORITIZED: one.keys.get(PRIORITIZED),
     }
+
+
+def _set_steps(tx: Transaction, steps: dict[int, int]) -> None:
+    """Set the train steps of the lanes, and of no others; the staleness of their groups is pinned."""
+    tx.execute(update(lane).where(tx.scope.lanes).values(step=None))
+    start_steps(tx, steps)
 
 
 def _set_clocks(tx: Transaction, lanes: dict[LaneName, Lane], clocks: dict[tuple[str, Status, str], Clock]) -> None:

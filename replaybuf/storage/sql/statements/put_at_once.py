@@ -29,11 +29,13 @@ from replaybuf.storage.sql.statements.put import Outcome, put_groups
 
 @dataclass(slots=True)
 class Batch:
-    """Groups to be put together; `reserved()` is called once they have their uids, which they keep in a repetition."""
+    """Groups to be put together; `reserved()` is called once they have their uids.
+
+    A repetition has others: after a crash, PostgreSQL may have given those to somebody else.
+    """
 
     groups: Sequence[EncodedGroup]
     reserved: Callable[[], object]
-    uids: list[int] | None = None
 
 
 def put_behind_fence(tx: Transaction, batch: Batch, known: KnownLanes) -> list[Outcome]:
@@ -93,7 +95,6 @@ def _store(tx: Transaction, batch: Batch, lanes: KnownLanes) -> list[Outcome]:
         [home.status.value for home in lanes.values()],
         [home.step for home in lanes.values()],
         len(groups),
-        batch.uids,
         *row_arrays.of_groups([group_row(0, one, None, lanes, {}, None) for one in groups], _MADE_GROUPS),
         [lane_id for lane_id, _ in counts],
         [name.value for _, name in counts],
@@ -105,7 +106,7 @@ def _store(tx: Transaction, batch: Batch, lanes: KnownLanes) -> list[Outcome]:
         rows = tx.fetch_marking(_PUT_APART, *values)
     if not rows:
         return []
-    batch.uids = uids = list(rows[0][0])
+    uids = list(rows[0][0])
     batch.reserved()
     if not together:
         insert_payloads(tx, [(uid, *row[1:]) for uid, row in zip(uids, payloads, strict=True)])
@@ -142,10 +143,7 @@ WITH fence AS (
     WHERE buffer = CAST(:buffer AS varchar) AND rb_lane.step IS NOT DISTINCT FROM known.step
         AND uniform_clock IS NULL AND prioritized_clock IS NULL
 ), new AS (
-    SELECT shift, coalesce(
-        CAST(:uids AS bigint[]),
-        ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int)))
-    ) AS uids
+    SELECT shift, ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int))) AS uids
     FROM fence, unchanged WHERE epoch = :epoch AND lanes = cardinality(CAST(:lanes AS int[]))
 ), groups AS ({row_arrays.insertion(group, _MADE_GROUPS, "FROM new")}), counts AS (
     INSERT INTO rb_tally AS own (lane, name, shard, amount)
@@ -163,7 +161,7 @@ SELECT uids FROM new
 
 _INSERT_PAYLOADS = row_arrays.insertion(payload, _MADE_PAYLOADS, "FROM new")
 _KNOWN = ("buffer", "epoch", "lanes", "tasks", "statuses", "steps")
-_ROWS = ("count", "uids", *row_arrays.names(group, _MADE_GROUPS))
+_ROWS = ("count", *row_arrays.names(group, _MADE_GROUPS))
 _NAMES = (*_KNOWN, *_ROWS, "counted", "tallies", "amounts")
 _PAYLOADS = row_arrays.names(payload, _MADE_PAYLOADS)
 _PUT = Prepared(lambda _: text(_put(f", payloads AS ({_INSERT_PAYLOADS})")), *_NAMES, *_PAYLOADS, *MARK)
