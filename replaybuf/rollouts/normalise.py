@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
@@ -24,9 +27,31 @@ from replaybuf.rollouts.staleness import (
     reset_response,
 )
 
-# Longer lists of tokens are processed in another thread, to keep the event loop free.
+# Longer lists of tokens are processed in another thread, and arrays in several turns, to keep the event loop free.
 _MANY_TOKENS = 10_000
-_turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = weakref.WeakKeyDictionary()
+
+
+class Turns:
+    """How the puts of one event loop share its thread with whatever else is ready to run there."""
+
+    #: For how long puts that begin together may compute before the others have their turn.
+    SECONDS = 0.003
+
+    def __init__(self) -> None:
+        self.in_thread = asyncio.Lock()
+        self._until: float | None = None
+
+    async def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Return when there is time left in the present turn of the loop."""
+        while self._until is not None and time.perf_counter() > self._until:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        if self._until is None:
+            self._until = time.perf_counter() + self.SECONDS
+            loop.call_soon(self._end)
+
+    def _end(self) -> None:
+        self._until = None
 
 
 def as_group(items: Any) -> list[Any]:
@@ -70,11 +95,16 @@ async def normalise(
         rule.token_stale_threshold is not None,
     )
     rollout_type.require_all(rollouts, features)
-    if _count_tokens(rollouts, rollout_type) < _MANY_TOKENS:
-        return _normalise(rollouts, rollout_type, model_step, train_step, rule, said)
-    # One at a time: each thread that computes holds up the event loop for some milliseconds, in turn with the others.
-    async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-        return await asyncio.to_thread(_normalise, rollouts, rollout_type, model_step, train_step, rule, said)
+    listed, tokens = _count_tokens(rollouts, rollout_type)
+    if tokens >= _MANY_TOKENS:
+        loop = asyncio.get_running_loop()
+        turns = _loops.get(loop) or _loops.setdefault(loop, Turns())
+        if listed >= _MANY_TOKENS:
+            # One at a time: each thread that computes holds up the loop for some milliseconds, in turn with the others.
+            async with turns.in_thread:
+                return await asyncio.to_thread(_normalise, rollouts, rollout_type, model_step, train_step, rule, said)
+        await turns.begin(loop)
+    return _normalise(rollouts, rollout_type, model_step, train_step, rule, said)
 
 
 @lru_cache
@@ -157,14 +187,16 @@ def _mask(rollouts: Sequence[Any], kind: RolloutType, rule: ExpiryRule, train_st
     mask_stale_tokens(rollouts, through, kind)
 
 
-def _count_tokens(rollouts: Sequence[Any], kind: RolloutType) -> int:
-    """Return the number of response tokens in the group, as far as it can be determined."""
-    count = 0
+def _count_tokens(rollouts: Sequence[Any], kind: RolloutType) -> tuple[int, int]:
+    """Return the number of response tokens in lists, and of all, as far as it can be determined."""
+    listed = others = 0
     for rollout in rollouts:
         tokens = kind.get(rollout, "response_ids")
         if isinstance(tokens, (list, tuple)):
-            count += len(tokens)
-    return count
+            listed += len(tokens)
+        elif isinstance(tokens, np.ndarray):
+            others += tokens.size
+    return listed, listed + others
 
 
 def _status_of(rollouts: Sequence[Any], kind: RolloutType) -> Status:
