@@ -77,7 +77,6 @@ def _open(url: str) -> tuple[float, float]:
     import asyncpg  # noqa: F401
 
     import replaybuf.storage.sql.backend  # noqa: F401
-
     from replaybuf import ReplayBufferConfig
 
     imported = time.perf_counter()
