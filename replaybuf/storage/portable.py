@@ -49,7 +49,7 @@ class State:
     clocks: dict[tuple[str, Status, str], Clock]
     next_ticket: int
     cursors: list[Cursor]
-    steps: dict[LaneName, int] = field(default_factory=dict)
+    steps: dict[LaneName, int]
 
 
 def pack_state(state: State) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row
         insert_payloads(tx, payloads)
     elif row_arrays.are_light(payloads):
         metadata = row_arrays.of_groups(groups)
-        tx.fetch(row_arrays.INSERT_BOTH, *metadata, len(groups), *row_arrays.of_payloads(payloads))
+        tx.fetch(row_arrays.INSERT_BOTH, *metadata, len(groups), *row_arrays.columns(payloads))
     else:
         tx.fetch(row_arrays.INSERT_GROUPS, *row_arrays.of_groups(groups), len(groups))
         insert_payloads(tx, payloads)

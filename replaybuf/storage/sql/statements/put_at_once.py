@@ -101,7 +101,7 @@ def _store(tx: Transaction, batch: Batch, lanes: KnownLanes) -> list[Outcome]:
         list(counts.values()),
     ]
     if together:
-        rows = tx.fetch_marking(_PUT, *values, *row_arrays.of_payloads(payloads)[1:])
+        rows = tx.fetch_marking(_PUT, *values, *row_arrays.columns(payloads)[1:])
     else:
         rows = tx.fetch_marking(_PUT_APART, *values)
     if not rows:

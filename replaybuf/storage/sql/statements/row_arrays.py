@@ -7,7 +7,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -29,28 +29,23 @@ _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 Arrays = list[list[Any] | None]
 
 
-def of_groups(rows: Sequence[Row], without: Mapping[str, str] | None = None) -> Arrays:
-    """Return the columns of rows of `rb_group`, but for those `without`."""
-    columns = dict(zip(group.columns.keys(), _columns(rows), strict=True))
-    for name in _SHARED:
-        values = columns[name]
-        if values is not None and values.count(values[0]) == len(values):
-            columns[name] = values[:1]
-    return [values for name, values in columns.items() if name not in (without or {})]
-
-
-def of_payloads(rows: Sequence[Row]) -> Arrays:
-    """Return the columns of rows of `rb_payload`."""
-    return _columns(rows)
-
-
-def _columns(rows: Sequence[Row]) -> Arrays:
-    columns = list(zip(*rows, strict=True))
+def columns(rows: Sequence[Row]) -> Arrays:
+    """Return the columns of rows, None for those without a value."""
     empty = (None,) * len(rows)
-    return [None if column == empty else list(column) for column in columns]
+    return [None if column == empty else list(column) for column in zip(*rows, strict=True)]
 
 
-def names(table: Table, without: Mapping[str, str]) -> list[str]:
+def of_groups(rows: Sequence[Row], without: Container[str] = ()) -> Arrays:
+    """Return the columns of rows of `rb_group`, but for those `without`, with one value for all where they share it."""
+    arrays = dict(zip(group.columns.keys(), columns(rows), strict=True))
+    for name in _SHARED:
+        values = arrays[name]
+        if values is not None and values.count(values[0]) == len(values):
+            arrays[name] = values[:1]
+    return [values for name, values in arrays.items() if name not in without]
+
+
+def names(table: Table, without: Container[str] = ()) -> list[str]:
     """Return the names of the parameters for the columns of a table, but for those `without`."""
     return [f"{table.name}_{column.name}" for column in table.columns if column.name not in without]
 
@@ -93,8 +88,6 @@ _TEXTS = [
     place for place, column in enumerate(group.columns) if column.name in ("marks", "tags", "scoped_key", "error")
 ]
 _GROUPS = insertion(group, {})
-_NAMES = (*names(group, {}), "count")
+_NAMES = (*names(group), "count")
 INSERT_GROUPS = Prepared(lambda _: text(_GROUPS), *_NAMES)
-INSERT_BOTH = Prepared(
-    lambda _: text(f"WITH groups AS ({_GROUPS}) {insertion(payload, {})}"), *_NAMES, *names(payload, {})
-)
+INSERT_BOTH = Prepared(lambda _: text(f"WITH groups AS ({_GROUPS}) {insertion(payload, {})}"), *_NAMES, *names(payload))
