@@ -1,4 +1,6 @@
-"""Who did what, and when: batches, workers, waiters, events, history; groups know who made and who holds them."""
+"""Who did what, and when: batches, workers, waiters, events, history; groups know who made and who holds them.
+
+Payloads are vacuumed without pauses on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -30,6 +32,8 @@ def upgrade() -> None:
     _create_events()
     info = sa.table("rb_info", sa.column("name"), sa.column("value"))
     op.execute(info.insert().values(name="identity", value=uuid.uuid4().hex))
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("ALTER TABLE rb_payload SET (autovacuum_vacuum_cost_delay=0, toast.autovacuum_vacuum_cost_delay=0)")
 
 
 def _create_batches() -> None:
