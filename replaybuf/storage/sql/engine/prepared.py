@@ -6,7 +6,9 @@ run it. These statements are compiled once for each kind of database, so that a 
 
 from __future__ import annotations
 
+import gc
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -99,11 +101,12 @@ class Driver:
 class SqliteDriver(Driver):
     """Runs statements on a connection of `sqlite3` itself, whose transaction has begun."""
 
-    __slots__ = ("raw",)
+    __slots__ = ("_opened", "raw")
 
     def __init__(self, connection: Connection, raw: sqlite3.Connection) -> None:
         super().__init__(connection)
         self.raw = raw
+        self._opened = 0  # blobs, since the connection last forgot them
 
     def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
         announce(self._connection, sql, values)
@@ -115,6 +118,10 @@ class SqliteDriver(Driver):
 
     def read_blob(self, table: str, column: str, row: int) -> bytes | None:
         """Return the bytes in a column of the row with this number, or None when there are none."""
+        self._opened += 1
+        if self._opened > _MOST_OPENED:
+            self._opened = 0
+            _forget_blobs(self.raw)
         try:
             with self.raw.blobopen(table, column, row, readonly=True) as blob:
                 return blob.read()
@@ -122,6 +129,20 @@ class SqliteDriver(Driver):
             if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such row, or another type of value
                 return None
             raise
+
+
+#: Blobs that a connection may remember: 88 bytes each, which every full garbage collection goes through.
+_MOST_OPENED = 1000
+
+
+def _forget_blobs(raw: sqlite3.Connection) -> None:
+    """Make a connection forget the blobs that are gone.
+
+    Python's `sqlite3` keeps a weak reference to each one until the connection is closed (python/cpython#144424).
+    """
+    for kept in gc.get_referents(raw):
+        if type(kept) is list:
+            kept[:] = [one for one in kept if not isinstance(one, weakref.ref) or one() is not None]
 
 
 def announce(connection: Connection, sql: str, values: Iterable[Any], *, many: bool = False) -> None:
