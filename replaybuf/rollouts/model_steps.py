@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import compress
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from replaybuf.rollouts import tensors
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -146,7 +148,15 @@ def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
     elif isinstance(steps, np.ndarray):
         filled = np.concatenate([steps, np.full(missing, model_step, dtype=steps.dtype)])
     elif steps is None and isinstance(response_ids, np.ndarray):
-        filled = np.full(missing, model_step, dtype=np.int32)
+        filled = _repeated(model_step, missing)
     else:
         filled = [*(steps or ()), *([model_step] * missing)]
     kind.set(rollout, "response_model_steps", filled)
+
+
+def _repeated(step: int, times: int) -> npt.NDArray[np.int32]:
+    """Return an int32 array of one step. OverflowError when it is too large for that.
+
+    `np.full` lets go of the interpreter lock for more than 500 items, and getting that back takes longer than filling.
+    """
+    return np.frombuffer(bytearray(step.to_bytes(4, sys.byteorder, signed=True)) * times, np.int32)
