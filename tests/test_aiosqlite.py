@@ -6,13 +6,19 @@ connection, and the thread itself, `_thread` (up to 0.21 the connection is the t
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import aiosqlite
 import pytest
+from sqlalchemy import make_url
 
+from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.sqlite_connections import ThreadedConnection
 
 
@@ -48,3 +54,31 @@ def test_no_method_of_aiosqlite_or_its_thread_is_overridden() -> None:
     own = {name for name in vars(ThreadedConnection) if not name.startswith("__")}
     assert own == {"raw", "idle", "in_thread"}
     assert own.isdisjoint({*dir(aiosqlite.Connection), *dir(threading.Thread)})
+
+
+@pytest.mark.parametrize("later", [0.0, 0.05])
+def test_an_engine_that_is_disposed_of_has_no_threads_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: float
+) -> None:
+    """Not even of a connection whose opening was cancelled, which would answer a loop that is closed by then."""
+    before = set(threading.enumerate())
+    url = make_url(f"sqlite+aiosqlite:///{tmp_path}/buffer.db")
+    connect = sqlite3.connect
+
+    def slow(*args: Any, **options: Any) -> sqlite3.Connection:
+        time.sleep(0.1)
+        return connect(*args, **options)
+
+    async def use() -> None:
+        engine = open_engine(url, lock_timeout=5)
+        first = await engine.connect()
+        monkeypatch.setattr(sqlite3, "connect", slow)
+        opening = asyncio.create_task(engine.connect())
+        await asyncio.sleep(later)
+        opening.cancel()
+        await asyncio.wait([opening])
+        await first.close()
+        await engine.dispose()
+
+    asyncio.run(use())
+    assert {thread for thread in threading.enumerate() if thread not in before} == set()

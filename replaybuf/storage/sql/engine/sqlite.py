@@ -12,6 +12,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import sqlalchemy
@@ -22,12 +23,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.port import Changes, Engine, Function, Steps
 from replaybuf.storage.sql.engine.sqlite_changes import DataVersion, NoOthers
-from replaybuf.storage.sql.engine.sqlite_connections import ThreadedConnection, sqlite_pool
+from replaybuf.storage.sql.engine.sqlite_connections import ThreadedConnection, Workers, sqlite_pool
+from replaybuf.storage.sql.engine.sqlite_log import LogCopies, copy_log
 from replaybuf.storage.sql.engine.sqlite_session import Session, is_busy
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope
 from replaybuf.storage.sql.engine.urls import is_memory
 
 T = TypeVar("T")
+
+_ENDING_SECONDS = 1.0
 
 
 class SqliteEngine(Engine):
@@ -37,13 +41,26 @@ class SqliteEngine(Engine):
         super().__init__(url, lock_timeout)
         self.memory = is_memory(url)
         self.path = None if self.memory else url.database
-        self.pool = sqlite_pool(url, durability=durability, lock_timeout=lock_timeout, read_only=read_only)
+        self._workers = Workers()
+        self.pool = sqlite_pool(
+            url, durability=durability, lock_timeout=lock_timeout, read_only=read_only, workers=self._workers
+        )
         event.listen(self.pool.sync_engine, "begin", _begin)
         # There is one writer at a time: writers of this process queue here, in order, instead of polling for SQLite's
         # lock. A database in memory has a single connection, for which readers have to queue, too.
         self._turn = asyncio.Lock()
         self._writing: AsyncConnection | None = None
         self._session: tuple[ThreadedConnection, Session] | None = None
+        self._copier: AsyncConnection | None = None
+        self._log = (
+            None
+            if self.path is None
+            else LogCopies(
+                f"{self.path}-wal",
+                alone=partial(self._copy_log, alone=True),
+                beside=partial(self._copy_log, alone=False),
+            )
+        )
 
     async def read(
         self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False, single: bool = False
@@ -70,7 +87,9 @@ class SqliteEngine(Engine):
     ) -> T:
         # A commit either succeeds or raises; no answer can be lost, and nothing has to be repeated.
         with translated(self.url, self.lock_timeout if patience is None else patience):
-            return await self._in_turn(function, scope, write=True, brief=brief, patience=patience)
+            result = await self._in_turn(function, scope, write=True, brief=brief, patience=patience)
+        self._committed()
+        return result
 
     async def write_beside(
         self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT
@@ -106,6 +125,23 @@ class SqliteEngine(Engine):
                 await connection.execution_options(replaybuf_write=write)
                 async with connection.begin():
                     yield Steps(self, connection, scope)
+        if write:
+            self._committed()
+
+    def _committed(self) -> None:
+        if self._log is not None:
+            self._log.committed()
+
+    async def _copy_log(self, *, alone: bool) -> int:
+        """Copy the log back into the file by a connection of its own; return the number of pages that it has."""
+        if self._copier is None:
+            self._copier = await self.pool.connect().start()
+        copier, session = await _session_of(self._copier)
+        if not alone:
+            return await copier.in_thread(lambda _: session.outside(copy_log))
+        return await self._in_turn(
+            lambda _: copy_log(copier.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
+        )
 
     def _turn_of(self, write: bool) -> AbstractAsyncContextManager[None]:
         return self._turn if write or self.memory else nullcontext()
@@ -119,16 +155,20 @@ class SqliteEngine(Engine):
             return await self.pool.connect().start()
 
     async def end_writing(self) -> None:
-        """Close the connection that the writes share; the next write opens another."""
+        """Close the connections that the writes share; the next write opens others."""
+        if self._log is not None:
+            await self._log.close()
         async with self._turn:
-            connection, self._writing, self._session = self._writing, None, None
-            if connection is not None:
+            connections = (self._copier, self._writing)
+            self._copier = self._writing = self._session = None
+            for connection in filter(None, connections):
                 await connection.invalidate()
                 await connection.close()
 
     async def dispose(self) -> None:
         await self.end_writing()
         await self.pool.dispose()
+        await self._workers.ended(_ENDING_SECONDS)
 
 
 def _begin(connection: sqlalchemy.Connection) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
 
 from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
+from replaybuf.storage.sql.engine.sqlite_log import LONG
 from replaybuf.storage.sql.engine.sqlite_uri import quote_path
 from replaybuf.storage.sql.engine.urls import is_memory
 
@@ -24,8 +28,8 @@ T = TypeVar("T")
 
 #: 16 KiB pages: 100 KB payloads are written at 1.3 times the rate with 4 KiB pages (`benchmarks/README.md`).
 PAGE_SIZE = 16 * 1024
-#: The write-ahead log is copied into the database whenever it has grown by this many pages (16 MiB).
-CHECKPOINT_PAGES = 1024
+#: Pages of a write-ahead log that are kept for the next one.
+_LOG_PAGES = 4 * LONG
 CACHE_KIB = 16 * 1024
 
 JSON_OPTIONS: dict[str, Any] = {
@@ -39,8 +43,8 @@ class ThreadedConnection(aiosqlite.Connection):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(lambda: sqlite3.connect(*args, **options), iter_chunk_size=64)
-        thread: Any = getattr(self, "_thread", self)
-        thread.daemon = True
+        self.worker: threading.Thread = getattr(self, "_thread", self)  # type: ignore[arg-type]
+        self.worker.daemon = True
         self._sent = self._done = 0  # each counted by one thread
 
     @property
@@ -67,14 +71,36 @@ class ThreadedConnection(aiosqlite.Connection):
         return await execute(call)
 
 
-def sqlite_pool(url: URL, *, durability: str, lock_timeout: float, read_only: bool) -> AsyncEngine:
+class Workers:
+    """The threads of a pool's connections."""
+
+    def __init__(self) -> None:
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+    def open(self, *args: Any, **options: Any) -> ThreadedConnection:
+        connection = ThreadedConnection(*args, **options)
+        self._threads.add(connection.worker)
+        return connection
+
+    async def ended(self, timeout: float) -> None:
+        """Return when all have ended, or after `timeout` seconds; the connections were closed.
+
+        The thread of a connection whose opening or closing was cancelled goes on for a moment, and would then answer a
+        loop that has been closed.
+        """
+        deadline = time.monotonic() + timeout
+        while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def sqlite_pool(url: URL, *, durability: str, lock_timeout: float, read_only: bool, workers: Workers) -> AsyncEngine:
     """Return SQLAlchemy's engine for a SQLite URL. Connects to nothing yet."""
     memory = is_memory(url)
     options: dict[str, Any] = {
         "timeout": lock_timeout,
         "isolation_level": None,
         "check_same_thread": False,
-        "async_creator_fn": ThreadedConnection,
+        "async_creator_fn": workers.open,
     }
     if read_only and not memory:
         path = Path(url.database or "").absolute()
@@ -127,8 +153,8 @@ def _pragmas(durability: str, read_only: bool) -> list[str]:
         f"page_size = {PAGE_SIZE}",
         "journal_mode = WAL",
         f"synchronous = {'FULL' if durability == 'full' else 'NORMAL'}",
-        f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
+        "wal_autocheckpoint = 0",  # see `sqlite_log`
         # Some builds overwrite deleted content with zeros; FAST does so only where it costs no extra writing.
         "secure_delete = FAST",
-        f"journal_size_limit = {4 * CHECKPOINT_PAGES * PAGE_SIZE}",
+        f"journal_size_limit = {_LOG_PAGES * PAGE_SIZE}",
     ]

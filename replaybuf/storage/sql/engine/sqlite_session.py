@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 import sqlalchemy
@@ -46,6 +47,12 @@ class Session:
                 self._roll_back()
                 raise
             return result
+
+    def outside(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Return `function(connection)`, which is run outside any transaction."""
+        self._files.check()
+        with BETWEEN_FORKS:
+            return function(self._raw)
 
     def _begin(self, write: bool, patience: float) -> None:
         # A read transaction that turns into a write fails at once when another connection has written in between,

@@ -1,0 +1,183 @@
+"""The write-ahead log of a SQLite file is copied by replaybuf, so that no version of SQLite loses a commit by it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url
+
+from replaybuf.storage.sql.engine import sqlite, sqlite_log
+from replaybuf.storage.sql.engine.opening import open_engine
+from replaybuf.storage.sql.engine.port import Engine
+from replaybuf.storage.sql.engine.sqlite_connections import PAGE_SIZE
+from replaybuf.storage.sql.engine.transaction import Transaction
+from tests.stores import build, fill, take_all
+
+PAGES = 32
+
+
+@pytest.fixture(params=["alone", "beside"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the log is copied: as by an old SQLite, or a new one; after a few pages."""
+    monkeypatch.setattr(sqlite_log, "copies_beside_writers", lambda: request.param == "beside")
+    for name, pages in {"LONG": PAGES, "_LONG_BESIDE": PAGES, "_GROWTH": PAGES, "_TOO_LONG": 4 * PAGES}.items():
+        monkeypatch.setattr(sqlite_log, name, pages)
+    return str(request.param)
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[Engine]:
+    engine = open_engine(make_url(f"sqlite+aiosqlite:///{path}"), lock_timeout=5)
+    try:
+        await engine.write(lambda tx: run(tx, "CREATE TABLE numbers (id INTEGER PRIMARY KEY, data BLOB)"))
+        yield engine
+    finally:
+        await engine.dispose()
+
+
+def run(tx: Transaction, sql: str, *values: Any) -> None:
+    tx.connection.exec_driver_sql(sql, values)
+
+
+async def insert(engine: Engine, times: int) -> None:
+    for _ in range(times):
+        await engine.write(lambda tx: run(tx, "INSERT INTO numbers (data) VALUES (?)", bytes(PAGE_SIZE)))
+
+
+def pages_of(path: str | Path) -> float:
+    return os.path.getsize(path) / PAGE_SIZE
+
+
+def may_write(path: Path) -> bool:
+    """Whether another connection can begin to write at this moment."""
+    with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as other:
+        try:
+            other.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        return True
+
+
+@pytest.mark.parametrize(
+    ("version", "safe"),
+    [
+        ((3, 40, 1), False),
+        ((3, 44, 5), False),
+        ((3, 44, 6), True),
+        ((3, 45, 0), False),
+        ((3, 50, 6), False),
+        ((3, 50, 7), True),
+        ((3, 51, 2), False),
+        ((3, 51, 3), True),
+        ((3, 54, 0), True),
+        ((4, 0, 0), True),
+    ],
+)
+def test_the_versions_that_may_copy_beside_writers(version: tuple[int, ...], safe: bool) -> None:
+    assert sqlite_log.copies_beside_writers(version) is safe
+
+
+async def test_nobody_else_writes_while_an_old_version_copies_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    path, seen = tmp_path / "run.db", []
+
+    def copy(connection: sqlite3.Connection) -> int:
+        seen.append(may_write(path))
+        return sqlite_log.copy_log(connection)
+
+    monkeypatch.setattr(sqlite, "copy_log", copy)
+    async with opened(path) as engine:
+        await insert(engine, 3 * PAGES)
+    assert seen
+    assert any(seen) == (way == "beside")
+
+
+async def test_no_connection_copies_the_log_by_itself(tmp_path: Path, way: str) -> None:
+    def pragma(tx: Transaction) -> int:
+        return int(tx.connection.exec_driver_sql("PRAGMA wal_autocheckpoint").scalar_one())
+
+    async with opened(tmp_path / "run.db") as engine:
+        assert await engine.write(pragma) == 0
+        assert await engine.read(pragma) == 0
+        async with engine.transaction(write=True) as steps:
+            assert await steps.run(pragma) == 0
+
+
+async def test_the_log_does_not_grow(tmp_path: Path, way: str) -> None:
+    """Whoever writes without a pause leaves a log of a few times what is copied at once."""
+    path = tmp_path / "run.db"
+    async with opened(path) as engine:
+        await insert(engine, 40 * PAGES)
+        assert PAGES < pages_of(f"{path}-wal") < 12 * PAGES
+        rows = await engine.read(lambda tx: tx.connection.exec_driver_sql("SELECT count(*) FROM numbers").scalar_one())
+        assert rows == 40 * PAGES
+
+
+async def test_a_log_that_can_not_be_copied_is_copied_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    path, failures = tmp_path / "run.db", 2
+
+    def copy(connection: sqlite3.Connection) -> int:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise sqlite3.OperationalError("disk I/O error")
+        return sqlite_log.copy_log(connection)
+
+    monkeypatch.setattr(sqlite, "copy_log", copy)
+    async with opened(path) as engine:
+        await insert(engine, 8 * PAGES)
+        assert failures < 0
+        assert pages_of(path) > PAGES
+
+
+async def test_a_reader_that_holds_the_log_back_does_not_hold_up_writers(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "run.db"
+    async with opened(path) as engine:
+        with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT count(*) FROM numbers").fetchone() == (0,)
+            await asyncio.wait_for(insert(engine, 8 * PAGES), 60)
+            assert reader.execute("SELECT count(*) FROM numbers").fetchone() == (0,)
+        await insert(engine, 4 * PAGES)
+    with closing(sqlite3.connect(path)) as reader:
+        assert reader.execute("SELECT count(*) FROM numbers").fetchone() == (12 * PAGES,)
+
+
+async def test_buffers_that_write_to_one_file_at_once_keep_all_groups(tmp_path: Path, way: str) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    first, second = build(url), build(url)
+    await asyncio.gather(fill(first, 100), fill(second, 100, 100))
+    await second.close()
+    assert sorted(await take_all(first)) == list(range(200))
+    await first.close()
+    with closing(sqlite3.connect(tmp_path / "run.db")) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_the_pages_of_a_log_are_known_by_their_salts(tmp_path: Path) -> None:
+    path = tmp_path / "some.db"
+    log = f"{path}-wal"
+    assert sqlite_log.salts_at(log, 1) is None
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("CREATE TABLE numbers (data BLOB)")
+        connection.execute("INSERT INTO numbers VALUES (zeroblob(100000))")
+        pages = connection.execute("PRAGMA wal_checkpoint").fetchone()[1]
+        before = sqlite_log.salts_at(log, pages)
+        assert before is not None
+        assert before == sqlite_log.salts_at(log, 1)
+        assert sqlite_log.salts_at(log, pages + 1) is None
+        connection.execute("INSERT INTO numbers VALUES (1)")  # in a new log, over the old one
+        assert sqlite_log.salts_at(log, 1) not in (None, before)
+        assert sqlite_log.salts_at(log, pages) is None
