@@ -170,7 +170,7 @@ def test_who_gave_up_is_told_when_nobody_waits(shared_url: str, monkeypatch: pyt
     monkeypatch.setattr(telling, "SHOW_SECONDS", 0.1)
     asyncio.run(_give_up(shared_url))
     first, now, *_ = run("why", shared_url, "--buffer", "later").stdout.splitlines()
-    said = r"Nobody waits now; trainer-1 gave up \ds ago, after 0s of waiting for groups: Nothing is ready for math .*"
+    said = r"Nobody waits now; trainer-1 gave up \ds ago, after \ds of waiting for groups: Nothing is ready for math .*"
     assert re.fullmatch(said, first), first
     assert "nothing was ever put into this buffer" in first
     assert now.startswith("If somebody drew now: Nothing is ready for any task")
