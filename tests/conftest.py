@@ -28,6 +28,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: A test that hangs fails: after this long, or as `timeout` in `pyproject.toml` says if it isn't a long form.
+_LONG_SECONDS = 3600
 #: More are not worth it: each has a PostgreSQL of its own, and the longest tests set the time.
 _MOST_WORKERS = 8
 
@@ -57,6 +59,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_long(items)
     mark_fast(items)
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.timeout(_LONG_SECONDS))
 
 
 def pytest_collection_finish() -> None:

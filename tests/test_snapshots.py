@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -208,7 +209,7 @@ async def test_progress_of_other_storages_reaches_the_end(url: str, tmp_path: Pa
 
 async def test_progress_is_told_of_a_few_times_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replaybuf.storage.sql.copies.snapshot._BATCH_GROUPS", 1)
-    monkeypatch.setattr("replaybuf.progress.time.monotonic", lambda: 5.0)
+    monkeypatch.setattr("replaybuf.progress.time", SimpleNamespace(monotonic=lambda: 5.0))
     seen: list[Progress] = []
     async with build("sqlite:///:memory:") as buffer:
         await fill(buffer, 30)

@@ -27,8 +27,9 @@ PAGES = 32
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How the log is copied: as by an old SQLite, or a new one; after a few pages."""
     monkeypatch.setattr(sqlite_log, "copies_beside_writers", lambda: request.param == "beside")
-    for name, pages in {"LONG": PAGES, "_LONG_BESIDE": PAGES, "_GROWTH": PAGES, "_TOO_LONG": 4 * PAGES}.items():
-        monkeypatch.setattr(sqlite_log, name, pages)
+    for name in ("LONG_PAGES", "_BESIDE_PAGES", "_GROWTH_PAGES"):
+        monkeypatch.setattr(sqlite_log, name, PAGES)
+    monkeypatch.setattr(sqlite_log, "_TOO_LONG_PAGES", 4 * PAGES)
     return str(request.param)
 
 
@@ -162,6 +163,26 @@ async def test_buffers_that_write_to_one_file_at_once_keep_all_groups(tmp_path: 
     await first.close()
     with closing(sqlite3.connect(tmp_path / "run.db")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+async def test_no_copy_begins_while_an_engine_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Its connection is about to be closed; and whoever closes it waits for the one that is under way."""
+    closing_began, copies = False, []
+
+    def copy(connection: sqlite3.Connection) -> int:
+        copies.append(closing_began)
+        return sqlite_log.copy_log(connection)
+
+    monkeypatch.setattr(sqlite, "copy_log", copy)
+    async with opened(tmp_path / "run.db") as engine:
+        await insert(engine, 2 * PAGES)
+        writing = asyncio.create_task(insert(engine, 8 * PAGES))
+        await asyncio.sleep(0)
+        closing_began = True
+        await asyncio.wait_for(asyncio.gather(engine.end_writing(), writing), 60)
+    assert copies.count(True) <= 1
 
 
 def test_the_pages_of_a_log_are_known_by_their_salts(tmp_path: Path) -> None:

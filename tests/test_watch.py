@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ NEVER = 60.0
 
 def test_a_pace_is_a_burst_and_then_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("replaybuf.storage.sql.engine.pace.time.monotonic", lambda: now)
+    monkeypatch.setattr("replaybuf.storage.sql.engine.pace.time", SimpleNamespace(monotonic=lambda: now))
     pace = Pace(burst=3, per_second=10)
     assert [round(pace.pause(), 6) for _ in range(5)] == [0, 0, 0, 0.1, 0.2]
     now += 0.3

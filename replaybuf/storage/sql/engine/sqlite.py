@@ -155,7 +155,7 @@ class SqliteEngine(Engine):
             return await self.pool.connect().start()
 
     async def end_writing(self) -> None:
-        """Close the connections that the writes share; the next write opens others."""
+        """Close the connections that the writes share, and copy the log no more; the next write opens others."""
         if self._log is not None:
             await self._log.close()
         async with self._turn:

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
 
 from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
-from replaybuf.storage.sql.engine.sqlite_log import LONG
+from replaybuf.storage.sql.engine.sqlite_log import LONG_PAGES
 from replaybuf.storage.sql.engine.sqlite_uri import quote_path
 from replaybuf.storage.sql.engine.urls import is_memory
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 #: 16 KiB pages: 100 KB payloads are written at 1.3 times the rate with 4 KiB pages (`benchmarks/README.md`).
 PAGE_SIZE = 16 * 1024
 #: Pages of a write-ahead log that are kept for the next one.
-_LOG_PAGES = 4 * LONG
+_LOG_PAGES = 4 * LONG_PAGES
 CACHE_KIB = 16 * 1024
 
 JSON_OPTIONS: dict[str, Any] = {

@@ -16,10 +16,10 @@ import sqlite3
 from collections.abc import Awaitable, Callable
 
 #: From so many pages on, a log is copied while nobody writes; or beside those who write, until it has too many.
-LONG = 1024
-_LONG_BESIDE, _TOO_LONG = 512, 2048
+LONG_PAGES = 1024
+_BESIDE_PAGES, _TOO_LONG_PAGES = 512, 2048
 #: Pages by which a log has to grow until it is copied again.
-_GROWTH = 512
+_GROWTH_PAGES = 512
 
 _HEADER_BYTES, _FRAME_BYTES = 32, 24
 _SALTS = slice(16, 24)
@@ -68,18 +68,19 @@ class LogCopies:
         self._is_safe = copies_beside_writers()
         self._copying: asyncio.Task[None] | None = None
         self._copied: tuple[bytes, int] = (b"", 0)  # of the log with these salts, so many pages
+        self._closed = False
 
     def committed(self) -> None:
         """Look at the log after a commit, and have it copied in a task of its own (database's thread)."""
-        if self._copying is None and (copy := self._due()) is not None:
+        if not self._closed and self._copying is None and (copy := self._due()) is not None:
             self._copying = asyncio.get_running_loop().create_task(self._run(copy))
 
     def _due(self) -> Copy | None:
-        found = salts_at(self._path, _LONG_BESIDE if self._is_safe else LONG)
+        found = salts_at(self._path, _BESIDE_PAGES if self._is_safe else LONG_PAGES)
         salts, copied = self._copied
-        if found is None or (found == salts and not salts_at(self._path, copied + _GROWTH)):
+        if found is None or (found == salts and not salts_at(self._path, copied + _GROWTH_PAGES)):
             return None
-        return self._beside if self._is_safe and not salts_at(self._path, _TOO_LONG) else self._alone
+        return self._beside if self._is_safe and not salts_at(self._path, _TOO_LONG_PAGES) else self._alone
 
     async def _run(self, copy: Copy) -> None:
         salts = salts_at(self._path, 1) or b""
@@ -91,6 +92,7 @@ class LogCopies:
             self._copying = None
 
     async def close(self) -> None:
-        """Return when nothing is being copied any more (database's thread)."""
+        """Begin no more copies, and return when the last one has ended (database's thread)."""
+        self._closed = True
         if self._copying is not None:
             await asyncio.wait([self._copying])

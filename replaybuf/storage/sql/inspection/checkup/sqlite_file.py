@@ -10,12 +10,12 @@ from sqlalchemy import text
 from replaybuf.storage.sql.engine.filesystem import filesystem_type, is_network
 from replaybuf.storage.sql.engine.sqlite_connections import PAGE_SIZE
 from replaybuf.storage.sql.engine.sqlite_files import is_wal
-from replaybuf.storage.sql.engine.sqlite_log import LONG
+from replaybuf.storage.sql.engine.sqlite_log import LONG_PAGES
 from replaybuf.storage.sql.engine.transaction import Transaction
 
 #: The page size of replaybuf's files; the size at which a log is copied into the database.
 PAGE_BYTES = PAGE_SIZE
-LOG_BYTES = LONG * PAGE_SIZE
+LOG_BYTES = LONG_PAGES * PAGE_SIZE
 
 _MOST_MESSAGES = 100
 
