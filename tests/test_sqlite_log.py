@@ -165,9 +165,7 @@ async def test_buffers_that_write_to_one_file_at_once_keep_all_groups(tmp_path: 
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-async def test_no_copy_begins_while_an_engine_closes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+async def test_no_copy_begins_while_an_engine_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Its connection is about to be closed; and whoever closes it waits for the one that is under way."""
     closing_began, copies = False, []
 

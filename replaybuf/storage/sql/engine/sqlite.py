@@ -24,7 +24,7 @@ from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.port import Changes, Engine, Function, Steps
 from replaybuf.storage.sql.engine.sqlite_changes import DataVersion, NoOthers
 from replaybuf.storage.sql.engine.sqlite_connections import ThreadedConnection, Workers, sqlite_pool
-from replaybuf.storage.sql.engine.sqlite_log import LogCopies, copy_log
+from replaybuf.storage.sql.engine.sqlite_log import LogCopies, copy_log, flush_log
 from replaybuf.storage.sql.engine.sqlite_session import Session, is_busy
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope
 from replaybuf.storage.sql.engine.urls import is_memory
@@ -52,15 +52,10 @@ class SqliteEngine(Engine):
         self._writing: AsyncConnection | None = None
         self._session: tuple[ThreadedConnection, Session] | None = None
         self._copier: AsyncConnection | None = None
-        self._log = (
-            None
-            if self.path is None
-            else LogCopies(
-                f"{self.path}-wal",
-                alone=partial(self._copy_log, alone=True),
-                beside=partial(self._copy_log, alone=False),
-            )
-        )
+        self._log: LogCopies | None = None
+        if self.path is not None:
+            log = f"{self.path}-wal"
+            self._log = LogCopies(log, alone=partial(self._copy_alone, log), beside=self._copy_beside)
 
     async def read(
         self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False, single: bool = False
@@ -132,16 +127,22 @@ class SqliteEngine(Engine):
         if self._log is not None:
             self._log.committed()
 
-    async def _copy_log(self, *, alone: bool) -> int:
-        """Copy the log back into the file by a connection of its own; return the number of pages that it has."""
-        if self._copier is None:
-            self._copier = await self.pool.connect().start()
-        copier, session = await _session_of(self._copier)
-        if not alone:
-            return await copier.in_thread(lambda _: session.outside(copy_log))
+    async def _copy_alone(self, log: str) -> int:
+        copier, _ = await self._open_copier()
+        await copier.in_thread(lambda _: flush_log(log))
         return await self._in_turn(
             lambda _: copy_log(copier.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
         )
+
+    async def _copy_beside(self) -> int:
+        copier, session = await self._open_copier()
+        return await copier.in_thread(lambda _: session.outside(copy_log))
+
+    async def _open_copier(self) -> tuple[ThreadedConnection, Session]:
+        """Return the connection that copies the log, which is used for nothing else."""
+        if self._copier is None:
+            self._copier = await self.pool.connect().start()
+        return await _session_of(self._copier)
 
     def _turn_of(self, write: bool) -> AbstractAsyncContextManager[None]:
         return self._turn if write or self.memory else nullcontext()
