@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
+import asyncpg
 import pytest
+from sqlalchemy import event
 
-from benchmarks.million import fill_many
+from benchmarks.databases import TASK, engine_of, execute, open_buffer
+from benchmarks.groups import TRAIN_STEP
+from benchmarks.million import fill_many, refresh
 from benchmarks.plans import explain_all
 
 GROUPS = 20_000
@@ -32,3 +38,30 @@ async def test_plans__sqlite(tmp_path: Path) -> None:
 async def test_plans__postgresql(postgres_database: str) -> None:
     """PostgreSQL does, with custom and with generic plans."""
     await _check(postgres_database)
+
+
+@pytest.mark.filterwarnings("default")
+async def test_plans__none_is_pinned_in_this_lane_but_many_are_in_others(postgres_database: str) -> None:
+    """PostgreSQL doesn't look through the table for one, which it takes for common; however cheap that seems to it."""
+    await fill_many(postgres_database, GROUPS)
+    async with open_buffer(postgres_database, "staleness") as buffer:
+        for step in range(TRAIN_STEP + 1, TRAIN_STEP + 11):
+            await refresh(buffer, step)  # the expired are pinned
+        await execute(postgres_database, "ANALYZE rb_group")
+        caught: list[tuple[str, Any]] = []
+
+        def catch(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+            caught.append((statement, parameters))
+
+        event.listen(engine_of(buffer).sync_engine, "before_cursor_execute", catch)
+        for _ in range(2):  # the first one looks up the lane
+            await buffer.get(64, TASK)
+    statement, parameters = next(one for one in caught if "AS other" in one[0])
+    connection = await asyncpg.connect(postgres_database)
+    try:
+        await connection.execute("SET seq_page_cost = 0; SET cpu_tuple_cost = 0.0001")
+        plan = await connection.fetchval(f"EXPLAIN (FORMAT JSON) {statement}", *parameters)
+    finally:
+        await connection.close()
+    nodes = re.findall(r'"Node Type": "([^"]*)"[^{}]*"Alias": "other"', plan)
+    assert nodes in (["Index Scan"], ["Index Only Scan"]), plan

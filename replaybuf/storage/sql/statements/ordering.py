@@ -179,7 +179,7 @@ def _select(dialect: Dialect, query: _Query) -> Select[Any]:
     if query.checked:
         statement = statement.add_columns(*_CHECKS)
         if query.pinned is not None:
-            statement = statement.where(~_ANY_PINNED)
+            statement = statement.where(_NONE_PINNED)
     for term in order:
         if term.field in KEYS:  # true for every group of the lane; it selects the index with this order
             statement = statement.where(fields[term.field].is_not(None))
@@ -208,7 +208,15 @@ _CHECKS = (
     select(lane.c.id).where(_known).exists(),
 )
 _other = group.alias("other")
-_ANY_PINNED = select(_other.c.uid).where(_other.c.lane == _LANE, _other.c.pinned_staleness.is_not(None)).exists()
+# Not EXISTS: where other lanes have many pinned groups, PostgreSQL would look for one of this lane in the whole table.
+_NONE_PINNED = (
+    select(_other.c.uid)
+    .where(_other.c.lane == _LANE, _other.c.pinned_staleness.is_not(None))
+    .order_by(_other.c.pinned_staleness.desc())
+    .limit(1)
+    .scalar_subquery()
+    .is_(None)
+)
 _WHOLE = Prepared(lambda dialect: dialect.with_payload(STORED).where(dialect.one_of(group.c.uid, "uids")), "uids")
 
 
