@@ -54,7 +54,7 @@ def salts_at(path: str, pages: int) -> bytes | None:
 
 def flush_log(path: str) -> None:
     """Have the log on the disk, so that a copy that holds writers up doesn't wait for that as well."""
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "r+b", buffering=0) as file:  # Windows flushes no file that can only be read
         os.fsync(file.fileno())
 
 
