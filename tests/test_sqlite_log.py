@@ -30,6 +30,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("LONG_PAGES", "_BESIDE_PAGES", "_GROWTH_PAGES"):
         monkeypatch.setattr(sqlite_log, name, PAGES)
     monkeypatch.setattr(sqlite_log, "_TOO_LONG_PAGES", 4 * PAGES)
+    monkeypatch.setattr(sqlite, "flush_log", lambda path: None)  # takes as long as the disk likes
     return str(request.param)
 
 
@@ -56,9 +57,9 @@ def pages_of(path: str | Path) -> float:
     return os.path.getsize(path) / PAGE_SIZE
 
 
-def may_write(path: Path) -> bool:
-    """Whether another connection can begin to write at this moment."""
-    with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as other:
+def may_write(path: str | Path, timeout: float = 0) -> bool:
+    """Whether another connection can begin to write at this moment, or soon."""
+    with closing(sqlite3.connect(path, timeout=timeout, isolation_level=None)) as other:
         try:
             other.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:
@@ -99,6 +100,22 @@ async def test_nobody_else_writes_while_an_old_version_copies_the_log(
         await insert(engine, 3 * PAGES)
     assert seen
     assert any(seen) == (way == "beside")
+
+
+async def test_others_write_while_the_log_is_flushed_before_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    path, seen = tmp_path / "run.db", []
+
+    def flush(log: str) -> None:
+        seen.append(may_write(path, timeout=5))
+        sqlite_log.flush_log(log)
+
+    monkeypatch.setattr(sqlite, "flush_log", flush)
+    async with opened(path) as engine:
+        await insert(engine, 12 * PAGES)
+    assert seen
+    assert all(seen)
 
 
 async def test_no_connection_copies_the_log_by_itself(tmp_path: Path, way: str) -> None:
