@@ -30,8 +30,15 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("LONG_PAGES", "_BESIDE_PAGES", "_GROWTH_PAGES"):
         monkeypatch.setattr(sqlite_log, name, PAGES)
     monkeypatch.setattr(sqlite_log, "_TOO_LONG_PAGES", 4 * PAGES)
-    monkeypatch.setattr(sqlite, "flush_log", lambda path: None)  # takes as long as the disk likes
+    # Nothing waits for the disk, which may take as long as hundreds of writes.
+    monkeypatch.setattr(sqlite, "flush_log", lambda path: None)
+    monkeypatch.setattr(sqlite, "copy_log", copy_unflushed)
     return str(request.param)
+
+
+def copy_unflushed(connection: sqlite3.Connection) -> int:
+    connection.execute("PRAGMA synchronous = OFF")
+    return sqlite_log.copy_log(connection)
 
 
 @asynccontextmanager
