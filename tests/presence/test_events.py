@@ -47,6 +47,16 @@ async def test_what_happens_seldom_is_noted(shared_url: str) -> None:
     assert [one[:3] for one in found[-2:]] == [("lease_lapsed", "me", TASK), ("set_aside", "me", TASK)]
 
 
+async def test_an_event_names_the_lowest_uids_in_order(shared_url: str) -> None:
+    """Whatever the order in which the database finds them."""
+    async with build(shared_url) as buffer:
+        for number in range(3):
+            await buffer.put(group(number), TASK, status="aborted" if number == 1 else "completed")
+        await buffer.delete({})
+    [event] = await seen(shared_url, list_events)
+    assert event.uids == [1, 2, 3]
+
+
 async def test_events_are_read_page_by_page(shared_url: str) -> None:
     async with build(shared_url, keep_checkpoints=None) as buffer:
         for step in range(5):

@@ -66,7 +66,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened: see `storage.presence.EventKind`. `uids` are the first of the `groups` that it is about."""
+    """What happened: see `storage.presence.EventKind`. `uids` are the lowest of the `groups` that it is about."""
 
     id: int
     buffer: str

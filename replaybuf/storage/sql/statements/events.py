@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 from typing import Any
 
 from sqlalchemy import delete, insert, select, update
@@ -31,9 +32,9 @@ def note(
     detail: str | None = None,
     time: float | None = None,
 ) -> None:
-    """Note an event: how many groups it is about, and the first of them. `worker` is who did it, or held the groups.
+    """Note an event: how many groups it is about, and the lowest of their uids, in order.
 
-    It happens now, or did at a `time` by the store's clock.
+    `worker` is who did it, or held the groups. It happens now, or did at a `time` by the store's clock.
     """
     values = {
         "buffer": tx.scope.buffer,
@@ -43,7 +44,7 @@ def note(
         "worker": worker,
         "step": step,
         "groups": groups,
-        "uids": list(uids[:MOST_UIDS]) or None,
+        "uids": nsmallest(MOST_UIDS, uids) or None,
         "detail": None if detail is None else detail[:_MOST_CHARS],
     }
     tx.execute(insert(event), values)
