@@ -59,16 +59,18 @@ class ThreadedConnection(aiosqlite.Connection):
 
     async def in_thread(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Run `function(connection)` in the connection's thread."""
+        result: list[T] = []  # which the thread, until it is called again, would keep alive if it were returned
 
-        def call() -> T:
+        def call() -> None:
             try:
-                return function(self._conn)
+                result.append(function(self._conn))
             finally:
                 self._done += 1
 
-        execute: Callable[..., Awaitable[T]] = self._execute
+        execute: Callable[..., Awaitable[None]] = self._execute
         self._sent += 1
-        return await execute(call)
+        await execute(call)
+        return result.pop()
 
 
 class Workers:
