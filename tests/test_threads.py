@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -147,3 +148,17 @@ def test_a_storage_error_is_one_error_for_each_caller() -> None:
         errors = asyncio.run(failing())
         assert all(isinstance(error, StorageError) for error in errors)
         assert len({id(error) for error in errors}) == 3
+
+
+async def test_a_batch_is_freed_when_its_taker_drops_it(shared_url: str) -> None:
+    """No thread of the store keeps what it returned last."""
+    async with build(shared_url) as buffer:
+        await fill(buffer, 2)
+        state = buffer.storage._state()  # type: ignore[attr-defined]
+        await state.thread.run(state.sweeper.stop)  # its calls would free it
+        batch = await buffer.get(1, TASK, where={"uid": {"$gte": 1}})
+        rollout = weakref.ref(batch[0][0])
+        del batch
+        async with asyncio.timeout(2):
+            while rollout() is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
