@@ -16,23 +16,16 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sqlalchemy import text
-
 from benchmarks import groups
-from benchmarks.databases import TASK, engine_of, fill, new_database, new_folder, open_buffer, put_all
+from benchmarks.databases import TASK, fill, new_database, new_folder, open_buffer, put_all, until_swept
 from benchmarks.million import multiply
-from benchmarks.table import Pairs, Row, Settings, milliseconds, number, seconds, spread
+from benchmarks.table import Row, Settings, in_turn, milliseconds, number, seconds, spread
 from replaybuf import ReplayBuffer
 
 SEED = 1_000
 _PUTS = 16_384
 _PAUSE_SECONDS = 0.003
 _LONGEST_SECONDS = 0.05
-#: The numbers of rows that wait for the sweep.
-_LEFT = (
-    "SELECT count(*) FROM rb_garbage",
-    "SELECT count(*) FROM rb_checkpoint_group WHERE checkpoint NOT IN (SELECT id FROM rb_checkpoint)",
-)
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
@@ -92,28 +85,25 @@ def _row(measured: str, figures: list[float], yardstick: str, base: float, times
 async def _puts_beside(settings: Settings, kind: str, count: int) -> Row:
     """Measure a checkpoint in the middle of puts that take some seconds; it replaces an older one."""
     puts = settings.size(_PUTS, _PUTS // 8)
+    fresh: list[Any] = []
     made: list[float] = []
     async with new_database(kind) as url, open_buffer(url) as buffer:
         await fill(buffer, groups.small, SEED)
         await multiply(buffer, SEED, count)
 
-        async def checkpoint() -> None:
-            await asyncio.sleep(0.2)
-            made.append(await seconds(lambda: buffer.checkpoint(1)))
-
-        async def turn(*, beside: bool) -> float:
-            fresh = [groups.small() for _ in range(puts)]
+        async def before() -> None:
+            fresh[:] = [groups.small() for _ in range(puts)]
             await buffer.delete({"uid": {"$gt": count}})  # those of the turn before
-            await _swept(buffer)
-            also = [checkpoint()] if beside else []
-            return await seconds(lambda: asyncio.gather(put_all(buffer, fresh), *also))
+            await until_swept(buffer)
 
-        pairs = Pairs([], [])
-        for number_ in range(settings.rounds + 1):
-            for beside in (True, False) if number_ % 2 == 0 else (False, True):
-                took = await turn(beside=beside)
-                if number_:
-                    (pairs.ours if beside else pairs.theirs).append(took)
+        async def with_checkpoint() -> None:
+            async def later() -> None:
+                await asyncio.sleep(0.2)
+                made.append(await seconds(lambda: buffer.checkpoint(1)))
+
+            await asyncio.gather(later(), put_all(buffer, fresh))
+
+        pairs = await in_turn(with_checkpoint, lambda: put_all(buffer, fresh), settings.rounds, before=before)
     middle, shown = pairs.ratio(faster=False)
     mine, base = pairs.median
     return Row(
@@ -126,17 +116,6 @@ async def _puts_beside(settings: Settings, kind: str, count: int) -> Row:
         "<= 1.1",
         middle <= 1.1,
     )
-
-
-async def _swept(buffer: Any) -> None:
-    """Wait until nothing is left to sweep."""
-    while any(await buffer.storage._open.thread.run(lambda: _left(buffer))):  # noqa: ASYNC110
-        await asyncio.sleep(0.1)
-
-
-async def _left(buffer: Any) -> list[int]:
-    async with engine_of(buffer).connect() as connection:
-        return [(await connection.execute(text(query))).scalar_one() for query in _LEFT]
 
 
 async def _waits_beside(settings: Settings, kind: str, count: int) -> Row:

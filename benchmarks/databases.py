@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import make_url
+from sqlalchemy import make_url, text
 
 from benchmarks.groups import MODEL_STEP, TRAIN_STEP
 from replaybuf import ReplayBuffer, ReplayBufferConfig
@@ -96,6 +96,24 @@ async def stop_sweeping(buffer: ReplayBuffer) -> None:
     """Leave the payloads of taken groups where they are, so that sweeping isn't measured as well."""
     state = buffer.storage._open  # type: ignore[attr-defined]
     await state.thread.run(state.sweeper.stop)
+
+
+_TO_BE_SWEPT = text(
+    "SELECT 1 FROM rb_garbage UNION ALL "
+    "SELECT 1 FROM rb_checkpoint_group WHERE checkpoint NOT IN (SELECT id FROM rb_checkpoint) LIMIT 1"
+)
+
+
+async def until_swept(buffer: ReplayBuffer) -> None:
+    """Wait until no payload and no group of a dropped checkpoint is left to sweep."""
+    engine, state = engine_of(buffer), buffer.storage._open  # type: ignore[attr-defined]
+
+    async def left() -> bool:
+        async with engine.connect() as connection:
+            return (await connection.execute(_TO_BE_SWEPT)).first() is not None
+
+    while await state.thread.run(left):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
 
 
 def stop_announcing(buffer: ReplayBuffer) -> None:

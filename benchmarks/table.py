@@ -103,11 +103,15 @@ async def seconds(work: Work) -> float:
     return (await cost(work)).seconds
 
 
-async def in_turn(ours: Work, theirs: Work, rounds: int, *, warm_up: int = 1) -> Pairs:
-    """Measure A B, then B A, and so on, so that a noisy machine affects both alike."""
+async def in_turn(
+    ours: Work, theirs: Work, rounds: int, *, warm_up: int = 1, before: Callable[[], Awaitable[object]] | None = None
+) -> Pairs:
+    """Measure A B, then B A, and so on, so that a noisy machine affects both alike; `before` each, what isn't timed."""
     measured: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds + warm_up):
         for which in (0, 1) if turn % 2 == 0 else (1, 0):
+            if before is not None:
+                await before()
             taken = await seconds((ours, theirs)[which])
             if turn >= warm_up:
                 measured[which].append(taken)

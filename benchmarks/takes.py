@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgpack
-from sqlalchemy import text
 
 from benchmarks import groups
 from benchmarks.databases import (
     TASK,
     drain,
-    engine_of,
     fill,
     new_database,
     open_buffer,
     sqlite_path,
     stop_sweeping,
+    until_swept,
 )
 from benchmarks.floor import PostgresFloor, SqliteFloor
 from benchmarks.table import Row, Settings, in_turn, number
@@ -79,7 +77,7 @@ async def _sustained(settings: Settings, kind: str, ours: str, theirs: str) -> R
         start = time.perf_counter()
         await drain(buffer, _getter(buffer))
         taken = time.perf_counter() - start
-        await _until_swept(buffer)
+        await until_swept(buffer)
         # The sweep leaves payloads alone for a while, in case a take is undone; that time isn't work.
         swept = time.perf_counter() - start - GRACE_SECONDS
     bare = await _floor_drain(kind, theirs, count)
@@ -111,18 +109,6 @@ async def _floor_drain(kind: str, url: str, count: int) -> float:
         while await pool.take(BATCH):
             pass
         return time.perf_counter() - start
-
-
-async def _until_swept(buffer: ReplayBuffer) -> None:
-    engine = engine_of(buffer)
-    state = buffer.storage._open  # type: ignore[attr-defined]
-
-    async def left() -> int:
-        async with engine.connect() as connection:
-            return int((await connection.execute(text("SELECT count(*) FROM rb_garbage"))).scalar_one())
-
-    while await state.thread.run(left):  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
 
 
 async def _lists(settings: Settings, kind: str, url: str) -> Row:

@@ -16,7 +16,7 @@ from replaybuf import (
     StorageError,
 )
 from replaybuf.rollouts import normalise
-from tests.stores import TASK, build, fill, group, numbers_of, opened, take_all
+from tests.stores import TASK, build, fill, group, numbers_of, opened, take_all, until
 
 
 def run_threads(*functions: object) -> None:
@@ -159,6 +159,8 @@ async def test_a_batch_is_freed_when_its_taker_drops_it(shared_url: str) -> None
         batch = await buffer.get(1, TASK, where={"uid": {"$gte": 1}})
         rollout = weakref.ref(batch[0][0])
         del batch
-        async with asyncio.timeout(2):
-            while rollout() is not None:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+
+        async def is_freed() -> bool:
+            return rollout() is None
+
+        await until(is_freed, 2)
